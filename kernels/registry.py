@@ -26,6 +26,7 @@ from blocktune.kernels.portable.backward.fused import FlashBackwardFused
 from blocktune.kernels.portable.backward.sparse import FlashBackwardSparse
 from blocktune.kernels.portable.backward.split import FlashBackwardSplit
 from blocktune.kernels.portable.decode.kernel import FlashDecode
+from blocktune.kernels.portable.decode8.kernel import FlashDecode8
 from blocktune.kernels.portable.forward.general import FlashForwardGeneral
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse import FlashForwardSparse
@@ -45,6 +46,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardFused(),
         FlashDecodeHopper(),
         FlashDecode(),
+        FlashDecode8(),
         FlashForwardHopperShort(),
         FlashForwardHopper(),
         FlashForwardFp8(),

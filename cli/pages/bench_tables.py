@@ -173,7 +173,7 @@ class BenchRow:
         if self.is_decoding:
             shape = self.shape
             rows = shape.batch * shape.num_heads_kv * shape.seqlen_k
-            return f"{rows * (shape.head_dim + shape.head_dim_v) * shape.element_bytes / timing['median_us'] / 1e3:.0f}"
+            return f"{rows * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes / timing['median_us'] / 1e3:.0f}"
         return f"{timing['tflops']:.0f}" + (f" ({tuning['cold_seconds']:.0f} s)" if tuning else "")
 
 

@@ -77,7 +77,10 @@ class ShapeFlags:
         str, typer.Option("--direction", help="forward or backward.", autocompletion=completion.directions)
     ] = "forward"
     features: Annotated[
-        str, typer.Option("--features", help="Such as 'window=127:0 softcap', in a grid with + for a blank.")
+        str,
+        typer.Option(
+            "--features", help="Such as 'window=127:0 softcap' or 'cached kv=e4m3', in a grid with + for a blank."
+        ),
     ] = ""
 
     def shape(self) -> AttentionShape:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.appending import append, append_in_one, capacity_of, new_rows, positions_from
+from blocktune.kernels.api.cache.descales import Descale, Descales, as_kernels_take, tensor_of
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
@@ -14,6 +15,7 @@ from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
+    check_fit,
     check_sinks,
     check_sizes,
     check_slopes,
@@ -53,6 +55,8 @@ def flash_attn_with_kvcache(
     return_softmax_lse: bool = False,
     *,
     s_aux: Tensor | None = None,
+    k_descale: Descale = None,
+    v_descale: Descale = None,
     dispatcher: Dispatcher = attention,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Compute attention of new queries over a cache, with FlashAttention-2's arguments and meaning. Inference only.
@@ -72,6 +76,12 @@ def flash_attn_with_kvcache(
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
     rounded up to a power of two, takes a config that depends on the sizes of an entry only, so that its result is
     the same to the bit whatever else is in the batch. s_aux [num_heads]: attention sinks, as in `flash_attn_func`.
+
+    Caches of torch.float8_e4m3fn or torch.int8 under queries of 16 bits stand for their numbers times k_descale and
+    v_descale: a number, or float32 [num_heads_kv], [batch, num_heads_kv] or, one for every token, [entries or pages,
+    rows, num_heads_kv]; 1 for e4m3 unless given. k and v, of the queries' type, are divided by them, rounded and
+    clamped; with scales of tokens none are taken.
+
     Values of lengths and tables are checked at the first call of a kind. dispatcher: whose configs serve the call.
 
     Returns:
@@ -86,7 +96,8 @@ def flash_attn_with_kvcache(
     """
     numbers = softmax_scale, causal, sides(window_size), softcap, num_splits, return_softmax_lse
     way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
-    tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, s_aux)
+    scales = tensor_of("k_descale", k_descale, q), tensor_of("v_descale", v_descale, q)
+    tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, *scales, s_aux)
     number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
     stays = rotary_cos is None and rotary_sin is None and cache_batch_idx is None and cache_leftpad is None
     served = dispatcher.way(way, *tensors) if stays and not is_compiling() else None
@@ -95,6 +106,7 @@ def flash_attn_with_kvcache(
         return (out, lse) if return_softmax_lse else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
+    descales = Descales.of(q, k_cache, v_cache, *scales)
     lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
     new = new_rows(k, v, q, k_cache, v_cache)
     rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
@@ -106,8 +118,10 @@ def flash_attn_with_kvcache(
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    _check_cache(query, k_pages, v_pages, table, sinks)
+    _check_cache(query, k_pages, v_pages, table, sinks, descales)
     if new is not None:
+        if descales is not None:
+            descales.check_new(new, q)
         lengths = lengths + new[0].shape[1]
     if cache_leftpad is not None:
         _check_room(dispatcher, query, (k_cache, v_cache), lengths)
@@ -115,15 +129,20 @@ def flash_attn_with_kvcache(
     asked = _asked(query, k_pages, lengths, table, softmax_scale, causal=causal)
     asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
     asked["sinks"] = sinks
+    if descales is not None:
+        paged = descales.as_pages(rows)
+        asked |= {"scale_k": paged.k, "scale_v": paged.v}
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     ahead, repeats = None, stays and table is block_table
     if new is not None:
         if not is_compiling():
             dispatcher.check(query, keys, values, Call.of(**asked))
         all_have = rows.capacity(k_cache) if number is None else number
-        ahead = append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table) if repeats else None
+        ahead = (
+            append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table, descales) if repeats else None
+        )
         if ahead is None:
-            append(rows, (k_cache, v_cache), new, filled, rotary)
+            append(rows, (k_cache, v_cache), new, filled, rotary, descales)
         elif given is not None:  # else the number of rows may be another one next time
             ahead = Repeating(ahead)
     remember = None
@@ -207,6 +226,8 @@ def _again(
     given: Tensor | None,
     table: Tensor | None,
     slopes: Tensor | None,
+    k_scale: Tensor | None,
+    v_scale: Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output and log-sum-exp of a call of a kind that was served before, in at most two launches.
@@ -214,15 +235,17 @@ def _again(
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
-    lengths = given
+    lengths, scales = given, [None if scale is None else as_kernels_take(scale) for scale in (k_scale, v_scale)]
     if served.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
-        served.ahead(k_cache, v_cache, k, v, given, table, lengths, _rows_of_all(number, k_cache, table))
+        others = scales if k_cache.dtype is not q.dtype else ()
+        served.ahead(k_cache, v_cache, k, v, given, table, *others, lengths, _rows_of_all(number, k_cache, table))
     elif lengths is None:
         lengths = torch.full((q.shape[0],), _rows_of_all(number, k_cache, table), dtype=torch.int32, device=q.device)
     tensors = [lengths] if table is None else [lengths, table]
     if slopes is not None:
         tensors.insert(0, slopes if slopes.dim() == 2 else slopes.unsqueeze(0))
+    tensors += [scale for scale in scales if scale is not None]
     if sinks is not None:
         tensors.append(sinks)
     return served(q, k_cache, v_cache, *tensors)
@@ -262,7 +285,12 @@ def _asked(
 
 
 def _check_cache(
-    query: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor | None, sinks: Tensor | None = None
+    query: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor | None,
+    sinks: Tensor | None = None,
+    descales: Descales | None = None,
 ) -> None:
     """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them.
 
@@ -277,4 +305,8 @@ def _check_cache(
     caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
     if table is not None:
         caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]
-    check_sizes(query, *caches, names="queries and caches")
+    if descales is None:
+        check_sizes(query, *caches, names="queries and caches")
+    else:
+        descales.check(query, *caches)
+        check_fit(query, *caches, names="queries and caches")

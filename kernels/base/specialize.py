@@ -12,7 +12,7 @@ from typing import Any
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.values.shape import FP8, SHORT_DTYPES
 
-TRITON_DTYPES = SHORT_DTYPES | {FP8: "fp8e4nv"} | {"int32": "int32", "uint8": "uint8"}
+TRITON_DTYPES = SHORT_DTYPES | {FP8: "fp8e4nv"} | {name: name for name in ("int32", "int8", "uint8")}
 
 
 @dataclass(frozen=True, slots=True)

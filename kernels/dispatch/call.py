@@ -7,12 +7,20 @@ from typing import Any, Self
 from torch import Tensor
 
 from blocktune.kernels.base.feature_arguments import broadcast_strides
-from blocktune.kernels.dispatch.plan import DTYPE_NAMES, layout_obstacle, plan_key, rounds_products, tensor_obstacle
+from blocktune.kernels.dispatch.plan import (
+    DTYPE_NAMES,
+    is_short_cache,
+    layout_obstacle,
+    plan_key,
+    rounds_products,
+    tensor_obstacle,
+)
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.values.short_numbers import CACHE_TYPES
 
 EXTRA_TENSORS = (
     "mask",
@@ -122,8 +130,16 @@ class Call:
             dtype=DTYPE_NAMES[query.dtype],
             causal=causal,
             direction=direction,
-            features=self.features_of(direction),
+            features=self._features_over(query, key, direction),
         )
+
+    def _features_over(self, query: Tensor, key: Tensor, direction: Direction) -> Features:
+        """Return the features of one direction over keys of this type."""
+        features = self.features_of(direction)
+        if not features.cached or not is_short_cache(query, key):
+            return features
+        scale = self.extras.scale_k
+        return replace(features, kv=CACHE_TYPES[key.dtype], token_scales=scale is not None and scale.dim() == 3)
 
     def kind(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
         """Return all that a plan depends on besides lengths and direction.
@@ -161,7 +177,7 @@ class Call:
     def obstacle(self, query: Tensor, key: Tensor, value: Tensor) -> str | None:
         """Return why tensors of this kind go to PyTorch; or None. Everything checked here is in the plan's key."""
         if self.features.cached:  # pages are no batch entries: the entry point has compared the sizes
-            problem = tensor_obstacle(query, key, value)
+            problem = tensor_obstacle(query, key, value, cached=True)
         else:
             problem = layout_obstacle(query, key, value, True)
         if problem is None and 0 in (self.lengths or ()):

@@ -65,6 +65,16 @@ def check_sizes(query: Tensor, key: Tensor, value: Tensor, *, names: str = "quer
         )
     if not query.is_floating_point():
         raise UsageError(f"{names} must be of a floating-point type, but got {query.dtype}. Convert them.")
+    check_fit(query, key, value, names=names)
+
+
+def check_fit(query: Tensor, key: Tensor, value: Tensor, *, names: str) -> None:
+    """Check the sizes alone, as `check_sizes` does.
+
+    Raises:
+        UsageError: they do not fit each other.
+    """
+    tensors = (query, key, value)
     if key.shape[:3] != value.shape[:3] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise UsageError(
             f"{names} must agree in batch, head_dim of queries and keys, and heads and length of keys and values, but "

@@ -23,6 +23,7 @@ from blocktune.kernels.dispatch.plan import (
     call_obstacle,
     empty_output,
     is_capturing,
+    is_short_cache,
     needs_gradients,
     strides_like,
 )
@@ -164,7 +165,10 @@ class Engine:
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
-        query, key, value = autocasted(query, key, value)
+        if asked.get("cache_seqlens") is not None and is_short_cache(query, key):
+            (query,) = autocasted(query)  # the cache stays as it is
+        else:
+            query, key, value = autocasted(query, key, value)
         is_changed = not asked["scale"] > 0
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():

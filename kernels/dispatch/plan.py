@@ -20,6 +20,7 @@ from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES, torch_attention
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal
+from blocktune.kernels.values.short_numbers import CACHE_TYPES
 
 KERNEL_DEVICE = "cuda"
 AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -194,13 +195,20 @@ def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool)
     return tensor_obstacle(query, key, value) or _size_obstacle(query, key, value, enable_gqa)
 
 
-def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Return `layout_obstacle` as far as each tensor goes, whatever the sizes of the others."""
+def is_short_cache(query: Tensor, key: Tensor) -> bool:
+    """Return whether the keys are those of a cache of 8 bits, under queries of more."""
+    return key.dtype in CACHE_TYPES and key.dtype != query.dtype
+
+
+def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor, *, cached: bool = False) -> str | None:
+    """Return `layout_obstacle` as far as each tensor goes, whatever the sizes of the others. cached: keys and values
+    may be of 8 bits."""
     tensors = (query, key, value)
     if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
         devices = sorted({str(tensor.device) for tensor in tensors})
         return f"the tensors must be on one {KERNEL_DEVICE} device, not {' and '.join(devices)}"
-    if any(tensor.dtype != query.dtype for tensor in tensors) or query.dtype not in DTYPE_NAMES:
+    kinds = {value.dtype} if cached and is_short_cache(query, key) else {query.dtype}
+    if {key.dtype, value.dtype} != kinds or query.dtype not in DTYPE_NAMES:
         dtypes = sorted({str(tensor.dtype) for tensor in tensors})
         return f"the data type must be one of {', '.join(ELEMENT_BYTES)} for all, not {' and '.join(dtypes)}"
     if any(tensor.dim() != 4 for tensor in tensors):

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES
+from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, is_short_cache
 from blocktune.kernels.dispatch.torch_attention import torch_attention
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal, Direction
+from blocktune.kernels.values.short_numbers import as_factor
 from blocktune.kernels.values.tree_mask import WORD_BITS
 
 
@@ -108,7 +109,11 @@ def masked_attention(
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp without a look at the lengths, so that a CUDA graph may capture it."""
     extras = call.extras
-    key, value = (gathered(cache, extras.block_table) for cache in (key, value))
+    if is_short_cache(query, key):
+        wide, table = torch.promote_types(query.dtype, torch.float32), extras.block_table
+        key, value = _widened(key, extras.scale_k, table, wide), _widened(value, extras.scale_v, table, wide)
+    else:
+        key, value = (gathered(cache, extras.block_table) for cache in (key, value))
     assert extras.cache_seqlens is not None
     lengths = extras.cache_seqlens.long()[:, None, None]
     distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
@@ -121,6 +126,15 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
     """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other."""
     return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
+
+
+def _widened(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that an 8-bit cache stands for, `gathered`."""
+    rows = gathered(cache.view(torch.int8), table).view(cache.dtype).to(dtype)  # no device indexes all 8-bit types
+    if scale is None:
+        return rows
+    factor = as_factor(scale)
+    return rows * (gathered(factor, table) if scale.dim() == 3 else factor)
 
 
 def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> Tensor:

@@ -9,8 +9,8 @@ from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
-DECODING = "flash_decode"
-"""Every program of it computes its rows alone, and its second launch merges the splits in their order."""
+DECODING, SHORT_DECODING = "flash_decode", "flash_decode8"
+"""Every program of them computes its rows alone, and the second launch merges the splits in their order."""
 FORWARD = "flash_fwd_general"
 """Its default tiles depend on head dimensions and features alone; it splits no keys."""
 
@@ -22,16 +22,23 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
     """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one
     and many keys, whatever was measured. A row is then computed in the same steps whatever else is in the batch, and
     however long a cache the longest entry needs. Without a cache there are no splits."""
-    kernel = get_kernel(DECODING if shape.features.cached else FORWARD)
+    kernel = get_kernel(_name(shape))
     alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS))
     problem = kernel.unsupported(shape, limits)
     if problem is None:
         config = kernel.default_config(alone, limits)
-        if kernel.name == DECODING:
+        if shape.features.cached:
             overlap = config.parameters["overlap"] if num_splits > 1 else 0
-            config = KernelConfig.of(DECODING, {**config.parameters, "splits": num_splits, "overlap": overlap})
+            config = KernelConfig.of(kernel.name, {**config.parameters, "splits": num_splits, "overlap": overlap})
         problem = next(iter(kernel.violations(config, shape, limits)), None)
     if problem is not None:
         yield Rejection(Rung.DEFAULT, problem)
     else:
         yield Candidate(rung=Rung.DEFAULT, config=config, origin=Origin.DEFAULT)
+
+
+def _name(shape: AttentionShape) -> str:
+    """Return the kernel that computes the shape."""
+    if not shape.features.cached:
+        return FORWARD
+    return SHORT_DECODING if shape.features.is_short else DECODING

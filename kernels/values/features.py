@@ -24,6 +24,15 @@ class MaskKind(StrEnum):
     """One bit a (query, key) pair over the last keys: the drafts of speculative decoding."""
 
 
+class CacheType(StrEnum):
+    """What the keys and values of a cache are, if they are not of the queries' type."""
+
+    AS_QUERIES = "as_queries"
+    E4M3 = "e4m3"
+    """torch.float8_e4m3fn."""
+    INT8 = "int8"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Features:
     """The features of a call; by default there are none.
@@ -32,8 +41,9 @@ class Features:
     softcap: scores go through softcap * tanh(score / softcap). alibi: -slope * |distance to the diagonal| is added.
     dropout: probabilities are dropped at random. varlen: sequences are packed and `cu_seqlens` say where they begin;
     batch counts them, and seqlen_q and seqlen_k are the longest. cached: `cache_seqlens` say how many of the seqlen_k
-    keys of a batch entry are there. page_size: keys a page of a paged cache, 0 for a contiguous one. deterministic:
-    of a backward, gradients equal to the bit in every run.
+    keys of a batch entry are there. page_size: keys a page of a paged cache, 0 for a contiguous one. kv: the
+    8-bit type of a cache's keys and values, which stand for their numbers times a scale: one of all, of a head or, with
+    token_scales, of a token and head. deterministic: of a backward, gradients equal to the bit in every run.
 
     Raises:
         UsageError: a value is out of range.
@@ -47,10 +57,13 @@ class Features:
     varlen: bool = False
     cached: bool = False
     page_size: int = 0
+    kv: CacheType = CacheType.AS_QUERIES
+    token_scales: bool = False
     deterministic: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask", MaskKind(self.mask))
+        object.__setattr__(self, "kv", CacheType(self.kv))
         if self.window is not None:
             window = tuple(self.window)
             if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
@@ -62,20 +75,31 @@ class Features:
             raise UsageError(f"`page_size` is 0 or a power of two, but got page_size={self.page_size!r}.")
         if self.page_size and not self.cached:
             raise UsageError(f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`.")
+        if self.is_short and not self.cached:
+            raise UsageError(f"Keys of 8 bits are those of a cache, but got kv={self.kv} without `cached`. Add it.")
+        if self.token_scales and not self.is_short:
+            raise UsageError("Scales of tokens belong to an 8-bit cache, but got token_scales without `kv`. Add it.")
 
     def __bool__(self) -> bool:
         """Return whether the call has any feature."""
         return self is not NO_FEATURES and self != NO_FEATURES  # mostly it is the very object
 
     @property
+    def is_short(self) -> bool:
+        """Whether the cache has keys and values of 8 bits."""
+        return self.kv is not CacheType.AS_QUERIES
+
+    @property
     def names(self) -> frozenset[str]:
-        """What a kernel must know to serve them: the flags by name, `window`, `paged`, and the mask's kind."""
+        """What a kernel must know to serve them: the flags by name, `window`, `paged`, the mask's kind, and the cache's
+        type as `kv=...`."""
         if self is NO_FEATURES:
             return frozenset()
         flags = {name for name in _FLAGS if getattr(self, name)}
         flags |= {"window"} if self.window is not None else set()
         flags |= {"paged"} if self.page_size else set()
         flags |= {str(self.mask)} if self.mask is not MaskKind.NONE else set()
+        flags |= {f"kv={self.kv}"} if self.is_short else set()
         return frozenset(flags)
 
     @property
@@ -85,6 +109,7 @@ class Features:
         words += [] if self.mask is MaskKind.NONE else [str(self.mask)]
         words += [name for name in _FLAGS if getattr(self, name)]
         words += [f"page={self.page_size}"] if self.page_size else []
+        words += [f"kv={self.kv}"] if self.is_short else []
         return " ".join(words)
 
     @classmethod
@@ -103,6 +128,8 @@ class Features:
                     values["window"] = _size(left), _size(right)
                 elif name == "page":
                     values["page_size"] = _size(value)
+                elif name == "kv":
+                    values["kv"] = CacheType(value)
                 elif word in _FLAGS:
                     values[word] = True
                 else:
@@ -110,7 +137,7 @@ class Features:
             except ValueError:
                 raise UsageError(
                     f"A feature is one of window=LEFT:RIGHT, page=SIZE, {', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
-                    f"but got {word!r}."
+                    f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}, but got {word!r}."
                 ) from None
         return cls(**values)  # type: ignore[arg-type]
 

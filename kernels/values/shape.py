@@ -116,6 +116,11 @@ class AttentionShape:
         return ELEMENT_BYTES[self.dtype]
 
     @property
+    def kv_bytes(self) -> int:
+        """Bytes per element of keys and values: 1 of an 8-bit cache."""
+        return 1 if self.features.is_short else self.element_bytes
+
+    @property
     def out_dtype(self) -> str:
         """Of the output: 8 bits are too few for it."""
         return "bfloat16" if self.dtype == FP8 else self.dtype
@@ -172,7 +177,9 @@ class AttentionShape:
         """Device memory of q, k, v, the output and the log-sum-exp; of a backward also of the four gradients."""
         queries = self.batch * self.num_heads * self.seqlen_q
         keys = self.batch * self.num_heads_kv * self.seqlen_k
-        tensors = (queries * self.head_dim + keys * (self.head_dim + self.head_dim_v)) * self.element_bytes
+        tensors = (
+            queries * self.head_dim * self.element_bytes + keys * (self.head_dim + self.head_dim_v) * self.kv_bytes
+        )
         tensors += queries * self.head_dim_v * self.out_bytes
         return tensors * (2 if self.direction is Direction.BACKWARD else 1) + 4 * queries
 

@@ -89,7 +89,7 @@ def shape_for(
 @cache
 def _form(kernel: AttentionKernel) -> tuple[str, int]:
     """The features and queries of the plainest shape that the kernel admits on Hopper, where all of them run."""
-    forms = itertools.product(("", "softcap", "block_sparse"), (512, 1))
+    forms = itertools.product(("", "softcap", "block_sparse", "cached kv=int8"), (512, 1))
     shapes = {form: _shape(kernel, *form, (64, 64), "bfloat16", Causal.NONE, 512) for form in forms}
     return next(form for form, shape in shapes.items() if kernel.unsupported(shape, limits_for((9, 0))) is None)
 

@@ -14,6 +14,7 @@ from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape
+from blocktune.kernels.values.short_numbers import BOUNDS, CACHE_TYPES, as_factor, shortened
 from blocktune.kernels.values.tree_mask import tree_words
 
 SOFTCAP = 30.0
@@ -38,12 +39,28 @@ class Inputs:
     lengths_k: tuple[int, ...]
 
     def entry(self, number: int) -> tuple[Any, Any, Any]:
-        """Return q [num_heads, rows, dim], k and v [num_heads_kv, keys, dim] of one batch entry."""
+        """Return q [num_heads, rows, dim], k and v [num_heads_kv, keys, dim] of one batch entry; those of an 8-bit
+        cache as the numbers that they stand for."""
+        k, v = self._rows_of(self.k, number), self._rows_of(self.v, number)
+        if self.shape.features.is_short:
+            k, v = (
+                rows.float() * self._factor(scale, number)
+                for rows, scale in ((k, self.extras.scale_k), (v, self.extras.scale_v))
+            )
+        return self.of_queries(self.q, number), k, v
+
+    def _rows_of(self, cache: Any, number: int) -> Any:
+        """Return an entry's keys or values [num_heads_kv, keys, dim]."""
         if self.extras.block_table is None:
-            return self.of_queries(self.q, number), self.of_keys(self.k, number), self.of_keys(self.v, number)
+            return self.of_keys(cache, number)
         pages, length = self.extras.block_table[number].long(), self.lengths_k[number]
-        k, v = (pool[pages].transpose(0, 1).flatten(1, 2)[:, :length] for pool in (self.k, self.v))
-        return self.q[number], k, v
+        return cache[pages].transpose(0, 1).flatten(1, 2)[:, :length]
+
+    def _factor(self, scale: Any, number: int) -> Any:
+        """Return what an entry's numbers of 8 bits are multiplied with, [num_heads_kv, keys or 1, 1]."""
+        if self.shape.features.token_scales:
+            return self._rows_of(as_factor(scale), number)
+        return as_factor(scale)[number]
 
     def of_queries(self, tensor: Any, number: int) -> Any:
         """Return the part [num_heads, rows, ...] that belongs to an entry's queries, of a tensor or a log-sum-exp."""
@@ -92,7 +109,7 @@ def scaled_queries(q: Any, factor: float) -> Any:
 def key_bytes(shape: AttentionShape, lengths_k: tuple[int, ...] | None = None) -> int:
     """Return the bytes of keys and values of all entries, which have `lengths_k` keys where that is given."""
     keys = shape.batch * shape.seqlen_k if lengths_k is None else sum(lengths_k)
-    return keys * shape.num_heads_kv * (shape.head_dim + shape.head_dim_v) * shape.element_bytes
+    return keys * shape.num_heads_kv * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes
 
 
 def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
@@ -117,7 +134,26 @@ def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
     k = normal(keys[0], shape.num_heads_kv, keys[1], shape.head_dim)
     v = normal(keys[0], shape.num_heads_kv, keys[1], shape.head_dim_v)
     extras = _extras(shape, (lengths_q, lengths_k), generator, dice)
+    if features.is_short:
+        k, v, extras = _short_cache(shape, k, v, extras)
     return Inputs(shape, q, k, v, extras, lengths_q, lengths_k)
+
+
+def _short_cache(shape: AttentionShape, k: Any, v: Any, extras: Extras) -> tuple[Any, Any, Extras]:
+    """Return keys and values of 8 bits, with the scales that their largest numbers ask for: of every token and head, or
+    of every head of the batch."""
+    dtype = next(dtype for dtype, kind in CACHE_TYPES.items() if kind is shape.features.kv)
+    found = []
+    for cache in (k, v):
+        if shape.features.token_scales:
+            scale = cache.float().abs().amax(-1).transpose(1, 2).contiguous() / BOUNDS[dtype][1]
+        else:
+            of_heads = cache.float().abs().amax((0, 2, 3)) / BOUNDS[dtype][1]
+            scale = of_heads.expand(shape.batch, -1).contiguous()
+        factor = as_factor(scale if shape.features.token_scales else scale[:1])
+        found.append((shortened(cache, factor, dtype), scale))
+    (k, scale_k), (v, scale_v) = found
+    return k, v, replace(extras, scale_k=scale_k, scale_v=scale_v)
 
 
 def alibi_slopes(num_heads: int, device: str) -> Any:

@@ -82,8 +82,13 @@ class KeyIterations:
 
     @property
     def row_bytes(self) -> int:
-        """Of one key and its value; also of one query and its output."""
+        """Of one query and its output."""
         return (self._shape.head_dim + self._shape.head_dim_v) * self._shape.element_bytes
+
+    @property
+    def key_bytes(self) -> int:
+        """Of one key and its value."""
+        return (self._shape.head_dim + self._shape.head_dim_v) * self._shape.kv_bytes
 
     def tile_cycles(self, blocks: int, *, late: bool = True) -> float:
         """Return the cycles that an SM takes for one key tile when `blocks` blocks are resident.
@@ -124,7 +129,7 @@ class KeyIterations:
         """Return the bytes of keys and values, or where these stay, queries and what their rows leave in memory between
         two tiles."""
         if not self._softmax.round_trip:
-            return self._config.block_n * self.row_bytes
+            return self._config.block_n * self.key_bytes
         shape = self._shape
         travelling = 2 * STATISTIC_BYTES * (shape.head_dim_v + 2)  # read and written, in float32
         return self._config.block_m * (shape.head_dim * shape.element_bytes + travelling)
@@ -153,7 +158,7 @@ class KeyIterations:
         operations += block_m * self._constants.row_operations
         if softmax.rescales:
             operations += block_m * width_v * (ROUND_TRIP_OPERATIONS if softmax.round_trip else 1.0)
-        operations += softmax.address_instructions * self._config.block_n * self.row_bytes / 16
+        operations += softmax.address_instructions * self._config.block_n * self.key_bytes / 16
         return operations / self._device.limits.multiply_adds_per_clock
 
     # ---- how they overlap

@@ -287,12 +287,12 @@ class _Launch:
     def _hbm_bytes(self) -> float:
         """Return every tensor once; keys and values once a wave of their head where those in flight do not fit L2. What
         a share of the keys gave is written and read in float32: an output, its maximum and its sum."""
-        shape, row_bytes = self._shape, self._iterations.row_bytes
-        queries = shape.batch * shape.num_heads * shape.seqlen_q * row_bytes
-        keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * row_bytes
+        shape, key_bytes = self._shape, self._iterations.key_bytes
+        queries = shape.batch * shape.num_heads * shape.seqlen_q * self._iterations.row_bytes
+        keys = shape.batch * shape.num_heads_kv * shape.seqlen_k * key_bytes
         slots = self._blocks * self._device.num_sms
         heads_in_flight = min(self._heads, -(-slots // self._visits.query_tiles))
-        in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * row_bytes
+        in_flight = -(-heads_in_flight // shape.group_size) * shape.seqlen_k * key_bytes
         fits = self._device.l2_bytes is None or in_flight <= self._device.l2_bytes
         rows = shape.batch * shape.num_heads * shape.seqlen_q if self._parts > 1 else 0
         merged = 2 * 4 * rows * (shape.head_dim_v + 2)

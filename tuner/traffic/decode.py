@@ -18,6 +18,9 @@ from blocktune.tuner.traffic.model import STATISTIC_BYTES
 PARTIAL_BYTES = 4
 """Of one element of a split's output: float32."""
 
+SCALE_BYTES = 4
+"""Of the scale that a key of an 8-bit cache may have of its own, and its value another."""
+
 
 def decode_traffic(
     shape: AttentionShape, config: KernelConfig, *, perfect_l2: bool = False, lse: bool = False
@@ -57,10 +60,11 @@ def _inputs(shape: AttentionShape, config: KernelConfig, perfect_l2: bool) -> di
     splits, rows = config.parameters["splits"], query_rows(shape)
     row_tiles = 1 if perfect_l2 else -(-shape.group_size * shape.seqlen_q // config.block_m)
     keys = shape.batch * shape.num_heads_kv * row_tiles * keys_in_reach(shape, config.block_n)
+    scale = SCALE_BYTES if shape.features.token_scales else 0
     return {
         "q": rows * shape.head_dim * shape.element_bytes * (1 if perfect_l2 else splits),
-        "k": keys * shape.head_dim * shape.element_bytes,
-        "v": keys * shape.head_dim_v * shape.element_bytes,
+        "k": keys * (shape.head_dim * shape.kv_bytes + scale),
+        "v": keys * (shape.head_dim_v * shape.kv_bytes + scale),
     }
 
 

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+from blocktune.kernels.api.cache.descales import Descales
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.steps import Launcher
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.plan import KERNEL_DEVICE, is_capturing, on_its_device, trace_obstacle
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
+from blocktune.kernels.portable.decode8.append import Append8Launch, append8_obstacle
 from blocktune.kernels.values.errors import UsageError
 
 
@@ -45,12 +48,17 @@ def append(
     new: tuple[Tensor, Tensor],
     lengths: Tensor,
     rotary: Rotary | None,
+    descales: Descales | None,
 ) -> None:
-    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry."""
+    """Write new keys, turned, and values [batch, new, ...] after the present ones: `lengths` of each entry; as 8-bit
+    numbers where there are descales."""
     positions = positions_from(lengths, new[0].shape[1])
-    keys = new[0] if rotary is None else rotary.turned(new[0], positions)
+    keys, values = new if rotary is None else (rotary.turned(new[0], positions), new[1])
+    if descales is not None:
+        keys, values = (short.view(torch.int8) for short in descales.shortened((keys, values), caches))
+        caches = caches[0].view(torch.int8), caches[1].view(torch.int8)  # no device indexes all types of 8 bits
     rows.write(caches[0], keys, positions)
-    rows.write(caches[1], new[1], positions)
+    rows.write(caches[1], values, positions)
 
 
 def append_in_one(
@@ -62,6 +70,7 @@ def append_in_one(
     given: Tensor | None,
     all_have: int,
     table: Tensor | None,
+    descales: Descales | None,
 ) -> Launch | None:
     """Write new rows [batch, new, ...] into the caches, which hold `after` rows per entry then; before, `given` per
     entry, or without it all_have in each.
@@ -70,11 +79,22 @@ def append_in_one(
         what does so again in one launch for such tensors; None where it takes several, and nothing was written.
     """
     tensors = (k_cache, v_cache, k, v)
-    if k.device.type != KERNEL_DEVICE or trace_obstacle(*tensors) or append_obstacle(*tensors) or is_capturing(k):
+    if k.device.type != KERNEL_DEVICE or trace_obstacle(*tensors) or is_capturing(k):
         return None
-    launch = AppendLaunch(capacity_of(k_cache, table), 0 if table is None else k_cache.shape[1])
+    size, page_size = capacity_of(k_cache, table), 0 if table is None else k_cache.shape[1]
+    others: tuple[Tensor | None, ...]
+    launch: Launcher
+    if descales is not None:
+        if append8_obstacle(*tensors, torch.cuda.get_device_capability(k.device)):
+            return None
+        launch = Append8Launch(size, page_size)
+        others = (given, table, descales.k, descales.v)
+    else:
+        if append_obstacle(*tensors):
+            return None
+        launch, others = AppendLaunch(size, page_size), (given, table)
     with torch.cuda.device_of(k):
-        short = launch.pinned(*tensors, given, table, torch.empty_like(after), all_have)
+        short = launch.pinned(*tensors, *others, torch.empty_like(after), all_have)
     return on_its_device(short, k.device.index)
 
 

@@ -97,8 +97,16 @@ class AppendLaunch(Launcher):
 def append_obstacle(k_cache: Any, v_cache: Any, k: Any, v: Any) -> str | None:
     """Return why the kernel cannot append such rows; or None."""
     for name, cache, rows in (("k", k_cache, k), ("v", v_cache, v)):
-        if rows.dtype != cache.dtype or rows.device != cache.device:
-            return f"{name} is of another data type or device than its cache"
+        if rows.dtype != cache.dtype:
+            return f"{name} is of another data type than its cache"
+    return layout_obstacle(k_cache, v_cache, k, v)
+
+
+def layout_obstacle(k_cache: Any, v_cache: Any, k: Any, v: Any) -> str | None:
+    """Return why no kernel appends rows that lie like these, whatever their types; or None."""
+    for name, cache, rows in (("k", k_cache, k), ("v", v_cache, v)):
+        if rows.device != cache.device:
+            return f"{name} is on another device than its cache"
         if rows.shape[2:] != cache.shape[2:]:
             return f"{name} and its cache have other heads"
         if rows.stride(-1) != 1 or cache.stride(-1) != 1:

@@ -36,7 +36,7 @@ from blocktune.kernels.portable.decode.launch import (
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.features import NO_FEATURES, MaskKind
+from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
@@ -174,11 +174,16 @@ class FlashDecode(AttentionKernel):
         return hash_of_sources(flash_decode_kernel, merge_splits_kernel)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
-        launch, features = self.bind(config, shape), shape.features
+        launch = self.bind(config, shape)
+        return specialize(launch.function, self.example_arguments(config, shape), launch.options)
+
+    def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """Return the arguments of the first launch for contiguous tensors."""
+        features = shape.features
         tensor, numbers, indices = (TensorArgument(dtype) for dtype in (shape.dtype, "float32", "int32"))
         arguments: dict[str, Any] = {"Q": tensor, "K": tensor, "V": tensor, "Out": tensor, "Lse": None}
         arguments |= {
-            "Work": None if launch.merge is None else numbers,
+            "Work": numbers if config.parameters["splits"] > 1 else None,
             "Lengths": indices if features.cached else None,
             "Table": indices if features.page_size else None,
             "Tree": indices if features.mask is MaskKind.TREE else None,
@@ -191,8 +196,7 @@ class FlashDecode(AttentionKernel):
             arguments |= contiguous_strides(shape, letter)
         if features.page_size:
             arguments |= _paged_strides(shape)
-        arguments |= first_sizes(config, shape) | first_constants(config, shape)
-        return specialize(flash_decode_kernel, arguments, launch.options)
+        return arguments | first_sizes(config, shape) | first_constants(config, shape)
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         merge = self.bind(config, shape).merge
@@ -216,7 +220,7 @@ def _in_order(config: KernelConfig) -> KernelConfig:
 
 def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
     """Return a plain forward for the models: the packed rows of a key head are the queries of one head, and every split
-    is a batch entry of its own."""
+    is a batch entry of its own. Of the features the type of an 8-bit cache stays, which says what bytes it has."""
     return replace(
         shape,
         batch=shape.batch * splits,
@@ -224,7 +228,7 @@ def folded_decode(splits: int, shape: AttentionShape) -> AttentionShape:
         seqlen_q=shape.group_size * shape.seqlen_q,
         seqlen_k=-(-visible_keys(shape) // splits),
         causal=Causal.NONE,
-        features=NO_FEATURES,
+        features=Features(cached=True, kv=shape.features.kv) if shape.features.is_short else NO_FEATURES,
     )
 
 

@@ -78,18 +78,23 @@ def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invarian
     """Return the launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the
     batch is."""
     sizes, splits = first_sizes(config, shape), config.parameters["splits"]
-    workspace = splits * sizes["total_rows"] * (shape.head_dim_v + 2) if splits > 1 else 0
     return DecodeLaunch(
         function=flash_decode_kernel,
         grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits, 1),
-        leading=partial(_leading, workspace),
-        trailing=partial(_trailing, (*sizes.values(), *first_constants(config, shape).values())),
+        leading=partial(leading, workspace_elements(config, shape)),
+        trailing=partial(trailing, (*sizes.values(), *first_constants(config, shape).values())),
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         merge=_merge_launch(config, shape, batch_invariant) if splits > 1 else None,
     )
 
 
-def _leading(
+def workspace_elements(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the float32 numbers that all splits leave; 0 with one split, which writes the output itself."""
+    splits = config.parameters["splits"]
+    return splits * shape.batch * shape.num_heads * shape.seqlen_q * (shape.head_dim_v + 2) if splits > 1 else 0
+
+
+def leading(
     workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
     """Return the arguments that change with every call, a new workspace of `workspace` elements among them, if any."""
@@ -113,7 +118,8 @@ def _leading(
     )
 
 
-def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
+    """Return the arguments that depend on sizes and strides only, `fixed` the last of them."""
     return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
 
 

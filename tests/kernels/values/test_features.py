@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
+from blocktune.kernels.values.features import NO_FEATURES, CacheType, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 LABELS = {
@@ -19,6 +19,8 @@ LABELS = {
     ),
     "block_sparse": Features(mask=MaskKind.BLOCK_SPARSE),
     "tree cached page=64": Features(mask=MaskKind.TREE, cached=True, page_size=64),
+    "cached kv=e4m3": Features(cached=True, kv=CacheType.E4M3),
+    "cached token_scales page=16 kv=int8": Features(cached=True, page_size=16, kv=CacheType.INT8, token_scales=True),
     "varlen deterministic": Features(varlen=True, deterministic=True),
 }
 
@@ -48,7 +50,14 @@ def test_names_are_what_a_kernel_must_know() -> None:
     assert Features.parse("window=4:4 additive softcap cached page=16").names == {
         "window", "additive", "softcap", "cached", "paged"
     }  # fmt: skip
+    assert Features.parse("cached token_scales kv=int8").names == {"cached", "token_scales", "kv=int8"}
     assert NO_FEATURES.names == frozenset()
+
+
+def test_an_8_bit_cache_has_half_of_the_bytes() -> None:
+    plain, short = (shape(features=Features.parse(label)) for label in ("cached", "cached kv=e4m3"))
+    assert (plain.kv_bytes, short.kv_bytes) == (2, 1)
+    assert plain.tensor_bytes - short.tensor_bytes == 2 * 16 * 32  # two heads of 16 keys and values of 16 numbers
 
 
 def test_a_window_without_bounds_is_none() -> None:
@@ -57,7 +66,8 @@ def test_a_window_without_bounds_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["windows", "window=3", "window=a:b", "window=1:2:3", "page=x", "softcap=2", "sparse", "softcap=True"]
+    "text",
+    ["windows", "window=3", "window=a:b", "window=1:2:3", "page=x", "softcap=2", "sparse", "softcap=True", "kv=fp8"],
 )
 def test_words_that_are_no_feature_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="A feature is one of window=LEFT:RIGHT, page=SIZE, softcap"):
@@ -75,6 +85,8 @@ def test_words_that_are_no_feature_are_refused(text: str) -> None:
         ({"page_size": 48, "cached": True}, "a power of two, but got page_size=48"),
         ({"page_size": -16, "cached": True}, "a power of two, but got page_size=-16"),
         ({"page_size": 16}, "needs cache_seqlens"),
+        ({"kv": CacheType.INT8}, "but got kv=int8 without `cached`"),
+        ({"cached": True, "token_scales": True}, "but got token_scales without `kv`"),
         ({"mask": "causal"}, "'causal' is not a valid MaskKind"),
     ],
 )

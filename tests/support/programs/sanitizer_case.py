@@ -33,7 +33,7 @@ HEAD_DIMS = ((64, 64), (80, 48), (64, 32), (128, 128), (256, 256))
 """Whole tiles, padded ones, values narrower than queries, and those that kernels cut in panels."""
 LABELS = {"window": "window=40:9", "paged": "cached page=64"}
 """Features whose label is not their name."""
-BASES = ("", "softcap", "block_sparse")
+BASES = ("", "softcap", "block_sparse", "cached kv=int8")
 """Of these a kernel takes the first with every case: some kernels refuse plain shapes."""
 
 

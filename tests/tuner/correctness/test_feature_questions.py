@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
@@ -170,3 +172,29 @@ def test_lengths_differ_and_flops_count_the_true_ones() -> None:
     pairs = sum(rows * keys for rows, keys in zip(inputs.lengths_q, inputs.lengths_k, strict=True))
     assert inputs.flops == 2 * 48 * 4 * pairs
     assert inputs.key_bytes == sum(inputs.lengths_k) * 2 * 48 * 4
+
+
+@pytest.mark.parametrize("label", ["cached kv=e4m3", "cached page=16 kv=int8", "cached token_scales page=16 kv=e4m3"])
+def test_questions_over_8_bit_caches_ask_for_the_numbers_that_they_stand_for(label: str) -> None:
+    shape = shape_with(label, causal=Causal.LOWER_RIGHT, dtype="float16", seqlen_q=5)
+    for question in questions_of(shape, device="cpu", seed=3):
+        assert isinstance(question, FeatureQuestion)
+        extras = question.inputs.extras
+        assert question.k.element_size() == question.v.element_size() == 1
+        assert extras.scale_k is not None
+        assert extras.scale_v is not None
+        assert question.key_bytes == sum(question.inputs.lengths_k) * shape.num_heads_kv * (32 + 16)
+        found = {"right": (1.0, 1.0), "without half of the scale of keys": (0.5, 1.0), "of values": (1.0, 0.5)}
+        for name, (of_keys, of_values) in found.items():
+            call = Call.of(
+                causal=shape.causal,
+                scale=softmax_scale(shape),
+                cache_seqlens=extras.cache_seqlens,
+                block_table=extras.block_table,
+                page_size=shape.features.page_size,
+                lengths=(2, 5, 90),
+                scale_k=extras.scale_k * of_keys,
+                scale_v=extras.scale_v * of_values,
+            )
+            problem = question.problem(*mathematics(question.q, question.k, question.v, call, lse=True))
+            assert (problem is None) is (name == "right")

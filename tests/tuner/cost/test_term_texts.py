@@ -22,7 +22,13 @@ NAMES = sorted({name for kernel in KERNELS.values() for name in kernel.parameter
 WORDS = {"stages": "num_stages", "warps": "num_warps", "splits": "splits", "schedule": "schedule"}
 """Ways to name a parameter without writing its name; `resident blocks` and the like name none."""
 
-FEATURES = (Features(), Features(mask=MaskKind.BLOCK_SPARSE), Features(softcap=True), Features(alibi=True))
+FEATURES = (
+    Features(),
+    Features(mask=MaskKind.BLOCK_SPARSE),
+    Features(softcap=True),
+    Features(alibi=True),
+    Features.parse("cached kv=int8"),
+)
 
 
 def shapes_of(kernel: AttentionKernel) -> list[AttentionShape]:

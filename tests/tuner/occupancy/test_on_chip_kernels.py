@@ -10,7 +10,7 @@ from blocktune.kernels.base.on_chip import OnChip, Place
 from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.features import CacheType, Features
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.shape_defaults import complete_shape
@@ -24,7 +24,8 @@ def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     dtype = "fp8" if kernel.name == "flash_fwd_fp8" else dtype
     plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
     if kernel.name.startswith("flash_decode"):
-        return replace(plain, seqlen_q=1)
+        of_cache = Features(cached=True, kv=CacheType.INT8) if kernel.name == "flash_decode8" else Features()
+        return replace(plain, seqlen_q=1, features=of_cache)
     features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
     features |= {"flash_bwd_sparse": features["flash_fwd_sparse"]}
     return replace(plain, direction=kernel.direction, features=Features(**features.get(kernel.name, {})))

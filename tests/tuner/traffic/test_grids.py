@@ -18,7 +18,7 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
-from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.features import CacheType, Features, MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.kernels.values.visible_ranges import query_spans
 from blocktune.tuner.compare.ladder_steps import grid_of
@@ -40,6 +40,7 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_bwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_decode": {"seqlen_q": 3},
         "flash_decode_hopper": {"seqlen_q": 3},
+        "flash_decode8": {"seqlen_q": 3, "features": Features(cached=True, kv=CacheType.INT8)},
         "flash_fwd_fp8": {"dtype": FP8},
     }
     return replace(PLAIN, direction=KERNELS[kernel].direction, **own.get(kernel, {}) | changes)

@@ -1,0 +1,136 @@
+"""Attention of a few queries over many keys of 8 bits: `flash_decode` over caches of e4m3 or int8.
+
+Decoding waits for keys and values, so that half of their bytes are half of its time. Scales are of the whole cache, of
+a head, or of a token and head.
+"""
+
+from functools import cached_property
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
+from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.base.specialize import TensorArgument
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.portable.decode.kernel import FlashDecode
+from blocktune.kernels.portable.decode.launch import DecodeLaunch
+from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
+from blocktune.kernels.portable.decode8.launch import E4M3_CC, constants, decode8_launch
+from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES, flash_decode8_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import CacheType
+from blocktune.kernels.values.shape import FP8, AttentionShape
+
+BARRIER_BYTES = 1024
+"""At most, of tcgen05, with what aligns them."""
+
+ELEMENTS = {CacheType.E4M3: FP8, CacheType.INT8: "int8"}
+
+
+class FlashDecode8(FlashDecode):
+    """Split-KV decoding over 8-bit keys and values."""
+
+    name = "flash_decode8"
+    dtypes = frozenset(("float16", "bfloat16"))
+    features: ClassVar[frozenset[str]] = FlashDecode.features | {"kv=e4m3", "kv=int8", "token_scales"}
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Return the broken rules of `flash_decode`, and that on Hopper half of the columns of the values must be
+        swizzled as the keys are (`swizzled_alike`) in products of whole tiles."""
+        problems = super().rule_violations(config, shape, limits)
+        half_bytes = operand_widths(shape)[1] // 2 * shape.element_bytes
+        if problems or product_unit(config, limits) != "wgmma" or half_bytes >= SWIZZLE_BYTES:
+            return problems
+        return (
+            f"`block_m` {config.block_m} of {self.name} needs a head_dim_v above 64 on compute capability "
+            f"{limits.name}, but got head_dim_v={shape.head_dim_v}. Take block_m 16 or 32.",
+        )
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if not shape.features.is_short:
+            return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
+        if shape.features.kv is CacheType.E4M3 and limits.cc < E4M3_CC:
+            return (
+                f"{self.name} converts e4m3 in hardware (compute capability 8.9), but got {limits.name}. Keep an int8 "
+                "cache there"
+            )
+        if limits.mma == "none":
+            return f"{self.name} multiplies with tensor cores (compute capability 8.0), but got {limits.name}"
+        if shape.head_dim_v % 2:
+            return f"`head_dim_v % 2 == 0` must hold for {self.name}, but got head_dim_v={shape.head_dim_v}"
+        return super().shape_problem(shape, limits)
+
+    def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
+        if v.data_ptr() % 2 or any(stride % 2 for stride in v.stride()[:3]):
+            return f"the rows of the values must begin at even addresses for {self.name}"
+        return super().layout_problem(q, k, v)
+
+    def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return the bytes of Q, the buffers of K and V, which are of 8 bits until they are in registers, and P where
+        warps exchange it: read off the allocations of Triton 3.6, and never above them."""
+        width, width_v = operand_widths(shape)
+        whole, depth = _whole_and_depth(config, limits)
+        k_bytes, v_bytes, p_bytes = (
+            config.block_n * width,
+            config.block_n * width_v,
+            _exchanged_bytes(config, shape, limits),
+        )
+        loop_bytes = depth * (k_bytes + v_bytes) + p_bytes
+        if config.num_stages == 1:  # they take turns
+            loop_bytes = max(k_bytes, v_bytes, p_bytes)
+        # a share's output leaves in float32 when nothing else is there any more
+        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        return max(config.block_m * width * shape.element_bytes + loop_bytes, leaving)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return an upper bound: products of whole tiles read keys and values of 16 bits from shared memory, with the
+        barriers of tcgen05."""
+        least_bytes, (whole, _) = self.shared_bytes(config, shape, limits), _whole_and_depth(config, limits)
+        if not whole:
+            return least_bytes
+        return least_bytes + config.block_n * sum(operand_widths(shape)) * shape.element_bytes + BARRIER_BYTES
+
+    def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip | None:
+        """Return the tiles of the packed rows of a group, with keys and values of 8 bits as `shared_bytes` counts
+        them."""
+        m, n, (width, width_v) = config.block_m, config.block_n, operand_widths(shape)
+        whole, depth = _whole_and_depth(config, limits)
+        keys = [shared_tile("K", n, width, 1, depth), shared_tile("V", n, width_v, 1, depth)]
+        softmax = softmax_tiles(m, n, width_v, shape.element_bytes)
+        if config.num_stages == 1:
+            keys = [shared_tile("K or V, in turns", n, max(width, width_v), 1)]
+        elif _exchanged_bytes(config, shape, limits):
+            softmax = tuple(shared_tile("P", m, n, 2) if tile.name == "P" else tile for tile in softmax)
+        leaving = m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        tiles = (shared_tile("Q", m, width, shape.element_bytes), *keys, *softmax)
+        return OnChip(tiles=tiles, leaving_bytes=leaving, num_warps=config.num_warps)
+
+    @cached_property
+    def source_hash(self) -> str:
+        return hash_of_sources(flash_decode8_kernel, merge_splits_kernel)
+
+    def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        keys, numbers = TensorArgument(ELEMENTS[shape.features.kv]), TensorArgument("float32")
+        arguments = super().example_arguments(config, shape) | {"K": keys, "V": keys}
+        arguments |= {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
+        return arguments | constants(config, shape)
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
+        return decode8_launch(config, shape)
+
+    def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
+        return decode8_launch(config, shape, batch_invariant=True)
+
+
+def _whole_and_depth(config: KernelConfig, limits: ComputeLimits) -> tuple[bool, int]:
+    """Return whether a warpgroup multiplies whole tiles, and the buffers of K, and as many of V: `mma` takes one tile
+    of each to registers."""
+    whole = product_unit(config, limits) != "mma"
+    return whole, config.num_stages - (0 if whole else 1)
+
+
+def _exchanged_bytes(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+    """Return the bytes of P where warps exchange it: each of the two products with values has half of the columns."""
+    whole, _ = _whole_and_depth(config, limits)
+    in_rows = config.block_m >= operand_widths(shape)[1] // 2
+    return 0 if whole or in_rows else config.block_m * config.block_n * shape.element_bytes

@@ -1,0 +1,58 @@
+"""From a decoding config over an 8-bit cache to its launches: those of decoding, with other operands and scales."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from blocktune.kernels.portable.decode.launch import (
+    DecodeLaunch,
+    decode_launch,
+    first_constants,
+    first_sizes,
+    leading,
+    trailing,
+    workspace_elements,
+)
+from blocktune.kernels.portable.decode8.tiles import flash_decode8_kernel
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import AttentionShape
+
+E4M3_CC = (8, 9)
+"""The first compute capability that converts e4m3; Triton has no such type below."""
+
+
+def decode8_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
+    """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`."""
+    fixed = (*first_sizes(config, shape).values(), *constants(config, shape).values())
+    return replace(
+        decode_launch(config, shape, batch_invariant=batch_invariant),
+        function=flash_decode8_kernel,
+        leading=partial(_leading, workspace_elements(config, shape)),
+        trailing=partial(trailing, fixed),
+    )
+
+
+def constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    """Return the constexpr arguments of the first kernel, in order."""
+    return first_constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
+
+
+def _leading(
+    workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    scales = extras.scale_k, extras.scale_v
+    strides = (stride for one in scales for stride in scale_strides(one))
+    return *leading(workspace, q, k, v, out, lse, scale, extras), *scales, *strides
+
+
+def scale_strides(scales: Any) -> tuple[int, int, int]:
+    """Return the strides (entry or page, row, head) of scales [batch or 1, num_heads_kv or 1] or, of tokens, [entries
+    or pages, rows, num_heads_kv]: 0 where one number is for all."""
+    if scales is None:
+        return 0, 0, 0
+    if scales.dim() == 3:
+        entry, row, head = scales.stride()
+        return entry, row, head
+    entry, head = (0 if size == 1 else stride for size, stride in zip(scales.shape, scales.stride(), strict=True))
+    return entry, 0, head
