@@ -38,7 +38,8 @@ def _deep(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits)
     """Return the default of low tiles over contiguous keys, whose splits make as many programs as are resident at one
     time. None where nothing of the kind was measured, or there are too few keys for that."""
     block_m = _block_m(kernel, shape)
-    if block_m == WARPGROUP_ROWS or shape.features.page_size or not _has_warpgroups(shape, limits):
+    other = shape.features.page_size or shape.features.is_short or not _has_warpgroups(shape, limits)
+    if other or block_m == WARPGROUP_ROWS:
         return None
     tile = KernelConfig(kernel.name, block_m, DEEP_KEYS, WARPGROUP_WARPS, DEEP_STAGES, _shares(1, limits))
     taken = kernel.most_shared_bytes(tile, shape, limits) + limits.shared_reserved_bytes
