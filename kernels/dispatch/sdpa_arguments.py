@@ -165,10 +165,14 @@ def _unusual(
     Raises:
         UsageError: key and value differ in length, dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
-    _check_lengths(key, value)
     given = (query, key, value, attn_mask, dropout_p, is_causal)
     if type_obstacle(*given, scale, enable_gqa) is not None:
+        if _differ_in_length(key, value):  # without keys PyTorch says what it has against the types
+            nothing = (query, key[..., :0, :], value[..., :0, :], attn_mask, dropout_p, is_causal)
+            scaled_dot_product_attention(*nothing, scale=scale, enable_gqa=enable_gqa)
+        _check_lengths(key, value)
         return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    _check_lengths(key, value)
     query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
     stays = _stays_pytorchs(query, key, value, attn_mask, enable_gqa)
     if not stays and options_obstacle(attn_mask, dropout_p, is_causal) is None:
@@ -227,11 +231,16 @@ def _check_lengths(key: Tensor, value: Tensor) -> None:
     Raises:
         UsageError: there is not.
     """
-    if not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.is_nested or value.is_nested:
-        return
-    if key.dim() > 1 and value.dim() > 1 and key.shape[-2] != value.shape[-2]:
+    if _differ_in_length(key, value):
         lengths = f"{key.shape[-2]} and {value.shape[-2]}"
         raise UsageError(f"key and value must have one length, but got {lengths}. Give a value for each key.")
+
+
+def _differ_in_length(key: Tensor, value: Tensor) -> bool:
+    """Return whether both are tensors with a number of rows, and these are not the same."""
+    if not isinstance(key, Tensor) or not isinstance(value, Tensor) or key.is_nested or value.is_nested:
+        return False
+    return bool(key.dim() > 1 and value.dim() > 1 and key.shape[-2] != value.shape[-2])
 
 
 def _is_wrapped(tensor: Tensor) -> bool:
