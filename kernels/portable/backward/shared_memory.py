@@ -96,13 +96,15 @@ def adding_bytes(
 ) -> dict[str, int]:
     """Return the further tiles of a pass over keys that makes and adds its share of dq, in bytes by name.
 
-    They were read off for wgmma alone; elsewhere none is counted, but of float32 both TF32 tiles of K as the second
-    operand. A tile of few queries has K again, as `mma` wants it. With two stages the share is on its way out while the
-    next tile comes: the copy engine needs memory for it in addition to dS; atomics reuse that of dS.
+    They were read off for wgmma and `mma` alone; elsewhere none is counted. Of float32 these are both TF32 tiles of K
+    as the second operand. A tile of few queries has K again, as `mma` wants it. With two stages the share is on its way
+    out while the next tile comes: the copy engine needs memory for it in addition to dS; atomics reuse that of dS.
     """
     width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
     if shape.dtype == "float32" and limits.mma in ("mma", "wgmma"):
         return {"K": 2 * n * width * FLOAT32_BYTES}
+    if limits.mma == "mma" and shape.element_bytes == 2:
+        return _adding_by_mma(config, shape, by_copy_engine=by_copy_engine)
     if limits.mma != "wgmma" or shape.element_bytes != 2:
         return {}
     if n < WARPGROUP_ROWS:  # more than this, by the warps and rows
@@ -114,6 +116,16 @@ def adding_bytes(
     if by_copy_engine:
         return again | ds | dq
     return dq if not again and (m == WARPGROUP_ROWS or config.num_warps > WARPGROUP_WARPS) else again | ds
+
+
+def _adding_by_mma(config: KernelConfig, shape: AttentionShape, *, by_copy_engine: bool) -> dict[str, int]:
+    """Return the further tiles of 16-bit types where warps multiply alone. Fewer keys than columns have dS in the pass
+    already; of one stage, and of columns that are filled up, none is counted."""
+    width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
+    if config.num_stages == 1 or n < width or shape.head_dim != width:
+        return {}
+    leaving = {"dQ": m * width * FLOAT32_BYTES} if by_copy_engine else {}
+    return {"dS": n * m * shape.element_bytes} | leaving
 
 
 def most_adding_bytes(
