@@ -12,7 +12,6 @@ as threads, and the words of the language as these stand-ins:
   layouts, fences and everything else that the compiler does are not modelled.
 """
 
-import collections
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,8 @@ from triton.experimental.gluon import language as real
 from tests.support.gluon_memory import I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
 from tests.support.gluon_rows import ROWS
 
+NAMED_BARRIERS = 16
+"""Of a multiprocessor."""
 WARPS = 4
 """Of the first partition, as the kernels are launched."""
 PATIENCE = 60.0
@@ -52,26 +53,6 @@ class Barrier:
         with self.changed:
             if not self.changed.wait_for(lambda: self.phase != parity, PATIENCE):
                 raise TimeoutError("a barrier was never completed: the kernel would hang")
-
-
-class Slots:
-    """The named barriers that tell which slots are empty; every consumer gives a slot back before it is taken."""
-
-    def __init__(self) -> None:
-        self.given: collections.Counter[int] = collections.Counter()
-        self.changed = threading.Condition()
-
-    def give_back(self, slot: int, consumers: int) -> None:
-        with self.changed:
-            assert self.given[slot] < consumers, "a slot is given back more often than it is taken"
-            self.given[slot] += 1
-            self.changed.notify_all()
-
-    def take(self, slot: int, consumers: int) -> None:
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.given[slot] == consumers, PATIENCE):
-                raise TimeoutError("a slot was never given back: the kernel would hang")
-            self.given[slot] = 0
 
 
 class Meeting:
@@ -113,6 +94,8 @@ class Machine(threading.local):
         self.threads = 0
 
 
+_atomic = threading.Lock()
+_turns = threading.Condition()
 MACHINE = Machine()
 GRID = threading.local()
 
@@ -168,14 +151,11 @@ def copy_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> No
     MACHINE.stores.append(store)
 
 
-_adding = threading.Lock()
-
-
 def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
     seen, places = desc.box(coordinates)
 
     def add() -> None:
-        with _adding:
+        with _atomic:
             desc.memory[places] += memory.load()[seen]
 
     MACHINE.stores.append(add)
@@ -196,15 +176,9 @@ def pass_turn(turn: Pointer, count: int) -> None:
             _turns.notify_all()
 
 
-_turns = threading.Condition()
-
-
 def store_wait(pending: int) -> None:
     while len(MACHINE.stores) > pending:
         MACHINE.stores.pop(0)()
-
-
-_atomic = threading.Lock()
 
 
 def atomic_add(pointer: Pointer, value: int, sem: str = "") -> I32:
@@ -241,14 +215,11 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
     assert len(partitions) == len(warps) + 1 == len(registers) + 1
-    place, failures, slots = (GRID.program, GRID.programs), [], Slots()
-    meetings: collections.defaultdict[int, Meeting] = collections.defaultdict(Meeting)
-    for number in range(16):
-        meetings[number]
+    place, failures, meetings = (GRID.program, GRID.programs), [], [Meeting() for _ in range(NAMED_BARRIERS)]
 
     def run(own_warps: int, function: Any, arguments: Any) -> None:
         GRID.program, GRID.programs = place
-        GRID.slots, GRID.meetings, MACHINE.threads = slots, meetings, 32 * own_warps
+        GRID.meetings, MACHINE.threads = meetings, 32 * own_warps
         try:
             function(*arguments)
             assert not MACHINE.products, "a product was never waited for"
@@ -266,21 +237,13 @@ def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers
         thread.join()
     if failures:
         raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
-    half_full = any(slots.given.values()) or any(meeting.arrived for meeting in meetings.values())
-    assert not half_full, "a named barrier is left half full"
+    assert not any(meeting.arrived for meeting in meetings), "a named barrier is left half full"
 
 
 class Registers(torch.Tensor):
-    """A tensor whose layout a kernel asks for."""
+    """A tensor whose layout a kernel may ask for."""
 
     type = types.SimpleNamespace(layout=None)  # type: ignore[assignment]
-
-
-def in_register_order(acc: torch.Tensor) -> torch.Tensor:
-    """As the device function of kernels/hopper/common/device_functions.py."""
-    columns = acc.shape[1]
-    registers = acc.reshape(4, 2, 8, columns // 8, 4, 2).permute(3, 0, 2, 4, 1, 5)
-    return registers.reshape(columns, 64).as_subclass(Registers)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _both(smaller: bool) -> Callable[[Any, Any], Any]:
@@ -305,7 +268,7 @@ GL = types.SimpleNamespace(
     },
     **{name: getattr(real, name) for name in ("DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout")},
     SwizzledSharedLayout=real.SwizzledSharedLayout,
-    zeros=lambda shape, dtype, layout: torch.zeros(shape),
+    zeros=lambda shape, dtype, layout: torch.zeros(shape).as_subclass(Registers),
     full=lambda shape, value, dtype, layout: torch.full(
         shape, value, dtype=torch.float32 if dtype is real.float32 else torch.int32
     ),
@@ -359,7 +322,6 @@ STAND_INS: dict[str, Any] = {
     "pass_turn": pass_turn,
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
     "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),
-    "in_register_order": in_register_order,
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
@@ -367,8 +329,6 @@ STAND_INS: dict[str, Any] = {
     "reciprocal": lambda x: 1.0 / x,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,
-    "give_back": lambda slot, consumers: GRID.slots.give_back(int(slot), consumers),
-    "await_slot": lambda slot, consumers: GRID.slots.take(int(slot), consumers),
     "loaded_as": lambda memory, x: memory.load(),
     **ROWS,
 }

@@ -134,7 +134,7 @@ def test_a_bad_document_is_rejected_by_its_place(
 
 
 def without_checksums(document: Document) -> Document:
-    """A document that somebody has edited."""
+    """A document that was edited by hand."""
     rows = {
         kind: [{name: value for name, value in row.items() if name != "checksum"} for row in document.get(kind, ())]
         for kind in ("bests", "trials")
