@@ -71,14 +71,23 @@ class ResourceCache:
     def _write(self, path: Path, text: str) -> None:
         for folder in (self._folder.parent, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=self._folder, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_in_one_step(path, text.encode())
+
+
+def write_in_one_step(path: Path, content: bytes) -> None:
+    """Write a file of a cache next to its place and move it there, since other processes may read meanwhile.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _entry(result: CompileResult) -> dict[str, Any]:

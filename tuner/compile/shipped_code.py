@@ -7,14 +7,14 @@ software is never found where it arrives, and costs no more than its room.
 
 import json
 import os
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.compile.cache import write_in_one_step
 
 KERNELS, RESULTS = "triton", "resources"
 """The parts of the folder."""
@@ -74,27 +74,16 @@ def unpack_code(code: ShippedCode, kernels: Path, results: Path) -> None:
 
 def _moved_group(text: bytes, place: Path) -> bytes:
     """Return a group whose files are in another folder: Triton writes whole paths."""
-    return json.dumps({"child_paths": dict(_moved(json.loads(text)["child_paths"], place))}).encode()
+    names = json.loads(text)["child_paths"]
+    return json.dumps({"child_paths": {name: str(place / _plain(name)) for name in names}}).encode()
 
 
-def _moved(paths: Mapping[str, str], place: Path) -> Iterator[tuple[str, str]]:
-    for name in paths:
-        yield name, str(place / _plain(name))
-
-
-def _add(path: Path, text: bytes) -> None:
-    """Write a file next to its place and move it there in one step."""
+def _add(path: Path, content: bytes) -> None:
+    """Add a file to a cache that does not have it."""
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_in_one_step(path, content)
 
 
 def _plain(name: str) -> str:
