@@ -41,24 +41,17 @@ _CHUNK = 1 << 16
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the resources of what a job compiles; None where the caller has another source, or found it on a path that
     this process has not."""
+    cc = tuple(job["cc"])
     try:
-        same = key_of(job) == job["key"]
+        spec = _spec(job)
+        same = compile_key(spec, cc) == job["key"]
     except Exception:  # libraries raise what they like when they are imported; the caller has imported this one
         same = False
     if not same:
         return {"resources": None}
     with ptxas_logs() as logs:
-        compiled = compiled_code(_spec(job), tuple(job["cc"]))
+        compiled = compiled_code(spec, cc)
     return {"resources": resources_of(compiled, "".join(logs)).to_json()}
-
-
-def key_of(job: Mapping[str, Any]) -> str:
-    """Return the key under which Triton keeps what a job compiles, as this process sees the kernel.
-
-    Raises:
-        UsageError: there is no such kernel here.
-    """
-    return compile_key(_spec(job), tuple(job["cc"]))
 
 
 def _spec(job: Mapping[str, Any]) -> CompileSpec:
@@ -84,7 +77,7 @@ class CompileServer:
 
     def serve(self) -> None:
         """Serve until the commands end; workers end with them."""
-        self._send({"ready": True})
+        send(self._answers, {"ready": True})
         while self._listened():
             self._hand_out()
         for worker in self._workers:
@@ -148,7 +141,7 @@ class CompileServer:
     def _forked(self, job: Mapping[str, Any]) -> ForkedWorker:
         """Return another worker, which inherits what the key of a job is made of: Triton's hash and the source's."""
         with contextlib.suppress(Exception):  # the job says what is wrong
-            key_of(job)
+            compile_key(_spec(job), tuple(job["cc"]))
         worker = ForkedWorker(compile_job, [self._answers, *(each.channel for each in self._workers)])
         self._workers.append(worker)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
@@ -159,7 +152,7 @@ class CompileServer:
         if answer is None:
             self._lose(worker, "died")
         elif answer:
-            self._send(answer)
+            send(self._answers, answer)
             if worker.is_old:
                 self._drop(worker)
 
@@ -168,15 +161,12 @@ class CompileServer:
         job, words = worker.job, worker.last_words()
         signum = self._drop(worker)
         if job is not None:
-            self._send({"id": job["id"], "lost": how, "signum": signum, "last_words": words})
+            send(self._answers, {"id": job["id"], "lost": how, "signum": signum, "last_words": words})
 
     def _drop(self, worker: ForkedWorker) -> int:
         self._selector.unregister(worker.channel)
         self._workers.remove(worker)
         return worker.end()
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        send(self._answers, message)
 
 
 def main(arguments: list[str]) -> None:
