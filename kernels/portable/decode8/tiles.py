@@ -77,6 +77,22 @@ def in_range(q):
 
 
 @triton.jit
+def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constexpr, OF_TOKENS: tl.constexpr):
+    """(where the scales of a key head begin, what all of its numbers are multiplied with): the first counts where every
+    token has one, the second where the head has."""
+    if scales is None:
+        return None, 1.0
+    else:
+        scales += head * stride_h
+        if not (IN_PAGES and OF_TOKENS):
+            scales += batch * stride_b
+        if OF_TOKENS:
+            return scales, 1.0
+        else:
+            return scales, tl.load(scales)
+
+
+@triton.jit
 def decode8_split(
     q, k_base, v_base, k_scales, v_scales, row_scale, table, rows, slopes, low, high,
     stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
@@ -186,7 +202,7 @@ def flash_decode8_kernel(
         words = Tree + batch * stride_tree_b + rows * stride_tree_m
         low = tl.load(words, mask=inside, other=0)
         high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
-    k_base, table, k_scales, v_scales = K + head_kv * stride_kh, Table, KScales, VScales
+    k_base, table = K + head_kv * stride_kh, Table
     # two columns of the values at a time; their strides are even
     stride_vb, stride_vn = stride_vb // 2, stride_vn // 2
     v_base = V.to(tl.pointer_type(tl.uint16)) + head_kv * (stride_vh // 2)
@@ -195,19 +211,9 @@ def flash_decode8_kernel(
         v_base += batch * stride_vb
     else:
         table += batch * stride_table
-    v_scale = 1.0 / 16384.0  # of the probabilities
-    if KScales is not None:
-        k_scales += head_kv * stride_ksh
-        if PAGE_SIZE == 0 or not OF_TOKENS:
-            k_scales += batch * stride_ksb
-        if not OF_TOKENS:
-            row_scale *= tl.load(k_scales)
-    if VScales is not None:
-        v_scales += head_kv * stride_vsh
-        if PAGE_SIZE == 0 or not OF_TOKENS:
-            v_scales += batch * stride_vsb
-        if not OF_TOKENS:
-            v_scale *= tl.load(v_scales)
+    k_scales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+    v_scales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+    row_scale *= k_scale
     acc, l_i, m_i = decode8_split(
         q, k_base, v_base, k_scales, v_scales, row_scale, table, rows, slopes, low, high,
         stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
@@ -215,7 +221,7 @@ def flash_decode8_kernel(
         HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
         OF_TOKENS, PRECISION, BLOCK_N, SPLITS, STAGES,
     )  # fmt: skip
-    acc *= v_scale
+    acc *= v_scale / 16384.0  # of the probabilities
     places = (batch * num_heads + heads) * seqlen_q + rows
     if SPLITS > 1:
         store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
