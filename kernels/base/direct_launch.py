@@ -98,11 +98,23 @@ class EncodedMaps:
         as well. It is kept by its place."""
         from triton.backends.nvidia.driver import make_tensordesc_arg
 
+        enter_context()
         if len(self.kept) >= MAX_MAPS:
             self.kept.clear()
         made: list[Any] = make_tensordesc_arg(self.describe(value), self.metadata)
         self.kept[place] = made
         return made
+
+
+def enter_context() -> None:
+    """Make the current device's context that of this thread.
+
+    A new thread has none until it asks CUDA's runtime for something that needs one, and memory that PyTorch had kept
+    comes without asking. Launchers enter the context themselves; the driver's function that encodes descriptors fails.
+    """
+    import torch
+
+    torch.cuda.is_current_stream_capturing()
 
 
 class DirectLaunch(NamedTuple):
@@ -179,6 +191,7 @@ def with_descriptors(values: Sequence[Any], descriptors: Sequence[tuple[int, Des
     """Return the arguments with descriptors in the place of the tensors that have one."""
     if not descriptors:
         return values
+    enter_context()
     made = list(values)
     for slot, describe in descriptors:
         made[slot] = describe(made[slot])

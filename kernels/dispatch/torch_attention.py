@@ -58,6 +58,12 @@ def torch_attention(
     """Return PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are
     right."""
     query, key, value = _realigned(query, key, value)
+    if (
+        attn_mask is not None
+        and is_causal is True
+        and _takes_both(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
+    ):
+        attn_mask, is_causal = _with_diagonal(attn_mask, query.shape[-2], key.shape[-2]), False
     with _right_backends(query, key, value, attn_mask):
         return sound_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
@@ -73,6 +79,23 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
         return mathematics
     return nullcontext() if mask is None else _without_cudnn()
+
+
+def _takes_both(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, *, scale: float | None, enable_gqa: bool
+) -> bool:
+    """Return whether PyTorch computes such a call with is_causal on a GPU. Its mathematics refuse a mask as well, and
+    where cuDNN is left out they may be all that remains."""
+    if query.device.type != FUSED_DEVICE or mask.dim() < 2 or mask.dtype not in (torch.bool, query.dtype):
+        return False
+    chosen = torch._fused_sdp_choice(query, key, value, mask, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
+    return bool(chosen > SDPBackend.MATH.value)
+
+
+def _with_diagonal(mask: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """Return a mask that holds what PyTorch's is_causal lets through as well."""
+    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=mask.device).tril()
+    return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, float("-inf"))
 
 
 def sound_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:

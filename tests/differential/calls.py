@@ -122,13 +122,15 @@ def _varlen(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     longest = [max(lengths) for lengths in zip(*case.sequences, strict=True)]
     options = _options(case, inputs) | {"deterministic": case.deterministic}
 
+    places: tuple[Tensor, Tensor] | None = None
     if case.kind.page_size:
         options["block_table"] = pages_of(case, device)
+        places = places_in_pages(options["block_table"], case)
 
     def ours(*tensors: Tensor) -> Tensor:
         query, *others = (tensor[0].transpose(0, 1) for tensor in tensors)
-        if case.kind.page_size:
-            others = [in_pages(tensor, options["block_table"], case, bounds[1]) for tensor in others]
+        if places is not None:
+            others = [in_pages(tensor, options["block_table"], case, places) for tensor in others]
         return subject.flash_attn_varlen_func(query, *others, *bounds, *longest, **options).transpose(0, 1)[None]
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
@@ -181,13 +183,19 @@ def pages_of(case: Case, device: torch.device) -> Tensor:
     return torch.randperm(total, generator=generator, device=device).view(-1, count).int()
 
 
-def in_pages(packed: Tensor, table: Tensor, case: Case, bounds: Tensor) -> Tensor:
-    """Packed keys or values [tokens, heads, columns] in the pages of a table; 7 where no key is."""
-    count, size = torch.arange(len(case.sequences), device=packed.device), case.kind.page_size
-    own = count.repeat_interleave(torch.tensor([keys for _, keys in case.sequences], device=packed.device))
-    within = torch.arange(own.numel(), device=packed.device) - bounds[:-1].long()[own]
-    pages = packed.new_full((table.numel(), size, *packed.shape[1:]), 7.0)
-    return pages.index_put((table.long()[own, within // size], within % size), packed)
+def places_in_pages(table: Tensor, case: Case) -> tuple[Tensor, Tensor]:
+    """The page and the row in it of every packed key."""
+    lengths = torch.tensor([keys for _, keys in case.sequences], device=table.device)
+    own = torch.arange(len(case.sequences), device=table.device).repeat_interleave(lengths)
+    within = torch.arange(own.numel(), device=table.device) - (lengths.cumsum(0) - lengths)[own]
+    return table.long()[own, within // case.kind.page_size], within % case.kind.page_size
+
+
+def in_pages(packed: Tensor, table: Tensor, case: Case, places: tuple[Tensor, Tensor]) -> Tensor:
+    """Packed keys or values [tokens, heads, columns] in the pages of a table; 7 where no key is. A graph may capture
+    it."""
+    pages = packed.new_full((table.numel(), case.kind.page_size, *packed.shape[1:]), 7.0)
+    return pages.index_put(places, packed)
 
 
 def _bounds(lengths: tuple[int, ...], device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """On a GPU: the second call of a kind launches the short way, and computes what PyTorch computes."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -212,3 +213,16 @@ def test_a_profiler_sees_the_kernels_of_repeated_calls() -> None:
     finally:
         hook.remove(noted)
     assert len(seen) >= 2
+
+
+@pytest.mark.parametrize("dim", [64, 96])
+def test_a_new_thread_has_no_context_until_it_needs_one(dim: int) -> None:
+    """Memory for the result is there, so that PyTorch asks CUDA for nothing before the first descriptor is encoded."""
+    first, others = ([random(1, 4, 512, dim) for _ in range(3)] for _ in range(2))
+    for _ in range(3):
+        attention(*first)
+    wanted = attention(*others).clone()
+    fresh = [tensor.clone() for tensor in others]  # at addresses that no call has seen
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(lambda: attention(*fresh)).result()
+    assert torch.equal(found, wanted)
