@@ -65,6 +65,10 @@ class Cache:
             new = self.new_places()
             rows = rows.clone()
             rows[torch.arange(len(new), device=rows.device)[:, None], new] = rows.new_full((), UNREAD)
+        return self.placed(rows)
+
+    def placed(self, rows: Tensor) -> Tensor:
+        """Rows [batch, rows, heads, columns] where the cache has them."""
         if self.table is not None:
             cache = torch.empty_like(rows.unflatten(1, (-1, self.case.kind.page_size)).flatten(0, 1))
             cache[self.table.long().flatten()] = rows.unflatten(1, (-1, self.case.kind.page_size)).flatten(0, 1)

@@ -13,6 +13,7 @@ from tests.differential import oracle
 from tests.differential.caches import Cache
 from tests.differential.case import Case, Entry, Mode
 from tests.differential.oracle import Problem
+from tests.differential.short_caches import ShortCache
 from tests.differential.tensors import Inputs
 
 Subject: TypeAlias = Any
@@ -153,18 +154,23 @@ def _varlen(case: Case, inputs: Inputs, subject: Subject) -> Calls:
 def _kvcache(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     device = inputs.query.tensor.device
     cache = Cache.of(case, device)
+    short = ShortCache.of(case, cache, device) if case.kind.cache_type else None
     entries = torch.arange(case.batch, device=device)[:, None]
 
     def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """key and value are what the caches hold in the end, before keys are turned; the call appends the last rows."""
+        key, value = (key, value) if short is None else short.read(key, value)
         new: list[Tensor | None] = [None, None]
         if case.appended:
             new = [tensor.transpose(1, 2)[entries, cache.new_places()] for tensor in (key, value)]
         caches = [cache.filled(tensor) for tensor in (key, value)]
         options = _options(case, inputs) | cache.arguments(query.dtype)
+        if short is not None:
+            caches, options = short.stored(*caches), options | short.arguments()
         return subject.flash_attn_with_kvcache(query.transpose(1, 2), *caches, *new, **options).transpose(1, 2)
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:
+        key, value = (key, value) if short is None else short.read(key, value)
         full = cache.lengths - cache.padding + case.appended
         keys, rows = (torch.arange(tensor.shape[2], device=device) for tensor in (key, query))
         diagonal = full[:, None] - query.shape[2]

@@ -60,7 +60,8 @@ class CompileClass:
     `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query, key) the mask has, as
     `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the mask's rows have an odd length
     in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked, padded: an index picks the entries of a
-    contiguous cache, whose first rows hold no keys.
+    contiguous cache, whose first rows hold no keys. cache_type: of a cache of 8 bits; scales: what its numbers are
+    multiplied with, one `number`, or one for each of the `heads`, for each head of the `batch`, or for all `tokens`.
     """
 
     entry: Entry
@@ -91,6 +92,8 @@ class CompileClass:
     sinks: bool = False
     picked: bool = False
     padded: bool = False
+    cache_type: str = ""
+    scales: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

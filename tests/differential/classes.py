@@ -28,6 +28,10 @@ USUAL_DIMS = (64, 128, 96, 256, 80, 192, 32)
 """Head dimensions of models, drawn half as often as all others together."""
 
 
+SCALES = ("number", "heads", "batch", "tokens")
+"""For what a cache of 8 bits may have a scale each."""
+
+
 @st.composite
 def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
     """Classes whose head dimensions are yet to be chosen: see `with_dims`."""
@@ -55,6 +59,9 @@ def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
         if entry is Entry.KVCACHE and not common["page_size"]:
             where = draw(weighted({"": 2, "picked": 1, "padded": 1, "picked padded": 1}))
             common |= {name: name in where for name in ("picked", "padded")}
+        if entry is Entry.KVCACHE and common["dtype"] != "float32":
+            common["cache_type"] = draw(weighted({"": 3, "float8_e4m3fn": 1, "int8": 1}))
+            common["scales"] = common["cache_type"] and draw(st.sampled_from(SCALES))
         return CompileClass(**common)
     special = draw(weighted({"": 28, "rank": 1, "refusals": 1}))
     common["mask"] = draw(weighted({"none": 10, "boolean": 4, "additive": 3, "float32": 1}))
