@@ -205,7 +205,7 @@ def start_times(path: Path, model: str, tuner: str, seconds: float, beside: str)
             document["starts"].append(row)
             write(path, document)
             sys.stdout.write(json.dumps(row) + "\n")
-            if row["step_seconds"] is None:
+            if row["step_seconds"] is None or time.monotonic() >= end:
                 return
 
 
