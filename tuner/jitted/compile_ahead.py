@@ -83,17 +83,8 @@ class CompileAhead:
         One that still runs is given up when a config with less to a thread is found to spill more than this: it takes
         the longest of all, and would be dropped.
         """
-        workers = self.workers
-        with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
-            server: ServerClient | None = None
-            waiting: dict[Future[Any], Specialization] = {}
-            for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
-                if each.document is None or has_code(each.spec, each.key):
-                    waiting[threads.submit(compile_here, each.spec, cc)] = each
-                    continue
-                server = server or self._prepared(kernel)
-                job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
-                waiting[server.submit(job, workers)] = each
+        with self._lock, ThreadPoolExecutor(self.workers, "blocktune-compile") as threads:
+            waiting = self._begun(kernel, specializations, cc, threads)
             ended: dict[UserConfig, Compiled] = {}
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -102,6 +93,21 @@ class CompileAhead:
                 ended |= self._given_up(waiting, ended, max_spill_bytes)
             self._close_later()
             return ended
+
+    def _begun(
+        self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int], threads: ThreadPoolExecutor
+    ) -> dict[Future[Any], Specialization]:
+        """Return the compiles of a kernel, begun by the other process or, where that cannot do them, by threads."""
+        workers, server = self.workers, None
+        begun: dict[Future[Any], Specialization] = {}
+        for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
+            if each.document is None or has_code(each.spec, each.key):
+                begun[threads.submit(compile_here, each.spec, cc)] = each
+                continue
+            server = server or self._prepared(kernel)
+            job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+            begun[server.submit(job, workers)] = each
+        return begun
 
     def _given_up(
         self, waiting: dict[Future[Any], Specialization], ended: Mapping[UserConfig, Compiled], bound: float

@@ -73,7 +73,7 @@ class ServerClient:
         return future
 
     def abandon(self, future: "Future[Answer]") -> bool:
-        """End a job whose answer nobody wants; return whether it was one of these jobs."""
+        """End a job whose answer is not wanted; return whether it was one of these jobs."""
         with self._lock:
             number = next((number for number, each in self._pending.items() if each is future), None)
             if number is None:

@@ -3,7 +3,7 @@
 In a round every config is timed once, so heat and other work of the GPU meet all alike; what counts is a config's share
 of each round. A config that is clearly slower than the best after a stage gets no further rounds, and those that are
 left get more. Of configs that the last stage cannot tell apart the first one in the list wins, so that two races agree:
-its margin is several times what noise leaves of a difference after so many rounds.
+its margin is several times what noise leaves of a difference after all rounds.
 """
 
 import statistics

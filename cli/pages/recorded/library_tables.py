@@ -113,8 +113,8 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
     for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
         stock, ours = (found.get((model, start, tuner)) for tuner in ("stock", "blocktune"))
         lines.append((f"{model}, {start} start", _seconds(stock), _seconds(ours), _ratio(stock, ours)))
-    beside = dict.fromkeys(row["beside"] for row in rows if row.get("beside"))
-    told = [f"Triton's tuner started beside {' and '.join(beside)}."] if beside else []
+    meanwhile = dict.fromkeys(row["meanwhile"] for row in rows if row.get("meanwhile"))
+    told = [f"Triton's tuner started while the machine ran {' and '.join(meanwhile)}."] if meanwhile else []
     return "\n\n".join([markdown_table(_STARTS, lines), *told]) if lines else ""
 
 

@@ -193,12 +193,12 @@ def measured_apart(path: Path, steps: Sequence[str], end: float) -> int:
             return 0
 
 
-def start_times(path: Path, model: str, tuner: str, seconds: float, beside: str) -> None:
+def start_times(path: Path, model: str, tuner: str, seconds: float, meanwhile: str) -> None:
     """Time two processes that start one after the other with empty caches, in this many seconds."""
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         for start in ("cold", "second"):
-            row = {"model": model, "tuner": tuner, "start": start, "beside": beside}
+            row = {"model": model, "tuner": tuner, "start": start, "meanwhile": meanwhile}
             row |= library_starts.timed_start(model, tuner, folder, end - time.monotonic())
             document = read(path)
             document["starts"] = [each for each in document["starts"] if not row.items() >= _key_of(each).items()]
@@ -257,7 +257,7 @@ def main() -> None:
     parser.add_argument("--tuner", choices=library_starts.TUNERS, default="blocktune", help="for starts")
     parser.add_argument("--count", type=int, default=8, help="processes")
     parser.add_argument("--again", action="store_true", help="winners: measure what these steps have in the file")
-    parser.add_argument("--beside", default="", help="starts: what else runs on the machine meanwhile")
+    parser.add_argument("--meanwhile", default="", help="starts: what else runs on the machine meanwhile")
     parser.add_argument("--seconds", type=float, default=300.0)
     given = parser.parse_args()
     try:
@@ -273,7 +273,7 @@ def main() -> None:
         warm_up()
         Winners(given.out, given.seconds).run(steps)
     elif given.part == "starts":
-        start_times(given.out, given.model, given.tuner, given.seconds, given.beside)
+        start_times(given.out, given.model, given.tuner, given.seconds, given.meanwhile)
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 
