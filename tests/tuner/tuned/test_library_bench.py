@@ -247,7 +247,7 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         [
             {"step_seconds": 3.0, "tuned": 2, "choices": {"a": "BLOCK=1", "b": "BLOCK=1"}},
             {"step_seconds": 4.0, "tuned": 0, "choices": {"a": "BLOCK=1", "b": "BLOCK=2"}},
-            None,
+            {"step_began": 2.0},
         ]
     )
     monkeypatch.setattr(library_starts, "started", lambda *_: SimpleNamespace())
@@ -261,6 +261,22 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         "seconds": 4.0,
         "errors": [],
     }
+
+
+def test_a_start_that_takes_too_long_says_how_long_its_step_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports before it do not count."""
+    code = "import json, time; print(json.dumps({'step_began': time.monotonic() - 5.0}), flush=True); time.sleep(60)"
+    monkeypatch.setattr(
+        library_starts,
+        "started",
+        lambda *_: subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ),
+    )
+    row = library_starts.timed_start("fla", "stock", "", 10.0)
+    assert row["step_seconds"] is None
+    assert 5.0 <= row["longest_seconds"] <= row["process_seconds"] + 5.0
+    assert row["error"] == ""
 
 
 def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
