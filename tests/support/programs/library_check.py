@@ -13,7 +13,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterable
 from concurrent.futures import Future
+from fnmatch import fnmatch
 from typing import Any
 
 from blocktune.db.records.records import Outcome
@@ -79,8 +81,15 @@ class Ahead:
         self._compiled: dict[str, Future[Any]] = {}
 
     def add(self, step: str) -> None:
-        """Hand over what a pass compiles."""
-        with handed_over(self._on_call):
+        """Hand over what the kernels compile that a pass is made for."""
+        only = library_steps.ONLY.get(step, "*")
+
+        def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found = specialised(kernel, args, kwargs)
+            if fnmatch(kernel.name, only):
+                self._submit(kernel.name, found)
+
+        with handed_over(on_call):
             library_steps.STEPS[step]("cpu")
 
     def finish(self) -> int:
@@ -90,12 +99,12 @@ class Ahead:
         self._server.close()
         return len(self._compiled)
 
-    def _on_call(self, kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _submit(self, kernel: str, specializations: Iterable[Specialization]) -> None:
         path = self._environment["PYTHONPATH"].split(os.pathsep)
-        self._server.prepare(kernel.name.partition(":")[0], path, self._environment)
-        for each in specialised(kernel, args, kwargs):
+        self._server.prepare(kernel.partition(":")[0], path, self._environment)
+        for each in specializations:
             if each.document is not None and each.key not in self._compiled and not has_code(each.spec, each.key):
-                job = {"kernel": kernel.name, "spec": each.document, "key": each.key, "cc": list(CC)}
+                job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(CC)}
                 self._compiled[each.key] = self._server.submit(job, self._workers)
 
 
