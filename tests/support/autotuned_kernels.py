@@ -62,6 +62,24 @@ def fatal_kernel(x, n, BLOCK: tl.constexpr):
     tl.store(x + offsets, 1.0, offsets < n)
 
 
+@triton.constexpr_function
+def lingering(block):
+    import time
+
+    if block > 128:
+        time.sleep(60)
+    return block
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (128, 256, 512)], key=["n"])
+@triton.jit
+def lingering_kernel(x, n, BLOCK: tl.constexpr):
+    """Fill with ones; the compile of a block above 128 takes a minute."""
+    size: tl.constexpr = lingering(BLOCK)
+    offsets = tl.program_id(0) * size + tl.arange(0, size)
+    tl.store(x + offsets, 1.0, offsets < n)
+
+
 @triton.jit
 def row_kernel(rows, out, n, BLOCK: tl.constexpr):
     """Add up a row, which a descriptor loads in blocks."""

@@ -3,7 +3,7 @@
 import importlib.metadata
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,15 @@ def forget_failures(path: Path) -> None:
     if path.exists():
         document = read(path)
         write(path, document | {"steps": [row for row in document["steps"] if not row["error"]]})
+
+
+def measure_again(path: Path, steps: Collection[str]) -> None:
+    """Let the kernels of passes be measured again; until they are, their rows stay, with a mark."""
+    if path.exists():
+        document = read(path)
+        kernels = [row | ({"again": True} if row["step"] in steps else {}) for row in document["kernels"]]
+        left = [row for row in document["steps"] if row["step"] not in steps]
+        write(path, document | {"kernels": kernels, "steps": left})
 
 
 def ended(path: Path) -> set[str]:

@@ -18,6 +18,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.tuned.decide import decide
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.tune_call import tuned_choice
@@ -79,10 +80,17 @@ def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
     return user_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
 
 
+def known_stock_choice(row: Mapping[str, Any], call: Call) -> tuple[UserConfig, float] | None:
+    """Return what an earlier measurement of a kernel says that Triton's own tuner chooses, and its seconds."""
+    label = row.get("stock", {}).get("config")
+    found = next((config for config in call.configs if config.label == label), None)
+    return None if found is None else (found, row["stock_bench_seconds"])
+
+
 def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
     """Add to a row what an exhaustive measurement of the list says of both tuners' choices."""
     choice = kernel.explain(*call.args, **call.kwargs)
-    stock, stock_seconds = stock_choice(kernel, call)
+    stock, stock_seconds = known_stock_choice(row, call) or stock_choice(kernel, call)
     times = exhaustive_us(call)
     best = min(times, key=lambda config: times[config])
     winner = user_config(call.name, choice.config)
@@ -92,6 +100,7 @@ def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
 
     row |= {
         "kernel": call.name,
+        "commit": source_commit(),
         "key": call.problem.label,
         "configs": len(call.configs),
         "dropped": len(choice.dropped or {}),

@@ -13,15 +13,15 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.config import Plain, UserConfig
 from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
@@ -72,23 +72,61 @@ class CompileAhead:
             self._close_later()
 
     def compile(
-        self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int]
+        self,
+        kernel: str,
+        specializations: Iterable[Specialization],
+        cc: tuple[int, int],
+        max_spill_bytes: float = math.inf,
     ) -> dict[UserConfig, Compiled]:
-        """Return how the compiles of a kernel ended, by config."""
-        workers = self.workers
-        with self._lock, ThreadPoolExecutor(workers, "blocktune-compile") as threads:
-            server: ServerClient | None = None
-            waiting: list[tuple[Specialization, Future[Any]]] = []
-            for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
-                if each.document is None or has_code(each.spec, each.key):
-                    waiting.append((each, threads.submit(compile_here, each.spec, cc)))
-                    continue
-                server = server or self._prepared(kernel)
-                job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
-                waiting.append((each, server.submit(job, workers)))
-            ended = [(each, self._ended(future)) for each, future in waiting]
+        """Return how the compiles of a kernel ended, by config.
+
+        One that still runs is given up when a config with less to a thread is found to spill more than this: it takes
+        the longest of all, and would be dropped.
+        """
+        with self._lock, ThreadPoolExecutor(self.workers, "blocktune-compile") as threads:
+            waiting = self._begun(kernel, specializations, cc, threads)
+            ended: dict[UserConfig, Compiled] = {}
+            while waiting:
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    each = waiting.pop(future)
+                    ended[each.config] = self._ended(future) or compile_here(each.spec, cc)
+                ended |= self._given_up(waiting, ended, max_spill_bytes)
             self._close_later()
-            return {each.config: result or compile_here(each.spec, cc) for each, result in ended}
+            return ended
+
+    def _begun(
+        self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int], threads: ThreadPoolExecutor
+    ) -> dict[Future[Any], Specialization]:
+        """Return the compiles of a kernel, begun by the other process or, where that cannot do them, by threads."""
+        workers, server = self.workers, None
+        begun: dict[Future[Any], Specialization] = {}
+        for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
+            if each.document is None or has_code(each.spec, each.key):
+                begun[threads.submit(compile_here, each.spec, cc)] = each
+                continue
+            server = server or self._prepared(kernel)
+            job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+            begun[server.submit(job, workers)] = each
+        return begun
+
+    def _given_up(
+        self, waiting: dict[Future[Any], Specialization], ended: Mapping[UserConfig, Compiled], bound: float
+    ) -> dict[UserConfig, Compiled]:
+        """Take from what waits those that are sure to spill more than a bound, and return how they end."""
+        spilling = {
+            config: _spill_bytes(compiled) for config, compiled in ended.items() if _spill_bytes(compiled) > bound
+        }
+        given_up = {}
+        for future, each in list(waiting.items()):
+            lighter = next((config for config in spilling if _has_more_to_a_thread(each.config, config)), None)
+            if lighter is None:
+                continue
+            if self._server is None or not self._server.abandon(future):
+                future.cancel()
+            del waiting[future]
+            error = f"{lighter.label} has less to a thread, which spills {spilling[lighter]} bytes of {bound} allowed"
+            given_up[each.config] = Compiled(outcome=Outcome.INFEASIBLE, error=f"{error} (max_spill_bytes)")
+        return given_up
 
     def close(self) -> None:
         """End the process that compiles; later compiles start another."""
@@ -135,6 +173,24 @@ def _work_of_a_thread(specialization: Specialization) -> float:
     parameters = specialization.config.parameters
     sizes = [value for name, value in parameters.items() if type(value) is int and name not in LAUNCH_OPTIONS]
     return math.prod(max(1, size) for size in sizes) / int(parameters.get("num_warps") or 4)
+
+
+def _has_more_to_a_thread(config: UserConfig, other: UserConfig) -> bool:
+    """Return whether a config is another one with larger sizes, fewer warps, or both."""
+    ours, theirs = config.parameters, other.parameters
+    if ours == theirs or ours.keys() != theirs.keys():
+        return False
+    return all(_is_as_heavy(name, value, theirs[name]) for name, value in ours.items())
+
+
+def _is_as_heavy(name: str, value: Plain, than: Plain) -> bool:
+    if type(value) is not int or type(than) is not int or (name in LAUNCH_OPTIONS and name != "num_warps"):
+        return value == than
+    return value <= than if name == "num_warps" else value >= than
+
+
+def _spill_bytes(compiled: Compiled) -> int:
+    return 0 if compiled.resources is None else compiled.resources.spill_bytes
 
 
 def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:

@@ -10,6 +10,7 @@ Each line on standard input is a command and each line on standard output an ans
     {"end": true}
     {"prepare": "module", "path": ["…"], "environment": {…}}
     {"id": 1, "kernel": "module:function", "spec": {…}, "key": "…", "cc": [9, 0], "timeout_s": 60, "workers": 16}
+    {"abandon": 1}
     {"id": 1, "outcome": "ok", "resources": {…}, "error": "", "seconds": 1.2, "transient": false}
     {"id": 1, "lost": "died", "signum": 6, "last_words": "…"}
 
@@ -88,10 +89,11 @@ class CompileServer:
         ends = [worker.deadline for worker in self._workers if worker.job is not None]
         wait = max(0.0, min(ends) - time.monotonic()) if ends else None
         for key, _ in self._selector.select(wait):
-            if key.fd != self._commands:
+            if key.fd == self._commands:
+                if not self._take_commands():
+                    return False
+            elif key.data in self._workers:  # a command may have ended it meanwhile
                 self._hear(key.data)
-            elif not self._take_commands():
-                return False
         for worker in [each for each in self._workers if each.is_overdue()]:
             self._lose(worker, "timeout")
         return True
@@ -104,6 +106,8 @@ class CompileServer:
                 return False
             if "prepare" in command:
                 self._prepare(command)
+            elif "abandon" in command:
+                self._abandon(command["abandon"])
             else:
                 self._waiting.append(command)
         return bool(data)
@@ -127,6 +131,12 @@ class CompileServer:
             self._drop(worker)
         for worker in self._workers:
             worker.is_old = True
+
+    def _abandon(self, number: int) -> None:
+        """Forget a job that waits, or end the worker that does it."""
+        self._waiting = deque(job for job in self._waiting if job["id"] != number)
+        for worker in [each for each in self._workers if each.job is not None and each.job["id"] == number]:
+            self._drop(worker)
 
     def _hand_out(self) -> None:
         """Give waiting jobs to workers."""

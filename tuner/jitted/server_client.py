@@ -72,6 +72,17 @@ class ServerClient:
             self._lose(error)
         return future
 
+    def abandon(self, future: "Future[Answer]") -> bool:
+        """End a job whose answer is not wanted; return whether it was one of these jobs."""
+        with self._lock:
+            number = next((number for number, each in self._pending.items() if each is future), None)
+            if number is None:
+                return False
+            del self._pending[number]
+        with contextlib.suppress(RuntimeError):  # the process has ended, and the job with it
+            self._send({"abandon": number})
+        return True
+
     def close(self) -> None:
         """End the process with all that it compiles."""
         with contextlib.suppress(RuntimeError):  # it has ended

@@ -202,7 +202,8 @@ class Measuring:
         """Return the configs that can run, with what they compiled to; None where that is not known."""
         cc = self._device.limits.cc
         found = {config: specialization_of(self._call, config, cc) for config in configs}
-        ended = self._compiler.compile(self._call.name, [each for each in found.values() if each is not None], cc)
+        specialized = [each for each in found.values() if each is not None]
+        ended = self._compiler.compile(self._call.name, specialized, cc, self._call.settings.max_spill_bytes)
         for config, compiled in ended.items():
             self._drop_if_it_cannot_run(config, compiled)
         runnable = {config: ended.get(config) for config in configs if config not in self.endings}

@@ -1,26 +1,29 @@
 """Which of some configs is fastest: rounds in which all take turns, and fewer take part from stage to stage.
 
-In a round every config is timed once, so heat and other work of the GPU meet all alike. A config that is clearly slower
-than the best after a stage gets no further rounds. Of configs that the last stage cannot tell apart the first one in
-the list wins, so that two races agree.
+In a round every config is timed once, so heat and other work of the GPU meet all alike; what counts is a config's share
+of each round. A config that is clearly slower than the best after a stage gets no further rounds, and those that are
+left get more. Of configs that the last stage cannot tell apart the first one in the list wins, so that two races agree:
+its margin is several times what noise leaves of a difference after all rounds.
 """
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import truediv
 
 from blocktune.kernels.tuned.config import UserConfig
 
-STAGES = ((3, 1.25), (5, 1.06))
-"""Rounds of a stage, and how many times slower than the best a config may be to go on."""
-
-FINAL_US = 200_000.0
-"""GPU time of the last stage."""
-
-FINAL_ROUNDS = (9, 60)
-
-TIE = 1.003
+TIE = 1.005
 """Configs this close to the best are equally fast."""
+
+STAGES = ((3, 1.25), (5, 1.06), (400, TIE))
+"""Rounds of a stage at most, and how many times slower than the best a config may be to go on."""
+
+STAGE_US = 300_000.0
+"""GPU time of the launches of a stage."""
+
+LEAST_ROUNDS = 9
+"""Rounds that a stage has whatever they take, unless it has fewer anyway."""
 
 Samples = tuple[float, ...]
 
@@ -45,24 +48,32 @@ def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | N
     samples: dict[UserConfig, Samples] = {}
     left = list(configs)
     for rounds, margin in STAGES:
-        timed = time_rounds(left, rounds)
+        timed = time_rounds(left, _affordable(rounds, [samples[config] for config in left if config in samples]))
         samples |= timed
         left = _within(timed, left, margin)
         if len(left) <= 1:
-            return Standing(left[0], samples) if left else None
-    timed = time_rounds(left, _final_rounds(samples[config] for config in left))
-    samples |= timed
-    within = _within(timed, left, TIE)
-    return Standing(within[0], samples) if within else None
+            break
+    return Standing(left[0], samples) if left else None
 
 
 def _within(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig], margin: float) -> list[UserConfig]:
-    """Return the configs whose median is within a margin of the best one, in their order."""
-    times = {config: statistics.median(timed[config]) for config in order if config in timed}
-    return [config for config, time_us in times.items() if time_us <= margin * min(times.values())]
+    """Return the configs that are within a margin of the best one, in their order."""
+    shares = _shares(timed)
+    return [config for config in order if config in shares and shares[config] <= margin * min(shares.values())]
 
 
-def _final_rounds(timed: Iterable[Samples]) -> int:
-    total_us = sum(statistics.median(samples) for samples in timed)
-    least, most = FINAL_ROUNDS
-    return max(least, min(most, int(FINAL_US / total_us)))
+def _shares(timed: Mapping[UserConfig, Samples]) -> dict[UserConfig, float]:
+    """Return the time of each config as a part of what is usual in its rounds: of the middle half of them the mean,
+    which a few disturbed rounds do not move, and which is finer than the ticks of the GPU's clock."""
+    usual = [statistics.fmean(row) for row in zip(*timed.values(), strict=True)]
+    shares = {config: sorted(map(truediv, samples, usual)) for config, samples in timed.items()}
+    return {
+        config: statistics.fmean(found[len(found) // 4 : -(len(found) // 4) or None])
+        for config, found in shares.items()
+    }
+
+
+def _affordable(rounds: int, known: Sequence[Samples]) -> int:
+    """Return how many rounds a stage has of configs with these times."""
+    total_us = sum(map(statistics.median, known))
+    return min(rounds, max(LEAST_ROUNDS, int(STAGE_US / total_us))) if known else rounds

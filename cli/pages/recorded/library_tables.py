@@ -50,7 +50,7 @@ def block(path: Path) -> str:
 
 def _caption(document: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
-    commit = commit_sentence([document.get("commit")])
+    commit = commit_sentence([document.get("commit"), *(row.get("commit") for row in document["kernels"])])
     return f"Run on one {document['device']}, {document['date']}, with {software}.{commit}"
 
 
@@ -87,7 +87,7 @@ def _kernel_row(row: Mapping[str, Any]) -> tuple[str, ...]:
         f"{row['best']['time_us']:,.1f} µs",
         f"{row['winner']['over_best']:.2%}",
         f"{row['stock']['over_best']:.2%}",
-        str(row["same_of_repeats"]),
+        str(row.get("same_of_repeats", "-")),
         f"{row['expanded']['gain']:.2f}" if "expanded" in row else "-",
     )
 
@@ -113,7 +113,9 @@ def _starts(rows: Sequence[Mapping[str, Any]]) -> str:
     for model, start in dict.fromkeys((row["model"], row["start"]) for row in rows):
         stock, ours = (found.get((model, start, tuner)) for tuner in ("stock", "blocktune"))
         lines.append((f"{model}, {start} start", _seconds(stock), _seconds(ours), _ratio(stock, ours)))
-    return markdown_table(_STARTS, lines) if lines else ""
+    meanwhile = dict.fromkeys(row["meanwhile"] for row in rows if row.get("meanwhile"))
+    told = [f"Triton's tuner started while the machine ran {' and '.join(meanwhile)}."] if meanwhile else []
+    return "\n\n".join([markdown_table(_STARTS, lines), *told]) if lines else ""
 
 
 def _seconds(row: Mapping[str, Any] | None) -> str:

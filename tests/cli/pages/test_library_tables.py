@@ -53,7 +53,7 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
             {"step": "fla kda", "error": "ValueError: no such shape", "difference": {}},
         ],
         "starts": [
-            start("stock", "cold", None),
+            start("stock", "cold", None) | {"meanwhile": "a compile on 8 cores"},
             start("blocktune", "cold", 45.0),
             start("stock", "second", 50.0),
             start("blocktune", "second", 4.0),
@@ -73,4 +73,5 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
     assert "| fla, cold start | more than 450 s | 45.0 s | more than 10.0 |" in page
     assert "| fla, second start | 50.0 s | 4.0 s | 12.5 |" in page
     assert "| fla, third start | failed | - | - |" in page
+    assert "Triton's tuner started while the machine ran a compile on 8 cores." in page
     assert "8 processes that started the fla step at once" in page

@@ -6,7 +6,7 @@ python -m tests.support.programs.library_bench processes --model fla --out resul
 
 A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
 where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
-first launches it.
+first launches it. With --again the kernels of the steps that are named are measured once more.
 A pass that fails is noted with its error, one that takes its process down as well, and the next one follows. Both
 packages have to be importable, installed without their dependencies.
 """
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +32,17 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
 from tests.support import library_measures, library_steps
 from tests.support.library_calls import handed_over
-from tests.support.library_document import ended, forget_failures, note, read, write
+from tests.support.library_document import ended, forget_failures, measure_again, note, read, write
 from tests.support.library_measures import EXPANDED, WINNER, Chosen
 from tests.support.programs import ROOT, library_starts, program
-
-GRACE_SECONDS = 30.0
-"""A process that takes this much longer than its time is ended."""
 
 ATTEMPTS = 2
 """How often a search around a list may take its process down, or meet the end of the time, until it is left out."""
 
 MAX_ERROR = 500
+
+KEPT = ("stock", "stock_bench_seconds", EXPANDED)
+"""What --again keeps of a kernel: the choice of Triton's own tuner, whose bench takes the longest, and the search."""
 
 
 class OutOfTimeError(Exception):
@@ -60,7 +61,10 @@ class Winners:
     def __init__(self, path: Path, seconds: float) -> None:
         self._path, self._end = path, time.monotonic() + seconds
         self._document = read(path)
-        self._rows = {row["kernel"]: row for row in self._document["kernels"]}
+        rows = self._document["kernels"]
+        self._rows = {row["kernel"]: row for row in rows if "again" not in row}
+        self._earlier = {row["kernel"]: row for row in rows if "again" in row}
+        self._presets: list[tuple[dict[Any, Any], Any]] = []
 
     def run(self, steps: Sequence[str]) -> None:
         """Measure what passes launch until all are done or the time is over.
@@ -85,6 +89,10 @@ class Winners:
             raise
         except Exception as error:  # whatever a library or the GPU raises: the other passes are to follow
             row["error"] = f"{type(error).__name__}: {error}"[:MAX_ERROR]
+        finally:
+            for cache, key in self._presets:
+                cache.pop(key, None)
+            self._presets.clear()
         note(self._document, self._path, row | {"seconds": time.monotonic() - started})
         if row["error"] and torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -96,6 +104,9 @@ class Winners:
         def on_call(kernel: TunedKernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self._require_time()
             call = kernel.call_of(args, kwargs)
+            if not fnmatch(call.name, library_steps.ONLY.get(step, "*")):
+                self._preset(kernel, call)
+                return
             row = self._rows.get(call.name)
             if len(call.configs) == 1 or (row is not None and not _is_of(row, call, step)):
                 kernel.explain(*args, **kwargs)  # which is what the launch takes, too
@@ -110,7 +121,7 @@ class Winners:
 
     def _measured(self, step: str, kernel: TunedKernel, call: Call) -> dict[str, Any]:
         """Return the row of a kernel, with what was missing of it."""
-        row: dict[str, Any] = self._rows.get(call.name) or {"step": step}
+        row: dict[str, Any] = self._rows.get(call.name) or {"step": step, **self._kept(call)}
         for part, measure in library_measures.PARTS.items():
             if part in row or row.get("attempts", 0) >= ATTEMPTS:
                 continue
@@ -119,12 +130,25 @@ class Winners:
                 row["attempts"] = row.get("attempts", 0) + 1
                 write(self._path, self._document)
             measure(row, kernel, call)
-            if call.name not in self._rows:
-                self._rows[call.name] = row
-                self._document["kernels"].append(row)
+            self._rows[call.name] = row
+            self._document["kernels"] = [each for each in self._document["kernels"] if each["kernel"] != call.name]
+            self._document["kernels"].append(row)
             write(self._path, self._document)
         say(row)
         return row
+
+    def _preset(self, kernel: TunedKernel, call: Call) -> None:
+        """Let a kernel that is not measured in this pass run with the first config of its list, in this pass."""
+        cache, key = kernel.tuner.cache, kernel._stock_key(call.args, call.kwargs)
+        if key not in cache:
+            cache[key] = call.configs[call.default]
+            self._presets.append((cache, key))
+
+    def _kept(self, call: Call) -> dict[str, Any]:
+        """Return what is not measured again of a kernel."""
+        earlier = self._earlier.get(call.name, {"key": None})
+        same = earlier["key"] == call.problem.label
+        return {name: earlier[name] for name in KEPT if same and name in earlier}
 
     def _require_time(self) -> None:
         """Require that there is time for more.
@@ -161,25 +185,27 @@ def measured_apart(path: Path, steps: Sequence[str], end: float) -> int:
     words = ("measure", "--out", str(path), "--seconds", str(seconds), *names)
     with subprocess.Popen([*program("library_bench"), *words], cwd=ROOT) as process:
         try:
-            return process.wait(seconds + GRACE_SECONDS)
+            return process.wait(seconds)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait()
             sys.stdout.write("out of time within a kernel: run this again for the rest\n")
             return 0
 
 
-def start_times(path: Path, model: str, tuner: str, seconds: float) -> None:
-    """Time two processes that start one after the other with empty caches."""
-    document = read(path)
+def start_times(path: Path, model: str, tuner: str, seconds: float, meanwhile: str) -> None:
+    """Time two processes that start one after the other with empty caches, in this many seconds."""
+    end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         for start in ("cold", "second"):
-            row = {"model": model, "tuner": tuner, "start": start}
-            row |= library_starts.timed_start(model, tuner, folder, seconds)
+            row = {"model": model, "tuner": tuner, "start": start, "meanwhile": meanwhile}
+            row |= library_starts.timed_start(model, tuner, folder, end - time.monotonic())
+            document = read(path)
             document["starts"] = [each for each in document["starts"] if not row.items() >= _key_of(each).items()]
             document["starts"].append(row)
             write(path, document)
             sys.stdout.write(json.dumps(row) + "\n")
-            if row["step_seconds"] is None:
+            if row["step_seconds"] is None or time.monotonic() >= end:
                 return
 
 
@@ -230,6 +256,8 @@ def main() -> None:
     parser.add_argument("--model", choices=("fla", "liger"), default="fla")
     parser.add_argument("--tuner", choices=library_starts.TUNERS, default="blocktune", help="for starts")
     parser.add_argument("--count", type=int, default=8, help="processes")
+    parser.add_argument("--again", action="store_true", help="winners: measure what these steps have in the file")
+    parser.add_argument("--meanwhile", default="", help="starts: what else runs on the machine meanwhile")
     parser.add_argument("--seconds", type=float, default=300.0)
     given = parser.parse_args()
     try:
@@ -238,12 +266,14 @@ def main() -> None:
         sys.exit(f"error: {error}")
     steps = given.step or list(library_steps.STEPS)
     if given.part == "winners":
+        if given.again:
+            measure_again(given.out, steps)
         winners(given.out, steps, given.seconds)
     elif given.part == "measure":  # as the process of `winners`
         warm_up()
         Winners(given.out, given.seconds).run(steps)
     elif given.part == "starts":
-        start_times(given.out, given.model, given.tuner, given.seconds)
+        start_times(given.out, given.model, given.tuner, given.seconds, given.meanwhile)
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 

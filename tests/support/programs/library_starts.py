@@ -41,38 +41,39 @@ def started(model: str, tuner: str, folder: str) -> "subprocess.Popen[str]":
 
 
 def answer_of(process: "subprocess.Popen[str]", seconds: float) -> dict[str, Any] | None:
-    """Return what a process says; None if it takes longer than this.
+    """Return what a process says; where it takes longer than this, when its step began, or None if that did not.
 
     Raises:
         RuntimeError: it fails.
     """
+    late = False
     try:
         out, error = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
+        late = True
         process.kill()
-        process.communicate()
-        return None
-    if process.returncode:
+        out, error = process.communicate()
+    if process.returncode and not late:
         raise RuntimeError(f"A start must end well, but this one did not: {error[-2000:]}")
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
+    found: list[dict[str, Any]] = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+    return found[-1] if found else None
 
 
 def timed_start(model: str, tuner: str, folder: str, seconds: float) -> dict[str, Any]:
-    """Return the seconds of one start; of the step they are None where it fails, or takes longer than
-    `longest_seconds`."""
+    """Return the seconds of one start, which may take this many; of the step they are None where it fails, or takes
+    longer than `longest_seconds`."""
     begun, error, answer = time.monotonic(), "", None
     try:
         answer = answer_of(started(model, tuner, folder), seconds)
     except RuntimeError as failed:
         error = str(failed)
-    found = answer or {"import_seconds": None, "step_seconds": None, "tuned": None}
+    found, now = answer or {}, time.monotonic()
     return {
-        "process_seconds": time.monotonic() - begun,
-        "import_seconds": found["import_seconds"],
-        "step_seconds": found["step_seconds"],
-        "longest_seconds": seconds,
-        "tuned": found["tuned"],
+        "process_seconds": now - begun,
+        "import_seconds": found.get("import_seconds"),
+        "step_seconds": found.get("step_seconds"),
+        "longest_seconds": now - found.get("step_began", now),
+        "tuned": found.get("tuned"),
         "error": error,
     }
 
@@ -88,7 +89,7 @@ def agreement(model: str, count: int, seconds: float) -> dict[str, Any]:
                 answers.append(answer_of(process, max(1.0, seconds - time.monotonic() + begun)))
             except RuntimeError as failed:
                 errors.append(str(failed))
-    ended = [answer for answer in answers if answer is not None]
+    ended = [answer for answer in answers if answer is not None and "choices" in answer]
     chosen = {key: {answer["choices"].get(key) for answer in ended} for answer in ended for key in answer["choices"]}
     return {
         "processes": count,
@@ -126,6 +127,9 @@ def main(model: str, tuner: str) -> None:
     for name in LIBRARIES[model]:
         import_module(name)
     imported = time.monotonic()
+    times = {"import_seconds": imported - begun, "step_began": imported}
+    sys.stdout.write(json.dumps(times) + "\n")  # which is the answer of a process that does not end in time
+    sys.stdout.flush()
     model_step(model, "cuda")
     torch.cuda.synchronize()
     seconds, chosen, tuned = time.monotonic() - imported, {}, 0
@@ -133,8 +137,7 @@ def main(model: str, tuner: str) -> None:
         from blocktune.kernels.tuned.kernel import kernels
 
         chosen, tuned = dict(choices()), sum(choice.tuned for kernel in kernels for choice in kernel.choices.values())
-    times = {"import_seconds": imported - begun, "step_seconds": seconds}
-    sys.stdout.write(json.dumps({**times, "choices": chosen, "tuned": tuned}) + "\n")
+    sys.stdout.write(json.dumps({**times, "step_seconds": seconds, "choices": chosen, "tuned": tuned}) + "\n")
 
 
 if __name__ == "__main__":

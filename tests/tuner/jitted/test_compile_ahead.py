@@ -1,5 +1,6 @@
 """What is compiled ahead is what a launch looks up, wherever the kernel stands."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
@@ -15,16 +16,17 @@ from triton import language as tl
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted import server_client
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
 from tests.support import autotuned_kernels
-from tests.support.autotuned_kernels import CONFIGS, fatal_kernel, scale_kernel, sum_kernel
+from tests.support.autotuned_kernels import CONFIGS, fatal_kernel, lingering_kernel, scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu, active
 from tests.support.triton_modes import compiled_here
 
@@ -157,6 +159,44 @@ def test_a_compile_that_dies_costs_its_config(compiler: CompileAhead) -> None:
     ended = {config.parameters["BLOCK"]: each for config, each in compiled(call, compiler).items()}
     assert {block: str(each.outcome) for block, each in ended.items()} == {128: "ok", 256: "compile_error", 512: "ok"}
     assert "ended by SIGABRT" in ended[256].error
+
+
+def test_what_is_sure_to_spill_is_waited_for_no_longer() -> None:
+    """Here every code counts as spilling. The workers of the heavier configs end, and others take the next jobs."""
+    three = CompileAhead(workers=3, timeout_s=60)
+    call, started = call_of(lingering_kernel, torch.ones(1000), 1000), time.monotonic()
+    made = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
+    ended = three.compile(call.name, [each for each in made if each is not None], LIMITS.cc, max_spill_bytes=-1)
+    assert time.monotonic() - started < 50
+    by_block = {config.parameters["BLOCK"]: each for config, each in ended.items()}
+    assert {block: str(each.outcome) for block, each in by_block.items()} == {
+        128: "ok",
+        256: "infeasible",
+        512: "infeasible",
+    }
+    assert "BLOCK=128 num_stages=3 num_warps=4 has less to a thread, which spills 0 bytes" in by_block[512].error
+    other = call_of(scale_kernel, torch.ones(700), 700, 2.0)
+    assert [each.outcome for each in three.compile(other.name, [fresh(other, 16)], LIMITS.cc).values()] == [Outcome.OK]
+    three.close()
+
+
+def config_of(**values: Any) -> UserConfig:
+    return UserConfig("m:f", tuple(values.items()))
+
+
+def test_larger_sizes_and_fewer_warps_are_more_to_a_thread() -> None:
+    spilling = config_of(BLOCK=128, EVEN=True, num_warps=4, num_stages=2)
+    assert _has_more_to_a_thread(config_of(BLOCK=256, EVEN=True, num_warps=4, num_stages=2), spilling)
+    assert _has_more_to_a_thread(config_of(BLOCK=128, EVEN=True, num_warps=2, num_stages=2), spilling)
+    for other in (
+        spilling,
+        config_of(BLOCK=64, EVEN=True, num_warps=2, num_stages=2),
+        config_of(BLOCK=256, EVEN=True, num_warps=8, num_stages=2),
+        config_of(BLOCK=256, EVEN=False, num_warps=4, num_stages=2),
+        config_of(BLOCK=256, EVEN=True, num_warps=4, num_stages=3),
+        config_of(BLOCK=256, num_warps=4, num_stages=2),
+    ):
+        assert not _has_more_to_a_thread(other, spilling)
 
 
 def test_workers_compile_for_what_the_process_is_now(

@@ -12,11 +12,12 @@ import torch
 import triton
 
 from blocktune.cli.pages.recorded import library_tables
+from blocktune.tuner.jitted.specialization import function_named
 from tests.support import library_document, library_measures, library_steps
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.chosen_constants import tuned_in
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
-from tests.support.programs import library_bench, library_starts
+from tests.support.programs import library_bench, library_check, library_starts
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 
@@ -38,6 +39,12 @@ def failing(device: str) -> list[torch.Tensor]:
     raise ValueError("no such shape")
 
 
+def forget_choices_of_tests() -> None:
+    """Let the kernels be as in a process that has launched none."""
+    for kernel in (scale_kernel, sum_kernel):
+        kernel.cache.clear()
+
+
 @pytest.fixture
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The bench on a fake GPU, of a step of ours; Triton's own tuner takes the largest block for the fastest."""
@@ -52,8 +59,8 @@ def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
         call()
         return [1.0 / gpu.launches[-1].arguments["BLOCK"]] * len(quantiles)
 
+    forget_choices_of_tests()
     for kernel in (scale_kernel, sum_kernel):
-        kernel.cache.clear()
         monkeypatch.setitem(kernel.__dict__, "do_bench", bench_of_stock)
     return gpu
 
@@ -99,6 +106,61 @@ def test_what_is_missing_of_a_row_is_measured_by_the_next_process(
     assert [row["expanded"]["time_us"] for row in document["kernels"]] == [105.0, 105.0]
     (step_row,) = document["steps"]
     assert step_row["difference"] == {"winner": 0.0, "expanded": 0.0}
+
+
+def test_what_is_measured_again_keeps_the_choice_of_tritons_tuner_and_the_search(
+    bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bench.json"
+    library_bench.Winners(path, 100.0).run(["ours"])
+    before = library_document.read(path)
+    library_document.measure_again(path, ["failing"])
+    assert library_document.read(path) == before
+    library_document.measure_again(path, ["ours"])
+    assert [row["again"] for row in library_document.read(path)["kernels"]] == [True, True]
+    forget_choices_of_tests()
+    monkeypatch.setattr(library_measures, "stock_choice", None)
+    monkeypatch.setitem(library_measures.PARTS, "expanded", None)
+    monkeypatch.setenv("BLOCKTUNE_COMMIT", "b" * 40)
+    library_bench.Winners(path, 100.0).run(["ours"])
+    document = library_document.read(path)
+    for row, earlier in zip(document["kernels"], before["kernels"], strict=True):
+        assert (row["commit"], "again" in row) == ("b" * 40, False)
+        for name in ("winner", "stock", "expanded", "same_of_repeats", "stock_bench_seconds"):
+            assert row[name] == earlier[name]
+    assert document["steps"][0]["difference"] == {"winner": 0.0, "expanded": 0.0}
+
+
+def test_a_pass_may_be_made_for_some_of_its_kernels(
+    bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others run with the first config of their lists, and are measured by a later pass."""
+    monkeypatch.setattr(library_steps, "STEPS", {"sums": step, "ours": step})
+    monkeypatch.setattr(library_steps, "ONLY", {"sums": "*:sum_*"})
+    library_bench.Winners(tmp_path / "bench.json", 100.0).run(["sums", "ours"])
+    rows = json.loads((tmp_path / "bench.json").read_text())["kernels"]
+    assert [(row["step"], row["kernel"].rpartition(":")[2]) for row in rows] == [
+        ("sums", "sum_kernel"),
+        ("ours", "scale_kernel"),
+    ]
+    assert [row["winner"]["time_us"] for row in rows] == [110.0, 110.0]
+
+
+def test_what_passes_launch_is_compiled_ahead(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two passes launch the same kernels, and one is made for one of them."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(library_steps, "ONLY", {"first": "*:sum_*"})
+    monkeypatch.setattr(library_steps, "STEPS", {"first": step, "second": step})
+    forget_choices_of_tests()
+    for name in ("scale_kernel", "sum_kernel"):
+        function_named(f"tests.support.autotuned_kernels:{name}").device_caches.clear()
+    ahead = library_check.Ahead(2)
+    ahead.add("first")
+    assert len(ahead._compiled) == len(CONFIGS)
+    ahead.add("second")
+    assert ahead.finish() == 2 * len(CONFIGS) - 1  # one was compiled by the first pass's launch
+    assert len(list(tmp_path.rglob("*.cubin"))) == 2 * len(CONFIGS)
+    assert not gpu.timed
 
 
 def test_a_search_that_never_ends_is_left_out(bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +249,7 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         [
             {"step_seconds": 3.0, "tuned": 2, "choices": {"a": "BLOCK=1", "b": "BLOCK=1"}},
             {"step_seconds": 4.0, "tuned": 0, "choices": {"a": "BLOCK=1", "b": "BLOCK=2"}},
-            None,
+            {"step_began": 2.0},
         ]
     )
     monkeypatch.setattr(library_starts, "started", lambda *_: SimpleNamespace())
@@ -201,6 +263,22 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
         "seconds": 4.0,
         "errors": [],
     }
+
+
+def test_a_start_that_takes_too_long_says_how_long_its_step_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The imports before it do not count."""
+    code = "import json, time; print(json.dumps({'step_began': time.monotonic() - 5.0}), flush=True); time.sleep(60)"
+    monkeypatch.setattr(
+        library_starts,
+        "started",
+        lambda *_: subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ),
+    )
+    row = library_starts.timed_start("fla", "stock", "", 10.0)
+    assert row["step_seconds"] is None
+    assert 5.0 <= row["longest_seconds"] <= row["process_seconds"] + 5.0
+    assert row["error"] == ""
 
 
 def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
