@@ -7,6 +7,7 @@ Every test draws its own random numbers (`same_draws`), whichever ran before it.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,15 @@ os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, to
 take_turns()
 if INTERPRETED:
     do_less()
+
+
+@pytest.fixture(scope="session")
+def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tests that do not count compiles keep compiled code, one folder for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
