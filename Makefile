@@ -54,7 +54,7 @@ endif
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
-# One processor would wait for mypy, so that the first tests run beside it.
+# mypy has one processor: the interpreted tests run beside it.
 test: $(VENV)/.installed-test
 	$(MAKE) --jobs 2 --output-sync=target check test-interpreted
 	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
