@@ -49,15 +49,19 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/tune run $(ARGS)
 
-# The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
-test: check
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
+# mypy has one processor: the interpreted tests run beside it.
+test: $(VENV)/.installed-test
+	$(MAKE) --jobs 2 --output-sync=target check test-interpreted
 	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
+
+# The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
+test-interpreted: $(VENV)/.installed-test
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
 
 test-all: test
 	TRITON_INTERPRET=1 $(SPREAD) -m "interpreted and not gpu and exhaustive" $(INTERPRETED)

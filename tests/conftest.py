@@ -2,17 +2,18 @@
 
 Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
 interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
-Worker processes take turns with the GPUs. Triton's interpreter looks for its builtins once.
+Worker processes take turns with the GPUs. Triton's interpreter finds things out once.
 Every test draws its own random numbers (`same_draws`), whichever ran before it.
 """
 
 import os
+from pathlib import Path
 
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
 from tests.support.few_cases import mark_others_exhaustive
-from tests.support.quick_interpreter import remember_builtins
+from tests.support.quick_interpreter import do_less
 from tests.support.recording import pytest_addoption, pytest_configure
 from tests.support.same_draws import pytest_runtest_setup
 from tests.support.triton_modes import ABSENT, INTERPRETED
@@ -23,7 +24,16 @@ __all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 take_turns()
 if INTERPRETED:
-    remember_builtins()
+    do_less()
+
+
+@pytest.fixture(scope="session")
+def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where tests that do not count compiles keep compiled code, one folder for all workers of a run."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here

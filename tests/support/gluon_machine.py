@@ -135,28 +135,28 @@ def warpgroup_mma_wait(pending: int, deps: Sequence[Any]) -> Any:
 
 
 def copy_in(desc: Descriptor, coordinates: Sequence[int], barrier: Barrier, memory: Memory) -> None:
-    seen, places = desc.box(coordinates)
-    block = torch.zeros(seen.shape, dtype=desc.dtype)
-    block[seen] = desc.memory[places]
+    seen, inside = desc.box(coordinates)
+    block = torch.zeros(desc.block_type.shape[-len(seen) :], dtype=desc.dtype)
+    block[seen] = inside
     memory.store(block)
     barrier.update(0, -desc.block_type.nbytes)
 
 
 def copy_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
-    seen, places = desc.box(coordinates)
+    seen, inside = desc.box(coordinates)
 
     def store() -> None:
-        desc.memory[places] = memory.load()[seen]
+        inside.copy_(memory.load()[seen])
 
     MACHINE.stores.append(store)
 
 
 def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
-    seen, places = desc.box(coordinates)
+    seen, inside = desc.box(coordinates)
 
     def add() -> None:
         with _atomic:
-            desc.memory[places] += memory.load()[seen]
+            inside.add_(memory.load()[seen])
 
     MACHINE.stores.append(add)
 

@@ -145,27 +145,31 @@ class Descriptor:
         whole = torch.empty(0, dtype=host.base.dtype).set_(storage)
         self.memory, self.offset = whole, offset
 
-    def box(self, coordinates: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of a block [rows, columns] or [rows]: which elements are inside the tensor, and where these are in memory."""
+    def box(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], torch.Tensor]:
+        """Of a block [rows, columns] or [rows]: which part is inside the tensor, and that part of the memory."""
         host = self.host
-        if len(host.block_shape) == 1:
-            row = torch.arange(host.block_shape[0]) + int(coordinates[0])
-            seen = (row >= 0) & (row < host.shape[0])
-            return seen, self.offset + row[seen]
+        block, axes = host.block_shape[-2:], len(host.block_shape[-2:])
         assert all(size == 1 for size in host.block_shape[:-2])
-        rows, columns = host.block_shape[-2:]
-        inside = all(0 <= place < size for place, size in zip(coordinates[:-2], host.shape[:-2], strict=True))
-        row = torch.arange(rows) + int(coordinates[-2])
-        column = torch.arange(columns) + int(coordinates[-1])
-        inside_rows = (row >= 0) & (row < host.shape[-2])
-        inside_columns = (column >= 0) & (column < host.shape[-1])
-        seen = inside_rows[:, None] & inside_columns[None, :] & inside
-        item = host.base.element_size()
-        assert all(0 <= stride * item < 1 << 40 and stride * item % 16 == 0 for stride in host.strides[:-1])
-        start = sum(int(place) * stride for place, stride in zip(coordinates, host.strides, strict=True)) * item
-        first = (start % ADDRESSES) // item if seen.any() else 0
-        steps = torch.arange(rows)[:, None] * host.strides[-2] + torch.arange(columns)[None, :]
-        return seen, self.offset + first + steps[seen]
+        outer = zip(coordinates[:-2], host.shape[:-2], strict=True) if axes == 2 else ()
+        inside = all(0 <= place < size for place, size in outer)
+        part = tuple(map(_overlap, coordinates[-axes:], block, host.shape[-axes:]))
+        sizes = [found.stop - found.start if inside else 0 for found in part]
+        item, strides = host.base.element_size(), host.strides
+        assert all(0 <= stride * item < 1 << 40 and stride * item % 16 == 0 for stride in strides[:-1])
+        first = [
+            *coordinates[:-axes],
+            *(place + found.start for place, found in zip(coordinates[-axes:], part, strict=True)),
+        ]
+        start = sum(int(place) * stride for place, stride in zip(first, strides, strict=True)) * item
+        place = start % ADDRESSES // item if all(sizes) else 0
+        seen = tuple(slice(found.start, found.start + size) for found, size in zip(part, sizes, strict=True))
+        return seen, self.memory.as_strided(sizes, (*strides[-axes:-1], 1), self.offset + place)
+
+
+def _overlap(place: int, length: int, size: int) -> slice:
+    """Return which of so many elements from this place on are among the first `size`."""
+    start = min(max(-int(place), 0), length)
+    return slice(start, max(start, min(length, int(size) - int(place))))
 
 
 def count(shape: Sequence[int]) -> int:

@@ -4,6 +4,7 @@ Kernels round a head dimension up to a tile width, which decides tiles, swizzles
 width is masked besides. So a width and a dimension below it stand for all that are rounded up to it.
 """
 
+import heapq
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -165,7 +166,7 @@ def covering_cases() -> tuple[Case, ...]:
 
 
 def _all_choices() -> list[Place]:
-    """Places of every combination of the choices that are to meet in pairs, shuffled but the same in every run."""
+    """Return a place of every combination of the choices that are to meet in pairs."""
     found = []
     for kernel, cc, pair in itertools.product(KERNELS.values(), ARCHITECTURES, itertools.product(WIDTHS, WIDTHS)):
         for dtype, causal, keys in itertools.product(
@@ -174,23 +175,31 @@ def _all_choices() -> list[Place]:
             shape = shape_for(kernel, cc, pair, dtype, causal, keys)
             if shape is not None:
                 found.append(Place(kernel, shape, cc))
-    random.Random(SEED).shuffle(found)
     return list(dict.fromkeys(found))
 
 
 def _covering(places: Sequence[Place], already: Sequence[Place]) -> Iterator[Place]:
-    """Greedily, the next place that has the most pairs of choices which no earlier one had; of some that are drawn."""
+    """Greedily, the next place that has the most pairs of choices which no earlier one had; of equals the narrowest.
+
+    A place never has more of them than when it was last counted, so that most need no second count.
+    """
     wanted = set().union(*map(_pairs, places))
     wanted -= set().union(*map(_pairs, already), set())
-    dice = random.Random(SEED)
-    waiting = list(places)
+    waiting = [(-len(_pairs(place) & wanted), _columns(place), number) for number, place in enumerate(places)]
+    heapq.heapify(waiting)
     while wanted:
-        best = max(dice.sample(waiting, min(len(waiting), 200)), key=lambda place: len(_pairs(place) & wanted))
-        if not _pairs(best) & wanted:
-            waiting = [place for place in waiting if _pairs(place) & wanted]
+        counted, columns, number = heapq.heappop(waiting)
+        new = _pairs(places[number]) & wanted
+        if len(new) < -counted:
+            heapq.heappush(waiting, (-len(new), columns, number))
             continue
-        wanted -= _pairs(best)
-        yield best
+        wanted -= new
+        yield places[number]
+
+
+def _columns(place: Place) -> int:
+    """Return what the time of a compile grows with."""
+    return place.shape.head_dim * place.shape.head_dim_v * (3 if place.shape.dtype == "float32" else 1)
 
 
 @cache

@@ -225,16 +225,16 @@ def test_wrong_use_says_the_way_out(tune, compiled, words: tuple[object, ...], c
 
 @pytest.mark.slow
 def test_an_old_card_is_explained_without_a_gpu(tune) -> None:
-    words = ("explain", "--seq", 1024, "--dim", 64, "--dtype", "fp16", "--device", "rtx2070", "--kernel", "flash_fwd")
+    words = ("explain", "--seq", 1024, "--dim", 16, "--dtype", "fp16", "--device", "rtx2070", "--kernel", "flash_fwd")
     result = tune(*words, "--block-m", 32, "--block-n", 32, "--json")
     assert result.exit_code == 0, result.stderr
     data = json.loads(result.stdout)
     assert data["tensor_cores"] == "none"
     shared = data["shared_accesses"]
-    assert shared["load_excess"] > 0, "its products read rows of 256 bytes, column by column"
+    assert shared["load_excess"] > 0, "its products read rows of 64 bytes, column by column"
     assert shared["ways"] == shared["load_wavefronts"] / shared["loads"]
     assert f"which a profiler calls a {shared['ways']:.1f}-way bank conflict" in data["explanation"]
     assert data["occupancy"]["cc"] == device_named("rtx2070").limits.name == "7.5"
-    shape = complete_shape(1024, 64, dtype="fp16")
+    shape = complete_shape(1024, 16, dtype="fp16")
     assert data["shape"] == shape.to_json() | {"label": shape.label}
     assert "Triton uses none below compute capability 8.0" in data["explanation"]

@@ -25,6 +25,12 @@ TURING, HOPPER = (7, 5), (9, 0)
 Case = tuple[KernelConfig, AttentionShape]
 
 
+@pytest.fixture(autouse=True)
+def _llvm_does_not_optimize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shared memory is allocated before LLVM has the code; a fifth of these compiles would make it fast."""
+    monkeypatch.setattr("triton.backends.nvidia.compiler.llvm.optimize_module", lambda *_, **__: None)
+
+
 def shape(head_dim: int, dtype: str = "bfloat16", seqlen: int = 4096, causal: Causal = Causal.NONE) -> AttentionShape:
     sizes = {"batch": 2, "num_heads": 8, "num_heads_kv": 8, "seqlen_q": seqlen, "seqlen_k": seqlen}
     return AttentionShape(**sizes, head_dim=head_dim, head_dim_v=head_dim, dtype=dtype, causal=causal)

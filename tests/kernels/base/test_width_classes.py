@@ -42,8 +42,9 @@ HOPPER = (9, 0)
 
 
 @pytest.fixture(autouse=True)
-def _fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def _shared_cache(monkeypatch: pytest.MonkeyPatch, code_folder: Path) -> None:
+    """Passes over rows, splits and values are the same for several cases."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(code_folder))
 
 
 def problems(case: Case) -> Iterator[str]:

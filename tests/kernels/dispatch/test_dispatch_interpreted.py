@@ -13,7 +13,7 @@ from tests.support.programs import python
 INTERPRETED = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 """Triton's interpreter has no instructions of one GPU."""
 
-BEGIN = "from tests.support.quick_interpreter import remember_builtins; remember_builtins()\n"
+BEGIN = "from tests.support.quick_interpreter import do_less; do_less()\n"
 
 SCRIPT = """
     import sys, torch
