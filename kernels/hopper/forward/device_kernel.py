@@ -40,7 +40,7 @@ def flash_fwd_hopper_kernel(
 
     Query i sees the keys i + left .. i + right (LEFT, RIGHT: where there are such bounds) that there are (RAGGED: the
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
-    scores are tanh(bend * q k^T / (2 log2(e))), and scale_log2 is the cap times log2(e).
+    scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e).
 
     With cu_q and cu_k int32 [batch + 1] the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads,
     lse_rows], seqlen_q is the longest, and the bounds are of each sequence (LOWER_RIGHT: plus its seqlen_k - seqlen_q).

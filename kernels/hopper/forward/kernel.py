@@ -211,7 +211,7 @@ def _leading_with_extras(
         UsageError: the tensor of a feature is missing.
     """
     check_extras(features, extras)
-    bend, scale = (2 * LOG2_E * scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
+    bend, scale = (scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
     lengths = extras.cu_seqlens_q, extras.cu_seqlens_k
     return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend, q.shape[2]  # rows of a head
 

@@ -38,12 +38,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, tanh
 from blocktune.kernels.hopper.common.slots import publish, receive
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
-    bent,
     finished,
     hand_back,
     hide,
@@ -247,7 +246,7 @@ def consumer(
         if SPLIT_RELEASE:
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
         if OPTIONS.SOFTCAP:
-            qk = bent(qk, bend)
+            qk = tanh(qk * bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]

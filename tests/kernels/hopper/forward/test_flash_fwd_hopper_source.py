@@ -22,6 +22,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.correctness.forward import HARD, PLAIN
 from tests.support import gluon_machine
 
 pytestmark = pytest.mark.triton_free
@@ -192,6 +193,30 @@ def test_windows(window: tuple[int, int], seqlen_q: int, seqlen_k: int) -> None:
 @pytest.mark.parametrize("head_dim", [64, 192])
 def test_soft_cap(features: str, head_dim: int) -> None:
     check(shape_of(100, 200, head_dim, features, causal=Causal.LOWER_RIGHT))
+
+
+def off_by_its_error(x: torch.Tensor) -> torch.Tensor:
+    """tanh as far off as the PTX ISA allows its instruction to be, to either side."""
+    return torch.tanh(x) * (1 + 2**-11 * torch.cos(1e5 * x))
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize("softcap", [1.5, 30.0, 50.0])
+@pytest.mark.parametrize(
+    ("query_scale", "tolerance"), [(1.0, PLAIN["bfloat16"].output), (80.0, HARD["bfloat16"].output)]
+)
+def test_soft_cap_with_the_error_of_its_instruction(
+    query_scale: float, tolerance: float, softcap: float, causal: Causal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of usual scores, and of scores next to the cap."""
+    monkeypatch.setitem(gluon_machine.STAND_INS, "tanh", off_by_its_error)
+    problem, extras = shape_of(256, 256, features="softcap", causal=causal), Extras(softcap=softcap)
+    q, k, v = tensors(problem)
+    q *= query_scale
+    out, lse = run(problem, config_of(problem), [q, k, v], extras, 2)
+    right, right_lse = attention_reference(q, k, v, causal=causal, features=problem.features, extras=extras)
+    assert (out.float() - right).norm() <= tolerance * right.norm()
+    assert ((lse - right_lse).abs() <= 2**-11 * min(softcap, 8 * query_scale) + LSE_TOLERANCE).all()
 
 
 SEQUENCES = [
