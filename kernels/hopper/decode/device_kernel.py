@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.decode.tiles import (
     block_barrier,
     key_layout,
@@ -40,7 +41,7 @@ SIZES = (
 
 @gluon.jit(do_not_specialize=SIZES)
 def flash_decode_hopper_kernel(
-    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, scale_log2, stride_table,
+    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, Sinks, scale_log2, stride_table,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
@@ -52,8 +53,9 @@ def flash_decode_hopper_kernel(
     Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
     PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
     the workspace, and Counter: zeros, one for each (key head, batch), and zeros at the end; both None with one split.
-    Lengths int32 [batch] or None: all have seqlen_k keys. Strides of K and V are in words of 32 bits. CAUSAL: query i
-    sees the keys up to i + d, where d is 0 (FROM_START) or length - seqlen_q.
+    Lengths int32 [batch] or None: all have seqlen_k keys. Sinks: a logit for each of num_heads that joins the softmax
+    of its rows, or None. Strides of K and V are in words of 32 bits. CAUSAL: query i sees the keys up to i + d, where d
+    is 0 (FROM_START) or length - seqlen_q.
     """
     W: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = BLOCK_N // W
@@ -109,6 +111,10 @@ def flash_decode_hopper_kernel(
     head = head_kv * group_size + packed // seqlen_q
     q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
     q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
+    sinks = None
+    if Sinks is not None:
+        row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT))), rows - 1)
+        sinks = sink_of(Sinks, head_kv * group_size + row // seqlen_q)
 
     nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
     maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
@@ -145,4 +151,4 @@ def flash_decode_hopper_kernel(
             gl.store(counter, 0)
             o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
         out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)
+        store_result(out, Lse, o, m, l, sinks, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)

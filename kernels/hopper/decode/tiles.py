@@ -25,6 +25,8 @@ total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
+
 # Triton 3.7 renamed the barrier of a block.
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -307,16 +309,18 @@ def merge_parts(
 
 @gluon.jit
 def store_result(
-    out, lse, o, m, l, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
+    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
 ):  # fmt: skip
     """The finished rows, divided by their sums; zeros and -inf where a row saw no key. out is the output of the first
-    query head of the group; lse may be None."""
+    query head of the group; lse may be None. sinks: of the rows, like l, or None."""
     LN_2: gl.constexpr = 0.6931471805599453
     ROWS: gl.constexpr = o.shape[0]
     LAYOUT: gl.constexpr = o.type.layout
     PER_ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     own = gl.arange(0, ROWS, PER_ROW)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    if sinks is not None:
+        l = sum_with_sink(l, m, sinks)
     total = gl.where(l == 0.0, 1.0, l)
     head, query = own // seqlen_q, own % seqlen_q
     offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
@@ -325,4 +329,8 @@ def store_result(
     gl.store(out + offsets[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
     if lse is not None:
         once = gl.arange(0, ROWS, l.type.layout)
-        gl.store(lse + place + once, gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2), mask=once < rows)
+        if sinks is None:
+            found = gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2)
+        else:
+            found = log2_with_sink(m + gl.log2(total), l, sinks) * LN_2
+        gl.store(lse + place + once, found, mask=once < rows)
