@@ -94,8 +94,10 @@ def flash_decode_hopper_kernel(
 
     # The first tile is on its way before anything else is done. Branches, here and in the loop, because ptxas moves no
     # load across them: else it waits for the queries first, and issues loads where it expects them to be needed.
+    # [W, KEYS, WIDTH / 32, 4, 4] words of K, [W, KEYS, WIDTH_V / 64, 8, 4] of V
     k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
     v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
+    # [W, KEYS], where there are pages: numbers of them; offsets: words from the first of the entry or the cache
     k_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
     v_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
     if first < stop:
@@ -107,24 +109,30 @@ def flash_decode_hopper_kernel(
         v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
     rows = group_size * seqlen_q
+    # [ROWS]: beyond the last one the last row again, which is not stored
     packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
     head = head_kv * group_size + packed // seqlen_q
     q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
+    # [W, WIDTH, ROWS]
     q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
     sinks = None
     if Sinks is not None:
+        # [ROWS]
         row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT))), rows - 1)
         sinks = sink_of(Sinks, head_kv * group_size + row // seqlen_q)
 
+    # [W, KEYS, ROWS] of scores, [W, ROWS] of rows, [W, WIDTH_V, ROWS] of the output
     nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
     maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
     sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
     acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
+    # [W, ROWS]: the last key that a row sees
     last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
     if CAUSAL:
         query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
         last = gl.minimum(last, (query + diagonal)[None, :])
     for tile in range(first, stop):
+        # [W, KEYS, ROWS]
         scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
         if tile + 1 < stop:
             k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
@@ -132,12 +140,14 @@ def flash_decode_hopper_kernel(
             k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         p, maximum, sums, factor = probabilities(scores, last, maximum, sums, tile, scale_log2, W, KEYS)
         p = gl.convert_layout(p.to(q.dtype), P_B)
+        # [W, WIDTH_V, ROWS]
         acc = mma_v2(values_of(v, q.dtype, V_A), p, acc * factor[:, None, :])
         if tile + 1 < stop:
             v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
             v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
             v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
+    # [ROWS, WIDTH_V], [ROWS], [ROWS]
     o, m, l = merge_warps(acc, maximum, sums, OUT)
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     finished = SPLITS == 1
