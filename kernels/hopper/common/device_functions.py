@@ -79,5 +79,4 @@ def in_register_order(dq):
     """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
     HALF: gl.constexpr = dq.shape[1]
     x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
-    # column / 8 | warp | lane / 4 | lane % 4 | + 8 rows | pair
     return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])

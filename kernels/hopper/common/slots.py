@@ -51,7 +51,6 @@ def new_tile_ring(numbers):
 def publish(tile, ring, place, parity):
     """Hands the number of a tile to the warpgroups that compute. Returns (place, parity) of the next one."""
     mbarrier.wait(ring.empty.index(place), parity)
-    # [1]
     ring.numbers.index(place).store(gl.full([1], tile, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
     mbarrier.arrive(ring.full.index(place), count=1)
     return advance(place, parity, 2)
@@ -61,7 +60,6 @@ def publish(tile, ring, place, parity):
 def receive(ring, place, parity):
     """Waits for the number of a tile. Returns it, and (place, parity) of the next one."""
     mbarrier.wait(ring.full.index(place), parity)
-    # [1]
     tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [4], [0])).item()
     mbarrier.arrive(ring.empty.index(place), count=1)
     place, parity = advance(place, parity, 2)
