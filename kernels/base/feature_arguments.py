@@ -60,6 +60,12 @@ def _misplaced(features: Features, extras: Extras) -> list[str]:
     return [name for name, wanted in needed.items() if (getattr(extras, name) is not None) != wanted]
 
 
+def sinks_of(extras: Extras) -> Any:
+    """Return the sinks as kernels read them, one after the other; None without any."""
+    sinks = extras.sinks
+    return sinks if sinks is None or sinks.is_contiguous() else sinks.contiguous()
+
+
 def mask_bytes(mask: Any) -> Any:
     """Return the mask as the kernels read it: a boolean one as bytes, in the same memory."""
     import torch

@@ -218,6 +218,12 @@ class AttentionKernel(ABC):
     def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         """Return a launcher of this config for tensors of this shape; imports triton."""
 
+    def bind_with_sinks(self, config: KernelConfig, shape: AttentionShape) -> Launch | None:
+        """Return a launcher that takes extras whatever the features of the shape, and whose results have the sinks
+        among them; None, of most kernels, leaves the sinks to a pass over the results."""
+        del config, shape
+        return None
+
     def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         """Return a launcher whose rows are equal to the bit whatever the batch is; a kernel whose launches depend on
         the batch in another way than by their grid overrides this."""

@@ -18,7 +18,7 @@ from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan, new_gradients
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
-from blocktune.kernels.portable.sinks.results import finished, gradient_of_sinks
+from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import drawn_words
 from blocktune.kernels.values.errors import UsageError
@@ -75,7 +75,7 @@ class Served:
         self._numbers = call.extras.softcap, call.extras.dropout_p
         changes = self._names or self.drops or call.extras.block_mask is not None
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
-        self._repeats = not ("sinks" in self._names or call.extras.block_mask is not None)
+        self._repeats = call.extras.block_mask is None
         self._lay_out(layout)
 
     def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
@@ -117,10 +117,7 @@ class Served:
         replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
         if replay is not None:
             self._again.learn(replay, outside, lse, packed=plan.is_packed)
-        if extras.sinks is None or lse is None:
-            return outside, lse
-        out, lse = finished(out, lse, extras.sinks)
-        return self.layout.outside(out), lse
+        return outside, lse
 
     def gradients(
         self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall = NOTHING
@@ -156,7 +153,8 @@ class Served:
         extras = self.extras_of(tensors, *of_call).with_grad_lse(grad_lse)
         q, k, v, out, dout = self.layout.inside(*saved[:4], grad)
         known = id(grad) in map(id, saved)  # in this call, and in no other
-        if not self._repeats or grad_lse is not None or known or len(self._backwards) == MAX_LAYOUTS:
+        once = not self._repeats or self._sinks is not None or grad_lse is not None
+        if once or known or len(self._backwards) == MAX_LAYOUTS:
             return self.layout.all_outside(plan.backward(q, k, v, out, lse, dout, self.scale, extras))
         gradients = new_gradients(q, k, v, packed=plan.is_packed)
         start = partial(plan.start_backward, q, k, v, out, lse, dout, gradients, self.scale, extras)

@@ -11,7 +11,13 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan, new_gradients, new_results, takes_extras
+from blocktune.kernels.dispatch.launches.general_plan import (
+    GeneralPlan,
+    adds_sinks,
+    new_gradients,
+    new_results,
+    takes_extras,
+)
 from blocktune.kernels.dispatch.plan import (
     KernelPlan,
     Plan,
@@ -26,6 +32,7 @@ from blocktune.kernels.dispatch.plan_table import PlanTable
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.portable.sinks.results import with_sink_pass
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.block_tiles import within_blocks
@@ -148,7 +155,7 @@ class Resolver:
         packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
         index, (out, lse) = query.device.index, new_results(query, value, packed=packed, sums=sums or is_backward)
         extras = (call.extras,) if takes_extras(call, shape.direction) else ()
-        if shape.direction is Direction.FORWARD and not extras:
+        if shape.direction is Direction.FORWARD and not extras and call.extras.sinks is None:
             return self.climb(shape, index, lambda config: self._tried(config, shape, query, key, value, lse))
         arguments: tuple[Any, ...] = (query, key, value, out, lse, call.scale, *extras)
         if is_backward:
@@ -165,9 +172,13 @@ class Resolver:
         """Return a launcher that has launched these arguments, or why the config does not launch."""
 
         def attempt() -> Launch:
-            kernel = get_kernel(config.kernel)
+            kernel, sunk = get_kernel(config.kernel), adds_sinks(call, shape.direction)
+            own = kernel.bind_with_sinks(config, shape) if sunk else None
+            if own is not None:
+                return _launched(own, (*arguments[:6], call.extras))
             bind = kernel.bind_batch_invariant if call.num_splits else kernel.bind
-            return _launched(bind(config, shape), arguments)
+            launch = _launched(bind(config, shape), arguments)
+            return with_sink_pass(launch, takes_extras=takes_extras(call, shape.direction)) if sunk else launch
 
         return self._guarded(config, shape, arguments[:3], attempt, call.block_sizes)
 

@@ -18,9 +18,9 @@ class Extras:
     max_pages], the page of every page_size keys. block_mask: a `BlockMask`. tree_mask: int32 [batch, seqlen_q, words],
     bit j % 32 of word j // 32 is set where the query sees key number (length - seqlen_q + j): a draft of its tree.
     scale_q, scale_k, scale_v: of 8-bit tensors, what every number of a head is multiplied with: > 0, float32 [batch or
-    1, num_heads(_kv) or 1], any strides; None is 1. sinks: [num_heads], a logit that joins the softmax of every row; no
-    kernel of attention reads it (kernels/portable/sinks). grad_lse: of a backward, the gradient of the log-sum-exp,
-    which is laid out like it in float32; None is 0.
+    1, num_heads(_kv) or 1], any strides; None is 1. sinks: [num_heads], a logit that joins the softmax of every row: in
+    a forward kernel, or in a pass over its results (kernels/portable/sinks). grad_lse: of a backward, the gradient of
+    the log-sum-exp, which is laid out like it in float32; None is 0.
     """
 
     mask: "Tensor | None" = None

@@ -10,6 +10,13 @@ from triton.experimental.gluon import language as real
 ADDRESSES = 1 << 64
 
 
+class F32(float):
+    """A number from memory, of whichever type it was there."""
+
+    def to(self, _: Any) -> "F32":
+        return self
+
+
 class I32(int):
     """An integer as the GPU computes with it: 32 bits, and division that is only asked of what is not negative."""
 

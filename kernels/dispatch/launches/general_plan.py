@@ -6,7 +6,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import empty_output
-from blocktune.kernels.portable.sinks.results import before_sinks, finished
+from blocktune.kernels.portable.sinks.results import before_sinks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction
@@ -23,7 +23,7 @@ class GeneralPlan:
         self.calls = 0
         self._sums = sums
         self.is_packed = call.features.varlen
-        self._takes_extras = takes_extras(call, direction)
+        self._takes_extras = takes_extras(call, direction) or adds_sinks(call, direction)
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, extras: Extras
@@ -31,7 +31,7 @@ class GeneralPlan:
         """Return the output, and the log-sum-exp if the plan is one with it."""
         out, lse = self.new_results(query, value)
         self.start_forward(query, key, value, out, lse, scale, extras)
-        return (out, lse) if extras.sinks is None or lse is None else finished(out, lse, extras.sinks)
+        return out, lse
 
     def new_results(self, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return memory for output and log-sum-exp."""
@@ -40,7 +40,7 @@ class GeneralPlan:
     def start_forward(
         self, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor | None, scale: float, extras: Extras
     ) -> None:
-        """Enqueue the kernels of the forward, but for that of sinks."""
+        """Enqueue the kernels of the forward."""
         self.calls += 1
         if self._takes_extras:
             self.launch(query, key, value, out, lse, scale, extras)
@@ -85,9 +85,14 @@ class GeneralPlan:
             self.launch(query, key, value, out, lse, grad, *gradients, scale)
 
 
+def adds_sinks(call: Call, direction: Direction) -> bool:
+    """Return whether the results of such launches have sinks in them: then the extras are their last argument."""
+    return direction is Direction.FORWARD and call.extras.sinks is not None
+
+
 def takes_extras(call: Call, direction: Direction) -> bool:
-    """Return whether launches of such calls have a last argument: only shapes with features and numbers with scales
-    do."""
+    """Return whether a kernel's launches of such calls have a last argument without sinks: only shapes with features
+    and numbers with scales do."""
     extras = call.extras
     scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
     return scaled or bool(call.features_of(direction))

@@ -73,5 +73,6 @@ def times_factor(acc, factor, O_L: gl.constexpr):
     PER_THREAD: gl.constexpr = acc.shape[1] // 2
     ASM: gl.constexpr = rescale_asm(PER_THREAD)
     CONSTRAINTS: gl.constexpr = rescale_constraints(PER_THREAD)
+    # [64, WIDTH]
     factors = across(factor, acc, O_L)
     return gl.inline_asm_elementwise(ASM, CONSTRAINTS, [acc, factors], dtype=gl.float32, is_pure=False, pack=PER_THREAD)

@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.decode.tiles import (
     block_barrier,
     key_layout,
@@ -40,7 +41,7 @@ SIZES = (
 
 @gluon.jit(do_not_specialize=SIZES)
 def flash_decode_hopper_kernel(
-    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, scale_log2, stride_table,
+    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, Sinks, scale_log2, stride_table,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
@@ -52,8 +53,9 @@ def flash_decode_hopper_kernel(
     Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
     PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
     the workspace, and Counter: zeros, one for each (key head, batch), and zeros at the end; both None with one split.
-    Lengths int32 [batch] or None: all have seqlen_k keys. Strides of K and V are in words of 32 bits. CAUSAL: query i
-    sees the keys up to i + d, where d is 0 (FROM_START) or length - seqlen_q.
+    Lengths int32 [batch] or None: all have seqlen_k keys. Sinks: a logit for each of num_heads that joins the softmax
+    of its rows, or None. Strides of K and V are in words of 32 bits. CAUSAL: query i sees the keys up to i + d, where d
+    is 0 (FROM_START) or length - seqlen_q.
     """
     W: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = BLOCK_N // W
@@ -92,8 +94,10 @@ def flash_decode_hopper_kernel(
 
     # The first tile is on its way before anything else is done. Branches, here and in the loop, because ptxas moves no
     # load across them: else it waits for the queries first, and issues loads where it expects them to be needed.
+    # [W, KEYS, WIDTH / 32, 4, 4] words of K, [W, KEYS, WIDTH_V / 64, 8, 4] of V
     k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
     v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
+    # [W, KEYS], where there are pages: numbers of them; offsets: words from the first of the entry or the cache
     k_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
     v_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
     if first < stop:
@@ -105,20 +109,30 @@ def flash_decode_hopper_kernel(
         v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
     rows = group_size * seqlen_q
+    # [ROWS]: beyond the last one the last row again, which is not stored
     packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
     head = head_kv * group_size + packed // seqlen_q
     q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
+    # [W, WIDTH, ROWS]
     q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
+    sinks = None
+    if Sinks is not None:
+        # [ROWS]
+        row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT))), rows - 1)
+        sinks = sink_of(Sinks, head_kv * group_size + row // seqlen_q)
 
+    # [W, KEYS, ROWS] of scores, [W, ROWS] of rows, [W, WIDTH_V, ROWS] of the output
     nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
     maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
     sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
     acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
+    # [W, ROWS]: the last key that a row sees
     last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
     if CAUSAL:
         query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
         last = gl.minimum(last, (query + diagonal)[None, :])
     for tile in range(first, stop):
+        # [W, KEYS, ROWS]
         scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
         if tile + 1 < stop:
             k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
@@ -126,12 +140,14 @@ def flash_decode_hopper_kernel(
             k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         p, maximum, sums, factor = probabilities(scores, last, maximum, sums, tile, scale_log2, W, KEYS)
         p = gl.convert_layout(p.to(q.dtype), P_B)
+        # [W, WIDTH_V, ROWS]
         acc = mma_v2(values_of(v, q.dtype, V_A), p, acc * factor[:, None, :])
         if tile + 1 < stop:
             v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
             v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
             v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
+    # [ROWS, WIDTH_V], [ROWS], [ROWS]
     o, m, l = merge_warps(acc, maximum, sums, OUT)
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     finished = SPLITS == 1
@@ -145,4 +161,4 @@ def flash_decode_hopper_kernel(
             gl.store(counter, 0)
             o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
         out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)
+        store_result(out, Lse, o, m, l, sinks, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
+from blocktune.kernels.base.feature_arguments import sinks_of
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
@@ -166,14 +167,21 @@ class FlashDecodeHopper(AttentionKernel):
         arguments: dict[str, Any] = {name: TensorArgument(shape.dtype) for name in ("Q", "K", "V", "Out")}
         arguments |= {"Lse": None, "Work": TensorArgument("float32") if merged else None}
         arguments |= {"Counter": integers if merged else None, "Lengths": integers if features.cached else None}
-        arguments |= {"Table": integers if features.page_size else None, "scale_log2": 1.0, "stride_table": 0}
+        arguments |= {"Table": integers if features.page_size else None, "Sinks": None}
+        arguments |= {"scale_log2": 1.0, "stride_table": 0}
         arguments |= _example_strides(shape) | _sizes(shape) | _constants(config, shape)
         return specialize(flash_decode_hopper_kernel, arguments, {"num_warps": config.num_warps})
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        return self._bind(config, shape, takes_extras=bool(shape.features))
+
+    def bind_with_sinks(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        return self._bind(config, shape, takes_extras=True)
+
+    def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
         splits = config.parameters["splits"]
         needed = (shape.batch * shape.num_heads_kv, _workspace(config, shape)) if splits > 1 else (0, 0)
-        return (ExtrasLaunch if shape.features else TritonLaunch)(
+        return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_decode_hopper_kernel,
             (shape.num_heads_kv, splits, shape.batch),
             partial(_leading, *needed),
@@ -252,7 +260,7 @@ def _leading(
     table = extras.block_table
     lengths = extras.cache_seqlens
     return (
-        *(q, k, v, out, lse, work, counter, lengths, table, scale * LOG2_E),
+        *(q, k, v, out, lse, work, counter, lengths, table, sinks_of(extras), scale * LOG2_E),
         0 if table is None else table.stride(0),
     )
 

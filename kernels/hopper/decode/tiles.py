@@ -25,6 +25,8 @@ total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
+
 # Triton 3.7 renamed the barrier of a block.
 block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
@@ -82,6 +84,7 @@ def key_range(tiles, SPLITS: gl.constexpr):
 @gluon.jit
 def tile_keys(tile, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
     """[W, KEYS]: every warp's keys of a tile."""
+    # [W], [KEYS]
     warps = gl.arange(0, W, gl.SliceLayout(1, LAYOUT))
     keys = gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
     return tile * (W * KEYS) + warps[:, None] * KEYS + keys[None, :]
@@ -100,6 +103,7 @@ def key_offsets(
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Where the keys of a tile begin, in words from the first of the entry, or of the cache if it has pages."""
+    # [W, KEYS]
     keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
     if PAGE_SIZE == 0:
         return keys * stride_n
@@ -125,7 +129,9 @@ def load_pages(
 @gluon.jit
 def load_queries(base, offsets, W: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
     """Q^T [W, WIDTH, rows], the same for every warp; offsets [rows]."""
+    # [WIDTH]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
+    # [W, WIDTH]
     everyone = gl.full([W, WIDTH], 0, gl.int32, gl.SliceLayout(2, LAYOUT)) + columns[None, :]
     return gl.load(base + offsets[None, None, :] + everyone[:, :, None])
 
@@ -137,6 +143,7 @@ def load_words(base, offsets, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT:
     As words, because Triton keeps 16-bit elements that go round a loop each on its own, and to take a word apart is to
     wait for it: that belongs into the next iteration."""
     LANES: gl.constexpr = LAYOUT.threads_per_warp[3]
+    # [PARTS], [lanes], [4]
     parts = gl.arange(0, PARTS, inner_layout(LAYOUT, 2))
     lanes = gl.arange(0, LANES, inner_layout(LAYOUT, 3))
     words = gl.arange(0, 4, inner_layout(LAYOUT, 4))
@@ -152,6 +159,7 @@ def load_words(base, offsets, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT:
 @gluon.jit
 def elements(words, dtype: gl.constexpr):
     """[.., 8] of 16 bits of words [.., 4]."""
+    # [W, keys, PARTS, lanes, 4]
     low = words.to(gl.int16).to(dtype, bitcast=True)
     high = (words >> 16).to(gl.int16).to(dtype, bitcast=True)
     SHAPE: gl.constexpr = words.shape
@@ -170,6 +178,7 @@ def keys_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
 def values_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
     """V^T [W, WIDTH_V, keys], its rows in the order that `in_order` undoes."""
     SHAPE: gl.constexpr = words.shape
+    # [W, PARTS, 8, lanes, keys]
     v = gl.permute(elements(words, dtype), (0, 2, 4, 3, 1))
     return gl.convert_layout(gl.reshape(v, [SHAPE[0], 64 * SHAPE[2], SHAPE[1]]), OPERAND, assert_trivial=True)
 
@@ -180,6 +189,7 @@ def in_order(acc):
     W: gl.constexpr = acc.shape[0]
     WIDTH: gl.constexpr = acc.shape[1]
     ROWS: gl.constexpr = acc.shape[2]
+    # warp | part | column of 8 | lane | row
     split = gl.reshape(acc, [W, WIDTH // 64, 8, 8, ROWS])
     return gl.reshape(gl.permute(split, (0, 4, 1, 3, 2)), [W, ROWS, WIDTH])
 
@@ -199,11 +209,16 @@ def probabilities(scores, last, maximum, sums, tile, scale_log2, W: gl.constexpr
 
     Returns the probabilities, the new maximum and sum, and the factor of what was accumulated, all [W, rows]."""
     LAYOUT: gl.constexpr = scores.type.layout
+    # [W, keys]
     keys = tile_keys(tile, W, KEYS, gl.SliceLayout(2, LAYOUT))
+    # [W, keys, rows]
     scores = gl.where(keys[:, :, None] <= last[:, None, :], scores * scale_log2, float("-inf"))
+    # [W, rows]
     new = gl.maximum(maximum, gl.max(scores, 1))
     base = finite(new)
+    # [W, keys, rows]
     p = gl.exp2(scores - base[:, None, :])
+    # [W, rows]
     factor = gl.exp2(maximum - base)
     return p, new, sums * factor + gl.sum(p, 1), factor
 
@@ -224,8 +239,11 @@ def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
     outputs.store(in_order(acc))
     maxima.store(maximum)
     totals.store(sums)
+    # [W, rows]
     m = maxima.load(gl.SliceLayout(2, OUT))
+    # [rows]
     best = gl.max(m, 0)
+    # [W, rows]
     weights = gl.exp2(m - finite(best)[None, :])
     return (
         gl.sum(outputs.load(OUT) * weights[:, :, None], 0),
@@ -243,8 +261,10 @@ def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLI
     statistics = work + SPLITS * total_rows * WIDTH + place * SPLITS + gl.program_id(1)
     own = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    # [ROWS, WIDTH]
     inside = (own < rows)[:, None] & (columns >= 0)[None, :]
     gl.store(work + start * WIDTH + own[:, None] * WIDTH + columns[None, :], o, mask=inside)
+    # [ROWS]
     once = gl.arange(0, ROWS, m.type.layout)
     gl.store(statistics + once * SPLITS, m, mask=once < rows)
     gl.store(statistics + SPLITS * total_rows + once * SPLITS, l, mask=once < rows)
@@ -278,24 +298,31 @@ def merge_parts(
     LAYOUT: gl.constexpr = gl.SliceLayout(0, OUT)
     own = gl.arange(0, ROWS, gl.SliceLayout(0, SIDE_BY_SIDE))
     shares = gl.arange(0, CHUNK, gl.SliceLayout(1, SIDE_BY_SIDE))
+    # [CHUNK, ROWS]: statistics of CHUNK shares
     known = (own < rows)[None, :] & (shares >= 0)[:, None]
     maxima = work + SPLITS * total_rows * WIDTH + place * SPLITS + (own[None, :] * SPLITS + shares[:, None])
     own = gl.arange(0, ROWS, gl.SliceLayout(0, PAIRS))
     shares = gl.arange(0, CHUNK, gl.SliceLayout(1, PAIRS))
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, OUT)))
+    # [CHUNK, ROWS], and of outputs [CHUNK, ROWS, WIDTH]
     inside = (own < rows)[None, :] & (shares >= 0)[:, None]
     parts = work + place * WIDTH + (shares[:, None] * (total_rows * WIDTH) + own[None, :] * WIDTH)[:, :, None]
     parts = parts + columns[None, None, :]
+    # [ROWS], [ROWS], [ROWS, WIDTH]
     best = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, PAIRS))
     total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, PAIRS))
     o = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
     for _ in range(SPLITS // CHUNK):
+        # [CHUNK, ROWS], [CHUNK, ROWS], [CHUNK, ROWS, WIDTH]
         m = gl.load(maxima, mask=known, other=float("-inf"), cache_modifier=".cg")
         l = gl.load(maxima + SPLITS * total_rows, mask=known, other=0.0, cache_modifier=".cg")
         found = gl.load(parts, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
         m = gl.convert_layout(m, PAIRS)
+        # [ROWS]
         new = gl.maximum(best, gl.max(m, 0))
+        # [CHUNK, ROWS]
         weights = gl.exp2(m - finite(new)[None, :])
+        # [ROWS]
         kept = gl.exp2(best - finite(new))
         total = total * kept + gl.sum(gl.convert_layout(l, PAIRS) * weights, 0)
         o = o * gl.convert_layout(kept, gl.SliceLayout(1, LAYOUT))[:, None] + gl.sum(found * weights[:, :, None], 0)
@@ -307,22 +334,31 @@ def merge_parts(
 
 @gluon.jit
 def store_result(
-    out, lse, o, m, l, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
+    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
 ):  # fmt: skip
     """The finished rows, divided by their sums; zeros and -inf where a row saw no key. out is the output of the first
-    query head of the group; lse may be None."""
+    query head of the group; lse may be None. sinks: of the rows, like l, or None."""
     LN_2: gl.constexpr = 0.6931471805599453
     ROWS: gl.constexpr = o.shape[0]
     LAYOUT: gl.constexpr = o.type.layout
     PER_ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    # [ROWS], [WIDTH]
     own = gl.arange(0, ROWS, PER_ROW)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    if sinks is not None:
+        l = sum_with_sink(l, m, sinks)
+    # [ROWS]
     total = gl.where(l == 0.0, 1.0, l)
     head, query = own // seqlen_q, own % seqlen_q
     offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
+    # [ROWS, WIDTH]
     result = o / gl.convert_layout(total, PER_ROW)[:, None]
     inside = (own < rows)[:, None] & (columns >= 0)[None, :]
     gl.store(out + offsets[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
     if lse is not None:
         once = gl.arange(0, ROWS, l.type.layout)
-        gl.store(lse + place + once, gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2), mask=once < rows)
+        if sinks is None:
+            found = gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2)
+        else:
+            found = log2_with_sink(m + gl.log2(total), l, sinks) * LN_2
+        gl.store(lse + place + once, found, mask=once < rows)

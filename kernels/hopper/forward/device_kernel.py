@@ -27,7 +27,7 @@ def tiles(
 
 @gluon.jit(do_not_specialize=["lse_rows", *SIZES])
 def flash_fwd_hopper_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, scale_log2, bend, lse_rows,
+    q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks, scale_log2, bend, lse_rows,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, left,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
@@ -35,12 +35,12 @@ def flash_fwd_hopper_kernel(
     KEEP_P: gl.constexpr, SHARE_O: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
-    lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. scale_log2: the
-    softmax scale times log2(e).
+    lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for
+    each of num_heads that joins the softmax of its rows, or None. scale_log2: the softmax scale times log2(e).
 
     Query i sees the keys i + left .. i + right (LEFT, RIGHT: where there are such bounds) that there are (RAGGED: the
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
-    scores are tanh(bend * q k^T / (2 log2(e))), and scale_log2 is the cap times log2(e).
+    scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e).
 
     With cu_q and cu_k int32 [batch + 1] the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads,
     lse_rows], seqlen_q is the longest, and the bounds are of each sequence (LOWER_RIGHT: plus its seqlen_k - seqlen_q).
@@ -111,22 +111,22 @@ def flash_fwd_hopper_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
-            (consumer, (o_desc, lse, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 3, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 3, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip

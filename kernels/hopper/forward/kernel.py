@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.feature_arguments import check_extras
+from blocktune.kernels.base.feature_arguments import check_extras, sinks_of
 from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
@@ -133,19 +133,25 @@ class FlashForwardHopper(AttentionKernel):
         )
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
-        arguments |= {"scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
+        arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
         arguments |= sizes_of(shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        return self._bind(config, shape, takes_extras=bool(shape.features))
+
+    def bind_with_sinks(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+        return self._bind(config, shape, takes_extras=True)
+
+    def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         make = _describe_packed if shape.features.varlen else describe_rows
         fixed = (*sizes_of(shape).values(), *_constants(config, shape).values())
-        return (ExtrasLaunch if shape.features else TritonLaunch)(
+        return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_kernel,
             (min(multiprocessors(), tiles), 1, 1),
-            partial(_leading_with_extras, shape.features) if shape.features else _leading,
-            partial(_fixed, fixed) if shape.features else partial(trailing, fixed),
+            partial(_leading_with_extras, shape.features) if takes_extras else _leading,
+            partial(_fixed, fixed) if takes_extras else partial(trailing, fixed),
             {"num_warps": WARPS},
             tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape))),
         )
@@ -199,7 +205,7 @@ def _describe_packed(rows: int, columns: int, tensor: Any) -> Any:
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    return q, k, v, out, lse, tile_counter(q.device), None, None, scale * LOG2_E, 0.0
+    return q, k, v, out, lse, tile_counter(q.device), None, None, None, scale * LOG2_E, 0.0
 
 
 def _leading_with_extras(
@@ -211,9 +217,9 @@ def _leading_with_extras(
         UsageError: the tensor of a feature is missing.
     """
     check_extras(features, extras)
-    bend, scale = (2 * LOG2_E * scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
-    lengths = extras.cu_seqlens_q, extras.cu_seqlens_k
-    return q, k, v, out, lse, tile_counter(q.device), *lengths, scale * LOG2_E, bend, q.shape[2]  # rows of a head
+    bend, scale = (scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
+    given = extras.cu_seqlens_q, extras.cu_seqlens_k, sinks_of(extras)
+    return q, k, v, out, lse, tile_counter(q.device), *given, scale * LOG2_E, bend, q.shape[2]  # rows of a head
 
 
 def _fixed(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

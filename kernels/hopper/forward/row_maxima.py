@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.common.rows import beside, by_thread, greatest_asm, of_threads, thread_sum
+from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
 
 
 @gluon.jit
@@ -112,11 +113,29 @@ def first_softmax(qk, no_acc, scales, S_L: gl.constexpr):
 
 
 @gluon.jit
-def log_sum_exp(top, total, scales, ROW_S: gl.constexpr):
-    """The log-sum-exp [64] in natural units of the rows whose probabilities have the sum `total`."""
-    LN_2: gl.constexpr = 0.6931471805599453
+def row_maxima(top, scales, ROW_S: gl.constexpr):
+    """The maxima [64] of rows that probabilities are relative to, in units of log2 and of the scale of all rows."""
     maximum, scale = top
     own, _ = scales
+    return gl.convert_layout(gl.max(maximum * (own / scale), 1), ROW_S)
+
+
+@gluon.jit
+def row_sums(sums, top, sink, scales, ROW_S: gl.constexpr):
+    """The sums [64] of the probabilities of rows, of [64, 4]; with a sink as `sum_with_sink` has them."""
     # [64]
-    shift = gl.convert_layout(gl.max(maximum * (own / scale), 1), ROW_S)
-    return (shift + gl.log2(total)) * LN_2
+    total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+    if sink is not None:
+        total = sum_with_sink(total, row_maxima(top, scales, ROW_S), sink)
+    return total
+
+
+@gluon.jit
+def log_sum_exp(top, total, sink, scales, ROW_S: gl.constexpr):
+    """The log-sum-exp [64] in natural units of the rows with these `row_sums`."""
+    LN_2: gl.constexpr = 0.6931471805599453
+    # [64]
+    log2_sum = row_maxima(top, scales, ROW_S) + gl.log2(total)
+    if sink is not None:
+        log2_sum = log2_with_sink(log2_sum, total, sink)
+    return log2_sum * LN_2

@@ -13,9 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
+from blocktune.kernels.base.feature_arguments import sinks_of
 from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.base.launch import TritonLaunch
+from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
@@ -39,6 +40,7 @@ from blocktune.kernels.hopper.forward.layout import (
 )
 from blocktune.kernels.hopper.forward.short_warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
 
 MOST_KEYS = {64: 2048, 128: 1024, 256: 1024}
@@ -50,15 +52,16 @@ PANEL = 64
 
 @gluon.jit(do_not_specialize=["lse_rows", *SIZES[:-1]])
 def flash_fwd_hopper_short_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, lse_rows,
+    q_desc, k_desc, v_desc, o_desc, lse, sinks, counter, scale_log2, lse_rows,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
     O_SLOTS: gl.constexpr, JOINED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 rows (q, output) or BLOCK_N (k, v) and a head's columns
-    (q, k, v) or a panel's (output); lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again
-    at the end. scale_log2: the softmax scale times log2(e).
+    (q, k, v) or a panel's (output); lse [batch, num_heads, lse_rows] or None; sinks: a logit for each of num_heads that
+    joins the softmax of its rows, or None; counter: two int32 zeros, and zeros again at the end. scale_log2: the
+    softmax scale times log2(e).
 
     Query i sees the keys up to i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block
     may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. O_SLOTS: panels of
@@ -122,23 +125,23 @@ def flash_fwd_hopper_short_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scale_log2, sizes, lse_rows, 3, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 3, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
@@ -192,14 +195,15 @@ class FlashForwardHopperShort(FlashForwardHopper):
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         blocks = (DescriptorArgument(shape.dtype, (1, 1, *block), swizzled=True) for block in _blocks(config, shape))
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
-        arguments |= {"lse": None, "counter": TensorArgument("int32"), "scale_log2": 1.0, "lse_rows": shape.seqlen_q}
+        arguments |= {"lse": None, "sinks": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
+        arguments |= {"lse_rows": shape.seqlen_q}
         arguments |= _sizes(shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_short_kernel, arguments, {"num_warps": WARPS})
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+    def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
         count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
-        return TritonLaunch(
+        return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_short_kernel,
             (min(multiprocessors(), count), 1, 1),
             _leading,
@@ -267,5 +271,5 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     }
 
 
-def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    return q, k, v, out, lse, tile_counter(q.device), scale * LOG2_E
+def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> tuple[Any, ...]:
+    return q, k, v, out, lse, sinks_of(extras), tile_counter(q.device), scale * LOG2_E

@@ -7,7 +7,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate
-from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp
+from blocktune.kernels.hopper.common.sinks import sink_of
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums
 from blocktune.kernels.hopper.forward.steps import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
 
@@ -55,7 +56,7 @@ def first_block(
 
 @gluon.jit
 def send(
-    acc, sums, top, rows, scales, o_desc, lse, lse_rows, sizes, memory, C: gl.constexpr,
+    acc, sums, top, rows, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C: gl.constexpr,
     OPTIONS: gl.constexpr, ROW_S: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """Sends the accumulators over the sums of their rows on their way, panel by panel, and writes the log-sum-exp.
@@ -68,8 +69,11 @@ def send(
     W: gl.constexpr = o_desc.block_type.shape[3]
     COUNT: gl.constexpr = acc[0].shape[1] // W
     if row < sizes.seqlen_q:
+        sink = None
+        if sinks is not None:
+            sink = sink_of(sinks, head)
         # [64]
-        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+        total = row_sums(sums, top, sink, scales, ROW_S)
         # panels [64, W] of [64, head_dim_v]
         parts = columns(divided(acc[0], total, OPTIONS.ALIGNED, O_L).to(o_desc.dtype), W)
         for part in gl.static_range(COUNT):
@@ -82,7 +86,7 @@ def send(
             start = (batch * sizes.num_heads + head).to(gl.int64) * lse_rows
             # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
-            gl.store(lse + start + each, log_sum_exp(top, total, scales, ROW_S), mask=each < sizes.seqlen_q)
+            gl.store(lse + start + each, log_sum_exp(top, total, sink, scales, ROW_S), mask=each < sizes.seqlen_q)
 
 
 @gluon.jit

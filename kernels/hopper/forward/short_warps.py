@@ -124,7 +124,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
 
 
 @gluon.jit
-def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr):
+def consumer(o_desc, lse, sinks, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr):
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
     EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
@@ -213,7 +213,8 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
                 mbarrier.wait(memory.q_full.index(C), q_phase)
             qk_t = scores(memory.q, C, memory.k, slot, no_acc, 1)
             send(
-                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+                acc, sums_done, top_done, done, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C, OPTIONS, ROW_S,
+                O_L,
             )  # fmt: skip
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
         scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
@@ -224,6 +225,7 @@ def consumer(o_desc, lse, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIO
             mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
             acc = finished(acc_t, 1)
             send(
-                acc, sums_done, top_done, done, scales, o_desc, lse, lse_rows, sizes, memory, C, OPTIONS, ROW_S, O_L
+                acc, sums_done, top_done, done, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C, OPTIONS, ROW_S,
+                O_L,
             )  # fmt: skip
     tma.store_wait(0)

@@ -17,6 +17,7 @@ from blocktune.kernels.hopper.common.device_functions import (
     copy_out,
     pin,
     reinterpret,
+    tanh,
 )
 from blocktune.kernels.hopper.common.rows import times_factor
 from blocktune.kernels.hopper.forward.row_maxima import softmax
@@ -231,18 +232,6 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def bent(qk, bend):
-    """tanh(qk * bend / (2 log2 e)) = 1 - 2 / (1 + 2^(qk * bend)): an exponential that overflows gives 1."""
-    return 1.0 - 2.0 * reciprocal(1.0 + gl.exp2(qk * bend))
-
-
-@gluon.jit
-def reciprocal(x):
-    """1 / x to the last bit but one."""
-    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
-
-
-@gluon.jit
 def step(
     memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
@@ -273,7 +262,7 @@ def step(
     if OPTIONS.SPLIT_RELEASE:
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
-        qk = bent(qk, bend)
+        qk = tanh(qk * bend)
     if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):

@@ -38,12 +38,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
+from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, tanh
+from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import publish, receive
-from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, scales_of
+from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
-    bent,
     finished,
     hand_back,
     hide,
@@ -173,7 +173,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
 
 @gluon.jit
 def consumer(
-    o_desc, lse, memory, cu_q, cu_k, scale, bend, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr,
+    o_desc, lse, sinks, memory, cu_q, cu_k, scale, bend, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
@@ -247,7 +247,7 @@ def consumer(
         if SPLIT_RELEASE:
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
         if OPTIONS.SOFTCAP:
-            qk = bent(qk, bend)
+            qk = tanh(qk * bend)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
@@ -281,12 +281,16 @@ def consumer(
         if not OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         acc_t = add_product(p, memory.v, slot, acc, V_PANELS, REST_P)
+        sink = None
+        if sinks is not None:
+            sink = sink_of(sinks, head)  # on its way during the product
         values_read(memory, previous, SPLIT_RELEASE)
         if not OPTIONS.SHARE_O:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         q_phase ^= 1
         tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
-        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
+        # [64]
+        total = row_sums(sums, top, sink, scales, ROW_S)
         acc = finished(acc_t, V_PANELS)
         release(memory, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
@@ -308,7 +312,7 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, log_sum_exp(top, total, scales, ROW_S), mask=rows < length_q)
+                gl.store(lse + row + rows, log_sum_exp(top, total, sink, scales, ROW_S), mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)

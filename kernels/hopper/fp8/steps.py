@@ -86,7 +86,9 @@ def half_packed(p):
     two as they are and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     HALF: gl.constexpr = p.shape[1] // 2
+    # [64, BLOCK_N / 16, 4, 2]
     first, second = gl.split(gl.permute(gl.reshape(p, [ROWS, HALF, 2, 4, 2]), (0, 1, 3, 2, 4)))
+    # [64, BLOCK_N / 16, 4]
     a, c = gl.split(first)
     b, d = gl.split(second)
     return a, b, half_word(c, d)
@@ -104,8 +106,10 @@ def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
     """The four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
     ROWS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1] * 16
+    # [64, BLOCK_N / 16, 4, 2]: bytes 0 and 2, 1 and 3
     first = gl.join(words.to(gl.uint8), (words >> 16).to(gl.uint8))
     second = gl.join((words >> 8).to(gl.uint8), (words >> 24).to(gl.uint8))
+    # [64, BLOCK_N]
     numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
     return as_numbers(gl.convert_layout(numbers, P_L), dtype)
 
@@ -178,6 +182,7 @@ def loaded_as(memory, x):
 def put_aside(memory, due, acc, first, O_L: gl.constexpr):
     """The accumulator of a stretch goes to the float32 sums of those before it in shared memory [WIDTH, 64], or in
     their place if it is the first. Threads have their numbers side by side there and touch no others."""
+    # [WIDTH, 64]
     x = in_register_order(acc)
     if first:
         tma.store_wait(0)  # the output of the tile before has been in the same memory
@@ -189,6 +194,7 @@ def put_aside(memory, due, acc, first, O_L: gl.constexpr):
 @gluon.jit
 def brought_back(memory, due, acc, O_L: gl.constexpr):
     """The sums of all stretches, of which the last one is in an accumulator."""
+    # [WIDTH, 64]
     x = in_register_order(acc)
     x += loaded_as(memory, x) * in_register_order(across(due, acc, O_L))
     return gl.convert_layout(out_of_register_order(x), O_L)
@@ -198,6 +204,7 @@ def brought_back(memory, due, acc, O_L: gl.constexpr):
 def out_of_register_order(x):
     """The way back of `in_register_order`."""
     HALF: gl.constexpr = x.shape[0]
+    # column / 8 | warp | lane / 4 | lane % 4 | + 8 rows | pair
     x = gl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])
     return gl.reshape(gl.permute(x, (1, 4, 2, 0, 3, 5)), [64, HALF])
 

@@ -59,9 +59,11 @@ def transpose_values_kernel(
     padded_words = tiles * WORDS  # a multiple of 16 that the compiler knows: threads store 16 bytes at once
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     start = tl.program_id(0) % tiles * WORDS
+    # [WORDS]
     places = start + tl.arange(0, WORDS)
     # word w of every four holds keys 2 w, 2 w + 1, 2 w + 8, 2 w + 9 of sixteen
     keys = places // 4 * 16 + places % 4 * 2
+    # [WIDTH / 4]: four dims each
     quads = tl.arange(0, WIDTH // 4)
     words = V.to(tl.pointer_type(tl.int32))
     words += batch_head // num_heads_kv * (stride_vb // 4) + batch_head % num_heads_kv * (stride_vh // 4)
@@ -73,6 +75,7 @@ def transpose_values_kernel(
     c = tl.load(pointers + 8 * (stride_vn // 4), inside & (keys + 8 < seqlen_k)[:, None], 0)
     d = tl.load(pointers + 9 * (stride_vn // 4), inside & (keys + 9 < seqlen_k)[:, None], 0)
     first, second, third, fourth = turned_words(a, b, c, d)
+    # [WORDS, WIDTH]
     turned = tl.reshape(tl.join(tl.join(first, third), tl.join(second, fourth)), (WORDS, WIDTH))
     # [WIDTH, WORDS]
     dims = tl.arange(0, WIDTH)

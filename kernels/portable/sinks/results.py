@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.values.feature_tensors import Extras
 
 
@@ -16,14 +17,27 @@ def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]
     return (out.to(lse.dtype) * (own - merged).exp()[..., None]).to(out.dtype), merged.masked_fill(empty, -torch.inf)
 
 
-def finished(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the results of a kernel with sinks, in the same memory on a GPU."""
-    if not out.is_cuda:
-        return with_sinks(out, lse, sinks)
-    from blocktune.kernels.portable.sinks.rows import add_sinks
+def with_sink_pass(launch: Launch, *, takes_extras: bool) -> Launch:
+    """Return the launch(q, k, v, out, lse, scale, extras) of a forward kernel that knows no sinks, and of a pass over
+    its results that adds them. takes_extras: whether the kernel's own launch does."""
 
-    add_sinks(out, lse, sinks)
-    return out, lse
+    def run(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float, extras: Extras) -> None:
+        launch(q, k, v, out, lse, scale, *((extras,) if takes_extras else ()))
+        assert extras.sinks is not None
+        _add(out, lse, extras.sinks)
+
+    return run
+
+
+def _add(out: Tensor, lse: Tensor, sinks: Tensor) -> None:
+    """Write results again, with sinks."""
+    if out.is_cuda:
+        from blocktune.kernels.portable.sinks.rows import add_sinks
+
+        add_sinks(out, lse, sinks)
+    else:
+        for memory, found in zip((out, lse), with_sinks(out, lse, sinks), strict=True):
+            memory.copy_(found)
 
 
 def before_sinks(grad: Tensor, lse: Tensor, extras: Extras) -> tuple[Tensor, Extras]:

@@ -13,6 +13,7 @@ import torch
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.decode import kernel as flash_decode_hopper
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -56,8 +57,9 @@ def run(config: KernelConfig, case: Case, monkeypatch: pytest.MonkeyPatch) -> tu
     assert KERNEL.layout_problem(case.q, case.k, case.v) is None
     out = torch.full((*case.q.shape[:3], shape.head_dim_v), float("nan"), dtype=case.q.dtype)
     lse = torch.full(case.q.shape[:3], float("nan"))
-    launch: Any = KERNEL.bind(config, shape)
-    given = (case.extras,) if shape.features else ()
+    sunk = case.extras.sinks is not None
+    launch: Any = (KERNEL.bind_with_sinks if sunk else KERNEL.bind)(config, shape)
+    given = (case.extras,) if shape.features or sunk else ()
     arguments = launch.arguments(case.q, case.k, case.v, out, lse, shape.head_dim**-0.5, *given)
     gluon_tensors.run(launch.function, launch.grid, arguments, config.num_warps)
     assert len(counters) == (config.parameters["splits"] > 1)
@@ -66,7 +68,9 @@ def run(config: KernelConfig, case: Case, monkeypatch: pytest.MonkeyPatch) -> tu
 
 
 def check(config: KernelConfig, case: Case, monkeypatch: pytest.MonkeyPatch, reference: Case | None = None) -> None:
-    assert_close(run(config, case, monkeypatch), expected(reference or case), case.shape.dtype)
+    right, sinks = expected(reference or case), case.extras.sinks
+    right = right if sinks is None else with_sinks(*right, sinks)
+    assert_close(run(config, case, monkeypatch), right, case.shape.dtype)
 
 
 @pytest.mark.parametrize("splits", [1, 2, 8, 64])
@@ -105,6 +109,21 @@ def test_cache_lengths(splits: int, causal: Causal, seqlen_q: int, monkeypatch: 
     """Empty, fuller and full entries, and one with fewer keys than queries; NaN behind all of them."""
     shape = shape_of(CACHED, batch=5, num_heads=2, num_heads_kv=1, seqlen_q=seqlen_q, causal=causal)
     check(config_of(splits=splits), case_of(shape, (0, 150, 133, 2, 64)), monkeypatch)
+
+
+SINKS = (0.5, -2.0, float("-inf"), 200.0)
+"""Of four heads: next to the last one nothing is left of the keys."""
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("heads_kv", "seqlen_q"), [(2, 1), (1, 3)])
+def test_sinks(heads_kv: int, seqlen_q: int, splits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of entries without keys, and of the heads of a group; with features and without."""
+    sinks = torch.tensor(SINKS).bfloat16()
+    sizes = {"num_heads_kv": heads_kv, "seqlen_q": seqlen_q}
+    check(config_of(splits=splits), case_of(shape_of(**sizes), sinks=sinks), monkeypatch)
+    cached = shape_of(CACHED, batch=3, causal=Causal.LOWER_RIGHT, **sizes)
+    check(config_of(splits=splits), case_of(cached, (0, 150, 77), sinks=sinks), monkeypatch)
 
 
 @pytest.mark.parametrize("page_size", [16, 64, 256])

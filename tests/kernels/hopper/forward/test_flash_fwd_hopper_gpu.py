@@ -15,6 +15,7 @@ from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.dispatch.plan import empty_output
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -81,8 +82,9 @@ def run(
     assert kernel.violations(config, problem, HOPPER) == ()
     assert kernel.layout_problem(*qkv) is None
     out, lse = results(problem, qkv[0])
-    given = (extras,) if problem.features else ()
-    kernel.bind(config, problem)(*qkv, out, lse, problem.head_dim**-0.5, *given)
+    sunk = extras is not None and extras.sinks is not None
+    launch: Any = (kernel.bind_with_sinks if sunk else kernel.bind)(config, problem)
+    launch(*qkv, out, lse, problem.head_dim**-0.5, *((extras,) if problem.features or sunk else ()))
     return out, lse
 
 
@@ -152,6 +154,19 @@ def test_windows(seqlen_q: int, seqlen_k: int, head_dim: int) -> None:
 def test_soft_cap(features: str, head_dim: int) -> None:
     for causal in Causal:
         check(shape_of(1000, 1300, head_dim, features, causal=causal))
+
+
+@pytest.mark.parametrize("features", ["", "window=200:0", "softcap"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_sinks(features: str, head_dim: int) -> None:
+    """Of four heads: one that is none, and one next to which nothing is left of the keys. Also of rows without keys."""
+    sinks = torch.tensor([0.5, 4.0, float("-inf"), 200.0], device="cuda").bfloat16()
+    for causal, rows in itertools.product(Causal, (1000, 1500)):
+        problem = shape_of(rows, 1300, head_dim, features, causal=causal)
+        qkv, extras = tensors(problem), Extras(softcap=1.5 if problem.features.softcap else 0.0)
+        options: dict[str, Any] = {"causal": causal, "features": problem.features, "extras": extras}
+        right = with_sinks(*attention_reference(*qkv, **options, dtype=torch.float64), sinks)
+        compare(problem, run(problem, qkv, replace(extras, sinks=sinks)), right)
 
 
 SEQUENCES = [

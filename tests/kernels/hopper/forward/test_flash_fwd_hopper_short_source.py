@@ -15,7 +15,7 @@ from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_sh
 from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort, joins_tiles, output_panels
 from blocktune.kernels.values.shape import Causal
 from tests.kernels.hopper.forward import test_flash_fwd_hopper_source as other
-from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, read_now, shape_of, tensors
+from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors
 from tests.support import gluon_machine
 
 pytestmark = pytest.mark.triton_free
@@ -39,6 +39,14 @@ def test_infinite_keys(keys: str, causal: Causal) -> None:
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 def test_scores_of_any_size(causal: Causal) -> None:
     other.check_huge_scores(shape_of(200, 300, causal=causal), KERNEL)
+
+
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("sinks", SINKS)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_sinks(head_dim: int, sinks: str, causal: Causal) -> None:
+    other.check_sinks(shape_of(200, 200, head_dim, causal=causal), sinks, KERNEL)
+    other.check_sinks(shape_of(300, 100, head_dim, causal=causal), sinks, KERNEL)
 
 
 @pytest.mark.parametrize("causal", Causal)

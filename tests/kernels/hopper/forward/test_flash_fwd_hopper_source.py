@@ -6,6 +6,7 @@ test_flash_fwd_hopper_gpu.py compares results.
 """
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward import kernel as flash_fwd_hopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.correctness.forward import HARD, PLAIN
 from tests.support import gluon_machine
 
 pytestmark = pytest.mark.triton_free
@@ -84,11 +87,13 @@ def run(
     q = qkv[0]
     out = torch.full((*q.shape[:-1], problem.head_dim_v), 7.0).half()
     lse = torch.full(q.shape[1:3] if problem.features.varlen else q.shape[:3], 7.0)
-    launch: Any = kernel.bind(config, problem)
-    given = (extras,) if problem.features else ()
+    launch: Any = (kernel.bind if extras.sinks is None else kernel.bind_with_sinks)(config, problem)
+    given = (extras,) if problem.features or extras.sinks is not None else ()
     arguments = launch.arguments(*qkv, out, lse, problem.head_dim**-0.5, *given)
     gluon_machine.run(launch.function, arguments, programs)
-    counter = arguments[5]
+    (counter,) = (
+        each for each in arguments if isinstance(each, torch.Tensor) and each.dtype is torch.int32 and each.numel() == 2
+    )
     assert counter.tolist() == [0, 0]  # as the next launch expects it
     return out, lse
 
@@ -117,17 +122,35 @@ def compare(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expect
     assert ((lse - expected_lse)[seen].abs() <= LSE_TOLERANCE).all()
 
 
-def check_huge_scores(problem: AttentionShape, kernel: FlashForwardHopper = KERNEL) -> None:
+SINKS = {"usual": (0.5, -2.0), "one that is none": (float("-inf"), 6.0), "above all scores": (200.0, -0.5)}
+"""Of two heads."""
+
+
+def check_sinks(problem: AttentionShape, sinks: str, kernel: FlashForwardHopper = KERNEL) -> None:
+    qkv, extras = tensors(problem), Extras(softcap=1.5 if problem.features.softcap else 0.0)
+    given = torch.tensor(SINKS[sinks]).bfloat16()
+    found = run(problem, config_of(problem, kernel), qkv, replace(extras, sinks=given), 2, kernel)
+    options: dict[str, Any] = {"causal": problem.causal, "features": problem.features, "extras": extras}
+    own, own_lse = attention_reference(*qkv, **options, dtype=torch.float64)
+    compare(*found, *with_sinks(own, own_lse, given))
+    assert (found[0][own_lse.isneginf()] == 0).all()
+
+
+def check_huge_scores(
+    problem: AttentionShape, kernel: FlashForwardHopper = KERNEL, sinks: torch.Tensor | None = None
+) -> None:
     q, k, v = tensors(problem)
     q[:, :, ::3] *= 6000.0
     q[:, :, 1::9] = -6000.0
     k = (k.float().abs() * 6000.0).half()
     k[:, :, 1::2] = k[:, :, ::2]
-    out, lse = run(problem, config_of(problem, kernel), [q, k, v], Extras(), 2, kernel)
+    out, lse = run(problem, config_of(problem, kernel), [q, k, v], Extras(sinks=sinks), 2, kernel)
     scores = q.double() @ k.double().mT * problem.head_dim**-0.5
     if problem.causal is Causal.UPPER_LEFT:
         scores += torch.full(scores.shape[2:], float("-inf")).triu(1)
     expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    if sinks is not None:
+        expected, expected_lse = with_sinks(expected, expected_lse, sinks)
     assert torch.isfinite(out).all()
     assert (out.double() - expected).norm() <= TOLERANCE * expected.norm()
     summands = (q.double().abs() @ k.double().abs().mT).amax(-1) * problem.head_dim**-0.5  # added up in float32
@@ -194,6 +217,39 @@ def test_soft_cap(features: str, head_dim: int) -> None:
     check(shape_of(100, 200, head_dim, features, causal=Causal.LOWER_RIGHT))
 
 
+def off_by_its_error(x: torch.Tensor) -> torch.Tensor:
+    """tanh as far off as the PTX ISA allows its instruction to be, to either side."""
+    return torch.tanh(x) * (1 + 2**-11 * torch.cos(1e5 * x))
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize("softcap", [1.5, 30.0, 50.0])
+@pytest.mark.parametrize(
+    ("query_scale", "tolerance"), [(1.0, PLAIN["bfloat16"].output), (80.0, HARD["bfloat16"].output)]
+)
+def test_soft_cap_with_the_error_of_its_instruction(
+    query_scale: float, tolerance: float, softcap: float, causal: Causal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of usual scores, and of scores next to the cap."""
+    monkeypatch.setitem(gluon_machine.STAND_INS, "tanh", off_by_its_error)
+    problem, extras = shape_of(256, 256, features="softcap", causal=causal), Extras(softcap=softcap)
+    q, k, v = tensors(problem)
+    q *= query_scale
+    out, lse = run(problem, config_of(problem), [q, k, v], extras, 2)
+    right, right_lse = attention_reference(q, k, v, causal=causal, features=problem.features, extras=extras)
+    assert (out.float() - right).norm() <= tolerance * right.norm()
+    assert ((lse - right_lse).abs() <= 2**-11 * min(softcap, 8 * query_scale) + LSE_TOLERANCE).all()
+
+
+@pytest.mark.parametrize("sinks", SINKS)
+@pytest.mark.parametrize("features", ["", "window=20:9", "softcap"])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(200, 200), (300, 100)])
+def test_sinks(seqlen_q: int, seqlen_k: int, features: str, sinks: str) -> None:
+    """Also of rows that see no key."""
+    check_sinks(shape_of(seqlen_q, seqlen_k, 64, features, causal=Causal.LOWER_RIGHT), sinks)
+    check_sinks(shape_of(seqlen_q, seqlen_k, 192, features), sinks)
+
+
 SEQUENCES = [
     ((100, 0, 257, 64), (30, 200, 129, 64)),
     ((64, 64), (0, 128)),
@@ -203,9 +259,12 @@ SEQUENCES = [
 
 @pytest.mark.parametrize(("lengths_q", "lengths_k"), SEQUENCES)
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("features", ["varlen", "varlen window=70:20", "varlen softcap"])
+@pytest.mark.parametrize(
+    ("features", "sunk"),
+    [("varlen", False), ("varlen window=70:20", False), ("varlen softcap", False), ("varlen", True)],
+)
 def test_packed_sequences(
-    lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], causal: Causal, features: str
+    lengths_q: tuple[int, ...], lengths_k: tuple[int, ...], causal: Causal, features: str, sunk: bool
 ) -> None:
     """Behind the last sequence there are tokens that nobody may read (NaN) or write."""
     sizes = {"seqlen_q": max(lengths_q), "seqlen_k": max(lengths_k), "batch": len(lengths_q)}
@@ -219,11 +278,14 @@ def test_packed_sequences(
     )
     softcap = 1.5 if problem.features.softcap else 0.0
     extras = Extras(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, softcap=softcap)
-    out, lse = run(problem, config_of(problem), [q, k, v], extras, 2)
+    sinks = torch.tensor(SINKS["usual"]) if sunk else None
+    out, lse = run(problem, config_of(problem), [q, k, v], replace(extras, sinks=sinks), 2)
     assert (out[:, :, rows:] == 7).all()
     assert (lse[:, rows:] == 7).all()
     parts = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
     expected = attention_reference(*parts, causal=causal, features=problem.features, extras=extras)
+    if sinks is not None:
+        expected = with_sinks(*expected, sinks)
     compare(out[:, :, :rows], lse[:, :rows], *expected)
 
 
@@ -286,6 +348,7 @@ def test_scores_of_any_size(causal: Causal) -> None:
     The maxima of such rows are rounded by more than any exponent holds.
     """
     check_huge_scores(shape_of(200, 300, causal=causal))
+    check_huge_scores(shape_of(200, 300, causal=causal), sinks=torch.tensor(SINKS["usual"]))
 
 
 # ---- the machine itself

@@ -1,12 +1,16 @@
 """What the Hopper forward compiles to: its resources, and exponentials between the waits for products."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
@@ -66,6 +70,43 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionSha
         exponentials_between_the_waits(loop, 64 * best.block_n // 128, products)
         if TRITON < (3, 9):
             assert not [name for name in loop if name.startswith(("LDL", "STL"))]  # no spill inside the loop
+
+
+class Sunk(FlashForwardHopper):
+    """What calls with sinks compile."""
+
+    def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        spec = super().compile_spec(config, shape)
+        place = spec.function.arg_names.index("sinks")
+        return replace(
+            spec,
+            signature=dict(spec.signature) | {"sinks": "*bf16"},
+            constexprs={key: value for key, value in spec.constexprs.items() if key != (place,)},
+            attrs=dict(spec.attrs) | {(place,): [["tt.divisibility", 16]]},
+        )
+
+
+@compiled_here
+def test_sinks_stay_out_of_the_loop(cache: Path) -> None:
+    problem = loaded(128, 8192, Causal.UPPER_LEFT)
+    best = KERNEL.default_config(problem, HOPPER)
+    resources = compile_resources(Sunk(), best, problem, (9, 0))
+    assert resources.spill_bytes <= spills(problem) + 8
+    found = [main_loops(machine_code(kernel, best, problem, cache)) for kernel in (KERNEL, Sunk())]
+    for plain, sunk in zip(*found, strict=True):
+        assert abs(len(sunk) - len(plain)) <= 8  # addresses and moves
+        assert positions(sunk, "MUFU.EX2")[-1] < positions(sunk, "DEPBAR 0")[0]
+        assert len(positions(sunk, "MUFU.EX2")) == len(positions(plain, "MUFU.EX2"))
+
+
+@compiled_here
+def test_a_soft_cap_takes_one_special_function(cache: Path) -> None:
+    problem = loaded(64, 4096, Causal.UPPER_LEFT, "softcap")
+    best = KERNEL.default_config(problem, HOPPER)
+    for loop in main_loops(machine_code(KERNEL, best, problem, cache)):
+        scores = 64 * best.block_n // 128
+        assert len(positions(loop, "MUFU.TANH")) == scores
+        assert len([name for name in loop if name.startswith("MUFU")]) <= 2 * scores + 2  # and two factors of rows
 
 
 def spills(problem: AttentionShape) -> int:
