@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.engine import run
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
-from blocktune.kernels.dispatch.plan import EIGHT_BITS, is_capturing, needs_gradients, scale_of, trace_obstacle
+from blocktune.kernels.dispatch.engine import Remember
+from blocktune.kernels.dispatch.launches.plans import TorchPlan
+from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import Causal, Direction
+from blocktune.kernels.values.shape import Causal
 
 
 def attention_fp8(
@@ -59,12 +58,10 @@ def attention_fp8(
     scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        plan = dispatcher.plan(query, key, value, call, Direction.FORWARD, sums=False)
-        if isinstance(plan, GeneralPlan):
-            served = Served(call, plan, None, lse=False)
-            if not is_capturing(query):
-                dispatcher.remember(way, tensors, served)
-            return run(served, call, query, key, value)[0]
+        remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
+        found = dispatcher.serve(query, key, value, call, remember=remember)
+        if not isinstance(found, TorchPlan):
+            return found[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 

@@ -62,11 +62,11 @@ class MetricsReader:
         """Return the numbers up to now. Reads nothing from disk, and makes no call wait."""
         resolver = self._dispatcher.resolver
         with self._lock:
-            for plan in resolver.counted_plans:
+            for plan in list(resolver.plans.values()):
                 self._seen.setdefault(id(plan), (plan, 0))
             for name, entry in list(self._seen.items()):
                 self._seen[name] = self._count(*entry)
-            living = {id(plan) for plan in resolver.counted_plans}
+            living = {id(plan) for plan in list(resolver.plans.values())}
             self._seen = {name: entry for name, entry in self._seen.items() if name in living}
             digests = self._digests(resolver.snapshot)
             return Metrics(dict(self._calls), self._misses, resolver.disabled, canary.counts["wrong"], digests)

@@ -20,9 +20,8 @@ from torch.nn import attention as registry
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.kernels.dispatch.plan import scale_of
-from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
 
@@ -166,7 +165,7 @@ def _plan(
     is_causal: bool,
     scale: float | None,
     direction: Direction,
-) -> tuple[GeneralPlan, Call] | None:
+) -> tuple[KernelPlan, Call] | None:
     """Return our plan of one direction, or None where PyTorch's kernels compute it. Always theirs are dropout, since
     their backward drops other pairs, and causal calls whose lengths differ, since causal means another corner there."""
     if dropout_p or (is_causal and query.shape[2] != key.shape[2]):
@@ -179,4 +178,4 @@ def _plan(
     if not call.scale > 0:
         return None
     plan = dispatcher.plan(query, key, value, call, direction)
-    return None if isinstance(plan, Explanation) else (plan, call)
+    return None if isinstance(plan, TorchPlan) else (plan, call)

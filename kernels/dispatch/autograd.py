@@ -15,8 +15,8 @@ from torch import Tensor, is_grad_enabled
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan, new_gradients
 from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.plans import KernelPlan, new_gradients
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
 from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
@@ -59,8 +59,8 @@ class Served:
     def __init__(
         self,
         call: Call,
-        forward: GeneralPlan,
-        backward: GeneralPlan | None,
+        forward: KernelPlan,
+        backward: KernelPlan | None,
         *,
         lse: bool,
         layout: Layout = Layout.HEADS_FIRST,

@@ -11,9 +11,9 @@ from blocktune.kernels.dispatch.plan import (
     DTYPE_NAMES,
     is_short_cache,
     layout_obstacle,
-    plan_key,
     rounds_products,
     tensor_obstacle,
+    tensors_kind,
 )
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 from blocktune.kernels.values.block_mask import BlockMask
@@ -150,7 +150,7 @@ class Call:
             own: Any = *(_packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
             own = *own, tokens_kind(query.shape[2], query.shape[1])
         else:
-            own = plan_key(query, key, value, False, True)
+            own = tensors_kind(query, key, value)
         if self.extras is NO_EXTRAS:
             return own, self.causal, self.features
         kinds = tuple(
@@ -160,13 +160,9 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(
-        self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool
-    ) -> tuple[Any, ...] | None:
-        """Return the key of the plan, or None for tensors without strides or memory. sums: of a forward, whether it
-        leaves the log-sum-exp."""
-        kind = self.kind(query, key, value)
-        return None if kind[0] is None else (direction, sums, self.lengths, kind)
+    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool) -> tuple[Any, ...]:
+        """Return the key of the plan. sums: of a forward, whether it leaves the log-sum-exp."""
+        return direction, sums, self.lengths, self.kind(query, key, value)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:

@@ -11,38 +11,24 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.autograd import Served
-from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_mask
-from blocktune.kernels.dispatch.engine import Engine, Plans, run
-from blocktune.kernels.dispatch.plan import (
-    KERNEL_DEVICE,
-    KernelPlan,
-    Plan,
-    autocasted,
-    call_obstacle,
-    is_capturing,
-    layout_obstacle,
-    needs_gradients,
-    plan_key,
-)
+from blocktune.kernels.dispatch.engine import Engine, Remember
+from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
+from blocktune.kernels.dispatch.plan import KERNEL_DEVICE, is_capturing
 from blocktune.kernels.dispatch.sdpa_arguments import (
     call_of,
+    converted,
     mask_of_scores,
-    options_obstacle,
+    plain_call,
+    rescaled,
     traced_attention,
     type_obstacle,
 )
-from blocktune.kernels.dispatch.torch_attention import (
-    scaled_dot_product_attention,
-    sound_backends,
-    torch_attention,
-    with_positive_scale,
-)
+from blocktune.kernels.dispatch.torch_attention import SdpaArguments, by_pytorch, sound_backends, torch_attention
+from blocktune.kernels.dispatch.ways import Serves, Ways
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
@@ -104,29 +90,24 @@ class Dispatcher(Engine):
         """
         if is_compiling():
             return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        trains = is_grad_enabled() and getattr(query, "requires_grad", False)  # such a call has no plain plan
-        if attn_mask is None and dropout_p == 0.0 and not trains:
-            plan = self._plans.of(query, key, value, is_causal, enable_gqa)
-            if plan is not None and (scale is None or (isinstance(scale, float) and scale > 0)):
-                return plan.run(query, key, value, scale)
         if type(is_causal) is bool and type(enable_gqa) is bool:  # 1 equals True, but PyTorch refuses it
-            served = self.way((_SDPA, dropout_p, is_causal, scale, enable_gqa), query, key, value, attn_mask)
+            tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
+            options = (_SDPA, len(tensors), dropout_p, is_causal, scale, enable_gqa)
+            served = self._resolver.ways.of(options, tensors)
             if served is not None:
                 masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
                 return served(query, key, value, *masks)[0]
-        return self._call_slowly(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return self._call_slowly(SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
 
-    def plain(
-        self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, enable_gqa: bool
-    ) -> Tensor:
+    def plain(self, given: SdpaArguments) -> Tensor:
         """Return a call without gradients, mask and dropout, for the op of compiled graphs: the output has the strides
         of `empty_output` whoever computes it."""
-        plan = self._plans.of(query, key, value, is_causal, enable_gqa)
-        if plan is None:
-            plan = self._plan(query, key, value, is_causal, enable_gqa)
-        if type(plan) is KernelPlan and scale > 0:
-            return plan.run(query, key, value, scale)
-        return self.forward(query, key, value, call_of(query, key, None, 0.0, is_causal, scale), lse=False)[0]
+        query, key, value, *options = given
+        served = self.way(("attention_plain", *options), query, key, value)
+        if served is not None:
+            return served(query, key, value)[0]
+        remember: Remember = lambda ways, served: ways.add(("attention_plain", *options), (query, key, value), served)  # noqa: E731
+        return self.forward(query, key, value, plain_call(given), lse=False, sums=False, remember=remember)[0]
 
     def explain(
         self,
@@ -159,16 +140,18 @@ class Dispatcher(Engine):
             raise UsageError(
                 "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
             )
-        obstacle = type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        given = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        obstacle = type_obstacle(given)
         if obstacle is not None:
             return Explanation(rung=Rung.SDPA, reason=obstacle)
         if query.device.type == KERNEL_DEVICE:
             self._settle(query.device.index)
-        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-        query, scale = with_positive_scale(query, scale)
-        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        plan = found[0][0] if isinstance(found, tuple) else found
-        return plan if isinstance(plan, Explanation) else plan.explanation
+        given = converted(rescaled(given))
+        call = call_of(given)
+        if isinstance(call, str):
+            return Explanation(rung=Rung.SDPA, reason=call)
+        plans = self.plans(*given[:3], call)
+        return plans.explanation if isinstance(plans, TorchPlan) else plans[0].explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:
         """Resolve, compile and load what calls with these shapes need, on the current GPU, once the source is read.
@@ -206,10 +189,8 @@ class Dispatcher(Engine):
         had been read.
         """
         counts: Counter[AttentionShape] = Counter()
-        for plan in (*self._plans.values(), *self._resolver.general_plans.values()):
-            if isinstance(plan, Explanation):
-                continue  # neither counted nor to be had by tuning
-            if plan.explanation.shape is not None and not plan.explanation.is_measured_here:
+        for plan in list(self._resolver.plans.values()):
+            if plan.calls and plan.explanation.shape is not None and not plan.explanation.is_measured_here:
                 counts[plan.explanation.shape] += plan.calls
         return dict(counts.most_common())
 
@@ -219,72 +200,30 @@ class Dispatcher(Engine):
             return "attention"
         return partial(Dispatcher, strict=self._strict), (self._source,)
 
-    def _call_slowly(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Tensor:
-        pytorchs = type_obstacle(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is not None
-        options, tensors = (_SDPA, dropout_p, is_causal, scale, enable_gqa), (query, key, value, attn_mask)
-        repeats = not pytorchs and (scale is None or scale > 0)
-        if not pytorchs:
-            query, scale = with_positive_scale(query, None if scale is None else float(scale))
-        if pytorchs or functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
-            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            with sound_backends(query, key, value, attn_mask):
-                return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
-        query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-        found = self._decided(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if isinstance(found, tuple):
-            plans, call = found
-            served = Served(call, *plans, lse=False)
-            if repeats and not is_capturing(query):
-                self._resolver.ways.add(options, tensors, served)
-            return run(served, call, query, key, value)[0]
-        if isinstance(found, Explanation):
-            arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-            return torch_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
-        return found.run(query, key, value, scale)
+    def _call_slowly(self, given: SdpaArguments) -> Tensor:
+        if type_obstacle(given) is not None:
+            with sound_backends(*given[:4]):
+                return by_pytorch(given)
+        asked, repeats = rescaled(given), given.scale is None or given.scale > 0
+        if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
+            with sound_backends(*asked[:4]):
+                return by_pytorch(asked)
+        asked = converted(asked)
 
-    def _decided(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None,
-        dropout_p: float,
-        is_causal: bool,
-        scale: float | None,
-        enable_gqa: bool,
-    ) -> Plan | tuple[Plans, Call] | Explanation:
-        """Return the plan of a plain call, those of a call with more in it, or why PyTorch computes it."""
-        obstacle = call_obstacle(query, key, value, attn_mask, dropout_p)
-        if obstacle is None and attn_mask is None and not dropout_p and not needs_gradients(query, key, value):
-            return self._plan(query, key, value, is_causal, enable_gqa)
-        obstacle = obstacle or layout_obstacle(query, key, value, enable_gqa)  # PyTorch judges what it computes
-        obstacle = obstacle or options_obstacle(attn_mask, dropout_p, is_causal)
-        if obstacle is None and attn_mask is not None:
-            check_mask(attn_mask, query, key)
-        if obstacle is not None:
-            return Explanation(rung=Rung.SDPA, reason=obstacle)
-        call = call_of(query, key, attn_mask, dropout_p, is_causal, scale)
-        plans = self.plans(query, key, value, call)
-        return plans if isinstance(plans, Explanation) else (plans, call)
+        def remember(ways: Ways, served: Serves) -> None:
+            tensors = given[:3] if given.attn_mask is None else given[:4]
+            if repeats and not is_capturing(given.query):
+                ways.add((_SDPA, len(tensors), *given[4:]), tensors, served)
 
-    def _plan(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> Plan:
-        place = plan_key(query, key, value, is_causal, enable_gqa)
-        plan = self._plans.get(place)
-        if plan is None:
-            with self._miss_lock():
-                resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, is_causal, enable_gqa)
-        return plan
+        resolver, call = self._resolver, call_of(asked)
+        found = self.refused(call) if isinstance(call, str) else self.serve(*asked[:3], call, remember=remember)
+        if not isinstance(found, TorchPlan):
+            return found[0]
+        if asked.attn_mask is not None:
+            return torch_attention(asked)
+        served = ByTorch(found, asked)
+        remember(resolver.ways, served)
+        return served(*asked[:3])[0]
 
 
 def _require_callable(shape: AttentionShape) -> None:

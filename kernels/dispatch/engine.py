@@ -1,6 +1,6 @@
-"""Calls with features, log-sum-exp or gradients: a plan for each direction, or PyTorch, and autograd around.
+"""From a call to a plan for each direction, or to PyTorch, and autograd around.
 
-`Dispatcher` adds the signature of PyTorch's attention and the short way of plain calls to this.
+`Dispatcher` adds the signature of PyTorch's attention to this.
 """
 
 import os
@@ -17,7 +17,7 @@ from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_values
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.plan import (
     autocasted,
     call_obstacle,
@@ -33,7 +33,6 @@ from blocktune.kernels.dispatch.torch_attention import with_positive_scale
 from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.stored.background import MAX_SECONDS
 from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
@@ -43,18 +42,16 @@ from blocktune.kernels.values.shape import Direction
 Remember = Callable[[Ways, Served], None]
 """Leaves a short way to what serves a call."""
 
-Plans = tuple[GeneralPlan, GeneralPlan | None]
+Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
+
+Results = tuple[Tensor, Tensor | None]
+"""Output and log-sum-exp."""
 
 
 class Engine:
-    """Plans from the configs of a source. Threads may share it, and it survives a fork.
-
-    Args:
-        source: where configs come from; by default the user's store above the results that ship with the package.
-        strict: take only what was measured for exactly the shape, device, kernel source, triton, ptxas and driver;
-            all else is computed by PyTorch, without an error, and `explain` says so. The first call waits until the
-            source is read.
+    """Plans from the configs of a source. Threads may share it, and it survives a fork. The arguments are those of
+    `Dispatcher`.
 
     Raises:
         UsageError: `source` is no source, such as a path.
@@ -113,18 +110,14 @@ class Engine:
 
     def _begin(self, snapshot: Snapshot) -> None:
         with self._miss_lock():
-            self._take(Resolver(snapshot, strict=self._strict))
+            self._resolver = Resolver(snapshot, strict=self._strict)
             self._checked: set[Any] = set()  # kinds of calls whose values were looked at
-
-    def _take(self, resolver: Resolver) -> None:
-        self._resolver = resolver
-        self._plans = resolver.plans
 
     def _renew(self, snapshot: Snapshot) -> None:
         """Forget the plans if they were made without what has been read since. Any thread may call it."""
         with self._miss_lock():
             if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
-                self._take(self._resolver.renewed())
+                self._resolver = self._resolver.renewed()
 
     def _settle(self, device: DeviceSpec | int | None) -> None:
         """Wait until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
@@ -139,11 +132,8 @@ class Engine:
 
     def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None:
         """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
-        return self._resolver.ways.of(options, tensors)
-
-    def remember(self, options: tuple[Any, ...], tensors: tuple[Tensor | None, ...], served: Served) -> None:
-        """Leave a short way to what has served a call with these options and tensors."""
-        self._resolver.ways.add(options, tensors, served)
+        served = self._resolver.ways.of(options, tensors)
+        return served if isinstance(served, Served) else None
 
     def attend(
         self,
@@ -154,7 +144,7 @@ class Engine:
         lse: bool = False,
         remember: Remember | None = None,
         **asked: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Results:
         """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
         Differentiable, both. Autocast converts as it does for PyTorch's attention.
 
@@ -175,22 +165,41 @@ class Engine:
             return custom_ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
-        obstacle = call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p)
-        if obstacle is None:
-            resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
-            if not isinstance(plans, Explanation):
-                served = Served(call, *plans, lse=lse)
-                if remember is not None and not is_changed and _may_repeat(query, call):
-                    remember(resolver.ways, served)
-                return run(served, call, query, key, value)
-        if lse or not is_pytorchs(
-            query, key, call
-        ):  # else PyTorch draws the pairs to drop, when a graph is replayed too
+        if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
+            found = self.serve(query, key, value, call, lse=lse, remember=None if is_changed else remember)
+            if not isinstance(found, TorchPlan):
+                return found
+        # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
+        if lse or not is_pytorchs(query, key, call):
             if is_capturing(query):
                 self._check_capture(query, key, value, call)
             call = drawn(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
         return _in_order_of(query, out), sums
+
+    def serve(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        *,
+        lse: bool = False,
+        remember: Remember | None = None,
+    ) -> Results | TorchPlan:
+        """Return output and log-sum-exp by our kernels, with autograd around, or why PyTorch computes the call, which
+        has no `call_obstacle`."""
+        resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
+        if isinstance(plans, TorchPlan):
+            return plans
+        forward, backward = plans
+        served = Served(call, forward, backward, lse=lse)
+        if remember is not None and _may_repeat(query, call):
+            remember(resolver.ways, served)
+        if backward is None and not served.drops:  # recorded when the next one comes the short way
+            return forward.forward(query, key, value, call.scale, call.extras)
+        tensors = (tensor for tensor in call.tensors if tensor is not None)
+        return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
@@ -211,49 +220,61 @@ class Engine:
             self._checked.clear()
         self._checked.add(kind)
 
-    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool = False) -> Plans | Explanation:
+    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool = False) -> Plans | TorchPlan:
         """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
         if needs_gradients(query, key, value, call.extras.sinks):
             found = self.plan(query, key, value, call, Direction.BACKWARD)
-            if isinstance(found, Explanation):
+            if isinstance(found, TorchPlan):
                 return found
             backward = found
         sums = lse or backward is not None or call.extras.sinks is not None
         forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
-        return forward if isinstance(forward, Explanation) else (forward, backward)
+        return forward if isinstance(forward, TorchPlan) else (forward, backward)
 
     def plan(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
-    ) -> GeneralPlan | Explanation:
-        """Return the plan of one direction, or why PyTorch computes it. sums: a forward leaves the log-sum-exp."""
+    ) -> Plan:
+        """Return the plan of one direction. sums: a forward leaves the log-sum-exp."""
         place = call.place(query, key, value, direction, sums)
-        plan = self._resolver.general_plans.get(place)
+        plan = self._resolver.plans.get(place)
         if plan is None:
             with self._miss_lock():
                 resolver = self._resolver
-                plan = resolver.general_plans.get(place) or resolver.resolve_general(
-                    place, query, key, value, call, direction, sums
-                )
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, sums)
         return plan
 
+    def refused(self, reason: str) -> TorchPlan:
+        """Return the plan of calls that are PyTorch's for a reason that does not hang on configs."""
+        plan = self._resolver.plans.get(reason)
+        if isinstance(plan, TorchPlan):
+            return plan
+        with self._miss_lock():
+            return self._resolver.refused(reason)
+
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool, remember: Remember | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Return `attend` without autograd and with the call's own seed, for the op of compiled graphs: the output has
-        the strides of `empty_output` whoever computes it."""
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        *,
+        lse: bool,
+        sums: bool = True,
+        remember: Remember | None = None,
+    ) -> Results:
+        """Return `attend` without autograd and with the call's own seed, for the ops of compiled graphs: the output has
+        the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
         self.check(query, key, value, call)
         resolver = self._resolver
-        plan = self.plan(query, key, value, call, Direction.FORWARD) if call.scale > 0 else None
-        if isinstance(plan, GeneralPlan):
+        plan = self.plan(query, key, value, call, Direction.FORWARD, sums=sums) if call.scale > 0 else None
+        if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
-                remember(resolver.ways, Served(call, plan, None, lse=True))
-            out, sums = plan.forward(query, key, value, call.scale, call.extras)
-            assert sums is not None  # the plan is one with log-sum-exp
-            return out, sums
-        out, sums = mathematics(query, key, value, call, lse=lse or call.features.dropout)
-        return _laid_out(out, empty_output(query, value.shape[-1])), sums
+                remember(resolver.ways, Served(call, plan, None, lse=sums))
+            return plan.forward(query, key, value, call.scale, call.extras)
+        out, lse_of_rows = mathematics(query, key, value, call, lse=lse or call.features.dropout)
+        return _laid_out(out, empty_output(query, value.shape[-1])), lse_of_rows
 
     def backward(
         self,
@@ -287,13 +308,13 @@ class Engine:
 
     def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
-    ) -> tuple[GeneralPlan, GeneralPlan] | None:
+    ) -> tuple[KernelPlan, KernelPlan] | None:
         """Return the plans of forward and backward, if our kernels compute both."""
         if not call.scale > 0:
             return None
         forward = self.plan(query, key, value, call, Direction.FORWARD)
         backward = self.plan(query, key, value, call, Direction.BACKWARD)
-        if isinstance(forward, GeneralPlan) and isinstance(backward, GeneralPlan):
+        if isinstance(forward, KernelPlan) and isinstance(backward, KernelPlan):
             return forward, backward
         return None
 
@@ -320,12 +341,6 @@ class Engine:
         if os.getpid() != self._pid:
             self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock
-
-
-def run(served: Served, call: Call, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return output and log-sum-exp of the call by our kernels, with newly drawn pairs to drop."""
-    tensors = (tensor for tensor in call.tensors if tensor is not None)
-    return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
 
 
 def drawn(call: Call, device: torch.device) -> Call:

@@ -32,21 +32,24 @@ def never(*tensors: Any) -> bool:
 def is_watched() -> bool:
     """Return whether something decides about a call besides its arguments: `call_obstacle` and `autocasted` look at the
     same and give reasons."""
-    return bool(
+    watched: bool = (
         is_any_autocast_enabled()
-        or dispatch_modes()
+        or dispatch_modes() > 0
         or functorch_transform() is not None
         or is_tracing()
         or forward_ad._current_level >= 0
     )
+    return watched
 
 
-def while_unchanged(guard: Guard, state: Callable[[], bool]) -> Guard:
+def while_unchanged(guard: Guard, state: Callable[[], int]) -> Guard:
     """Return the guard for as long as the state is what it is now."""
+    if guard is never:
+        return never
     before = state()
 
     def stays(*tensors: Any) -> bool:
-        return state() is before and guard(*tensors)
+        return state() == before and guard(*tensors)
 
     return stays
 

@@ -1,11 +1,10 @@
-"""What is decided once for a kind of call, and what can stand in the way of our kernels.
+"""What a plan depends on, and what can stand in the way of our kernels.
 
-A plan belongs to a `plan_key`. Whatever a plan relies on is in the key, or `PlanTable.of` of plan_table.py checks it on
-every call.
+Whatever a plan relies on is in its key (`Call.place`), or is looked at in every call.
 """
 
 from collections.abc import Sequence
-from math import inf, sqrt
+from math import inf
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from torch.autograd import forward_ad
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES, torch_attention
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8, AttentionShape, Causal
+from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
+from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8
 from blocktune.kernels.values.short_numbers import CACHE_TYPES
 
 KERNEL_DEVICE = "cuda"
@@ -28,49 +26,6 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 EIGHT_BITS = getattr(torch, FP8)
-
-
-class SdpaPlan:
-    """PyTorch computes the call."""
-
-    __slots__ = ("calls", "enable_gqa", "explanation", "is_causal")
-
-    def __init__(self, explanation: Explanation, *, is_causal: bool, enable_gqa: bool) -> None:
-        self.explanation = explanation
-        self.is_causal = is_causal
-        self.enable_gqa = enable_gqa
-        self.calls = 0
-
-    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        self.calls += 1
-        return torch_attention(query, key, value, is_causal=self.is_causal, scale=scale, enable_gqa=self.enable_gqa)
-
-
-class KernelPlan:
-    """One of our kernels computes the call, with a config that is bound and was launched once."""
-
-    __slots__ = ("calls", "explanation", "head_dim_v", "is_causal", "launch", "scale")
-
-    def __init__(
-        self, explanation: Explanation, launch: Launch, query: Tensor, head_dim_v: int, *, is_causal: bool
-    ) -> None:
-        self.explanation = explanation
-        self.launch = launch
-        self.is_causal = is_causal
-        self.scale = 1.0 / sqrt(query.shape[-1])
-        self.head_dim_v = None if head_dim_v == query.shape[-1] else head_dim_v
-        self.calls = 0
-
-    def run(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Return the output; scale is positive (`with_positive_scale`): the kernels take a row's maximum before they
-        scale."""
-        self.calls += 1
-        out = torch.empty_like(query) if self.head_dim_v is None else empty_output(query, self.head_dim_v)
-        self.launch(query, key, value, out, None, self.scale if scale is None else scale)
-        return out
-
-
-Plan = KernelPlan | SdpaPlan
 
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
@@ -95,35 +50,29 @@ def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...
     return tuple(dense)
 
 
-def plan_key(query: Tensor, key: Tensor, value: Tensor, is_causal: bool, enable_gqa: bool) -> tuple[Any, ...] | None:
-    """Return all that a plan depends on, or None for tensors without strides or memory. The scale is an argument, not a
-    key.
+def tensors_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
+    """Return all of the tensors that a plan depends on.
 
     Pointers count by their alignment only: Triton compiles other code for aligned ones, and descriptors need it.
     """
-    try:
-        pointers = query.data_ptr(), key.data_ptr(), value.data_ptr()
-        aligned = not (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT_BYTES
-        return (
-            query.shape,  # first what differs most between calls
-            key.shape,
-            value.shape,
-            query.stride(),
-            key.stride(),
-            value.stride(),
-            query.dtype,
-            key.dtype,
-            value.dtype,
-            query.device,
-            key.get_device(),
-            value.get_device(),
-            aligned or tuple(pointer % ALIGNMENT_BYTES == 0 for pointer in pointers),
-            is_causal,
-            enable_gqa,
-            rounds_products(query),
-        )
-    except RuntimeError:
-        return None
+    pointers = query.data_ptr(), key.data_ptr(), value.data_ptr()
+    aligned = not (pointers[0] | pointers[1] | pointers[2]) % ALIGNMENT_BYTES
+    return (
+        query.shape,  # first what differs most between calls
+        key.shape,
+        value.shape,
+        query.stride(),
+        key.stride(),
+        value.stride(),
+        query.dtype,
+        key.dtype,
+        value.dtype,
+        query.device,
+        key.get_device(),
+        value.get_device(),
+        aligned or tuple(pointer % ALIGNMENT_BYTES == 0 for pointer in pointers),
+        rounds_products(query),
+    )
 
 
 def rounds_products(query: Tensor) -> bool:
@@ -141,6 +90,8 @@ def call_obstacle(
     problem = trace_obstacle(*tensors)
     if problem is not None:
         return problem
+    if any(tensor.layout is not torch.strided for tensor in (query, key, value)):
+        return "a tensor has no strides"
     if attn_mask is not None and attn_mask.layout is not torch.strided:
         return "attn_mask has no strides"
     if attn_mask is not None and attn_mask.requires_grad and is_grad_enabled():
@@ -229,22 +180,6 @@ def _size_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) 
     if heads != heads_kv and (not enable_gqa or heads % heads_kv):
         return f"{heads} query heads need {heads_kv} key heads times a whole number, and enable_gqa"
     return None
-
-
-def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> AttentionShape:
-    """Return the attention problem of tensors without a `layout_obstacle`."""
-    batch, num_heads, seqlen_q, head_dim = query.shape
-    return AttentionShape(
-        batch=batch,
-        num_heads=num_heads,
-        num_heads_kv=key.shape[1],
-        seqlen_q=seqlen_q,
-        seqlen_k=key.shape[2],
-        head_dim=head_dim,
-        head_dim_v=value.shape[3],
-        dtype=DTYPE_NAMES[query.dtype],
-        causal=Causal.UPPER_LEFT if is_causal else Causal.NONE,
-    )
 
 
 def scale_of(query: Tensor, scale: float | None) -> float:

@@ -1,7 +1,8 @@
 """The arguments of PyTorch's attention as a `Call` of ours, and what stands for them in a compiled graph.
 
 Dynamo guards all that it traces, and checks the guards in every call of the graph: 60 ns for each function, constant
-and name. So it sees only what raises errors, and one op, `blocktune::attention`. That op is made of others, which
+and name. So it sees only what raises errors, and one op, `blocktune::attention`, with the arguments one by one:
+`SdpaArguments`, which holds them everywhere else, would be one more name. That op is made of others, which
 become known when its graph is traced for autograd: `blocktune::attention_plain` for calls without gradients, masks and
 dropout, whose few arguments cost little to pass, those of custom_ops.py, or PyTorch's.
 """
@@ -18,9 +19,17 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
-from blocktune.kernels.dispatch.plan import autocasted, empty_output, layout_obstacle, needs_gradients, scale_of
+from blocktune.kernels.dispatch.plan import (
+    autocasted,
+    call_obstacle,
+    empty_output,
+    layout_obstacle,
+    needs_gradients,
+    scale_of,
+)
 from blocktune.kernels.dispatch.torch_attention import (
-    scaled_dot_product_attention,
+    SdpaArguments,
+    by_pytorch,
     sound_attention,
     with_positive_scale,
 )
@@ -31,20 +40,12 @@ NUMBERS = (float, int, torch.SymFloat, torch.SymInt)
 """What may stand where PyTorch's signature says float, and needs no conversion."""
 
 
-def type_obstacle(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> str | None:
+def type_obstacle(given: SdpaArguments) -> str | None:
     """Return why PyTorch answers a call with arguments of these types, or None where they are those of its signature.
 
     It raises a TypeError, unless it can convert them: a number of NumPy, a tensor of one number.
     """
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = given
     if (
         isinstance(query, Tensor)
         and isinstance(key, Tensor)
@@ -56,35 +57,68 @@ def type_obstacle(
         and isinstance(enable_gqa, bool)
     ):
         return None
-    arguments = (query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    kinds = ", ".join(type(argument).__name__ for argument in arguments)
+    kinds = ", ".join(type(argument).__name__ for argument in given)
     return f"an argument is of another type than in PyTorch's signature ({kinds}), which PyTorch refuses or converts"
 
 
-def options_obstacle(attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> str | None:
+def options_obstacle(given: SdpaArguments) -> str | None:
     """Return why PyTorch answers a call with these options, whatever its tensors are; or None.
 
     Raises:
         UsageError: dropout_p is outside [0, 1].
     """
-    if not 0.0 <= dropout_p <= 1.0:
+    if not 0.0 <= given.dropout_p <= 1.0:
         raise UsageError(
-            f"`0 <= dropout_p <= 1` must hold, but got dropout_p={dropout_p}. Give the share of the pairs to drop."
+            f"`0 <= dropout_p <= 1` must hold, but got dropout_p={given.dropout_p}. Give the share of the pairs to "
+            "drop."
         )
-    if attn_mask is not None and is_causal:
+    if given.attn_mask is not None and given.is_causal:
         return (
             "attn_mask and is_causal are given together: PyTorch computes both or refuses them, by version and backend"
         )
-    return "all pairs are dropped" if dropout_p == 1.0 else None
+    return "all pairs are dropped" if given.dropout_p == 1.0 else None
 
 
-def call_of(
-    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> Call:
-    """Return the call with these arguments, of tensors with four dimensions and a mask that `check_mask` has seen."""
-    if mask is None and not dropout_p:
-        return _plain_call(is_causal, scale_of(query, scale), torch.are_deterministic_algorithms_enabled())
-    return Call.of(**_asked(query, key, mask, dropout_p, is_causal, scale))
+def rescaled(given: SdpaArguments) -> SdpaArguments:
+    """Return arguments of the same call with a positive scale, or none (`with_positive_scale`)."""
+    scale = given.scale
+    if scale is not None and not isinstance(scale, torch.SymFloat):
+        scale = float(scale)  # kernels are compiled for floats
+    query, scale = with_positive_scale(given.query, scale)
+    return given._replace(query=query, scale=scale)
+
+
+def converted(given: SdpaArguments) -> SdpaArguments:
+    """Return the arguments with the tensors that autocast gives PyTorch's attention."""
+    query, key, value, attn_mask = autocasted(*given[:4])
+    return given._replace(query=query, key=key, value=value, attn_mask=attn_mask)
+
+
+def call_of(given: SdpaArguments) -> Call | str:
+    """Return the call with these arguments, or why PyTorch computes it whatever the configs are.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
+    """
+    query, key, value, attn_mask, dropout_p, *_ = given
+    obstacle = (
+        call_obstacle(query, key, value, attn_mask, dropout_p)
+        or layout_obstacle(query, key, value, given.enable_gqa)  # PyTorch judges the options of what it computes
+        or options_obstacle(given)
+    )
+    if obstacle is not None:
+        return obstacle
+    if attn_mask is None and not dropout_p:
+        return plain_call(given)
+    if attn_mask is not None:
+        check_mask(attn_mask, query, key)
+    return Call.of(**_asked(given))
+
+
+def plain_call(given: SdpaArguments) -> Call:
+    """Return the call with these arguments, which has neither mask nor dropout."""
+    scale = scale_of(given.query, given.scale)
+    return _plain_call(given.is_causal, scale, torch.are_deterministic_algorithms_enabled())
 
 
 @lru_cache(maxsize=256)
@@ -94,16 +128,14 @@ def _plain_call(is_causal: bool, scale: float, deterministic: bool) -> Call:
     return Call.of(causal=causal, scale=scale, deterministic=deterministic)
 
 
-def _asked(
-    query: Tensor, key: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None
-) -> dict[str, Any]:
+def _asked(given: SdpaArguments) -> dict[str, Any]:
     """Return the arguments as those of `Call.of`."""
     return {
-        "causal": Causal.UPPER_LEFT if is_causal else Causal.NONE,
-        "scale": scale_of(query, scale),
-        "dropout_p": dropout_p,
+        "causal": Causal.UPPER_LEFT if given.is_causal else Causal.NONE,
+        "scale": scale_of(given.query, given.scale),
+        "dropout_p": given.dropout_p,
         "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "mask": None if mask is None else mask_of_scores(mask, key.shape[2]),
+        "mask": None if given.attn_mask is None else mask_of_scores(given.attn_mask, given.key.shape[2]),
     }
 
 
@@ -143,80 +175,61 @@ def traced_attention(
         and (scale is None or type(scale) is float)
     )
     if not is_usual:
-        found = _unusual(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        found = _unusual(SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
         if found is not None:
             return found
     out: Tensor = ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, dispatcher)
     return out
 
 
-def _unusual(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor | None:
+def _unusual(given: SdpaArguments) -> Tensor | None:
     """Return PyTorch's attention of arguments that the op does not take; None if it does.
 
     Raises:
         UsageError: key and value differ in length, dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
-    given = (query, key, value, attn_mask, dropout_p, is_causal)
-    if type_obstacle(*given, scale, enable_gqa) is not None:
+    query, key, value, *_ = given
+    if type_obstacle(given) is not None:
         if _differ_in_length(key, value):  # without keys PyTorch says what it has against the types
-            nothing = (query, key[..., :0, :], value[..., :0, :], attn_mask, dropout_p, is_causal)
-            scaled_dot_product_attention(*nothing, scale=scale, enable_gqa=enable_gqa)
+            by_pytorch(SdpaArguments(query, key[..., :0, :], value[..., :0, :], *given[3:]))
         _check_lengths(key, value)
-        return scaled_dot_product_attention(*given, scale=scale, enable_gqa=enable_gqa)
+        return by_pytorch(given)
     _check_lengths(key, value)
-    query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-    stays = _stays_pytorchs(query, key, value, attn_mask, enable_gqa)
-    if not stays and options_obstacle(attn_mask, dropout_p, is_causal) is None:
-        if attn_mask is not None:
-            check_mask(attn_mask, query, key)
-        return None
-    given = (query, key, value, attn_mask, dropout_p, is_causal)
-    return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
+    given = converted(given)
+    if _stays_pytorchs(given) or options_obstacle(given) is not None:
+        return sound_attention(given)
+    if given.attn_mask is not None:
+        check_mask(given.attn_mask, given.query, given.key)
+    return None
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    scale: float | None,
-    enable_gqa: bool,
-    dispatcher: int,
-) -> Tensor:
+def _attention(*arguments: Any) -> Tensor:
     """Return attention by the ops that `blocktune::attention` is made of.
+
+    Args:
+        arguments: those of PyTorch's attention, and the number of the dispatcher.
 
     Raises:
         UsageError: key and value differ in length.
     """
-    _check_lengths(key, value)
-    query, key, value, attn_mask = autocasted(query, key, value, attn_mask)
-    query, scale = with_positive_scale(query, scale)
-    if _stays_pytorchs(query, key, value, attn_mask, enable_gqa):
-        given = (query, key, value, attn_mask, dropout_p, is_causal)
-        return sound_attention(*given, scale=scale, enable_gqa=enable_gqa)
-    if attn_mask is None and not dropout_p and not needs_gradients(query, key, value):
-        out: Tensor = PLAIN(query, key, value, is_causal, scale_of(query, scale), enable_gqa, dispatcher)
+    given, dispatcher = SdpaArguments(*arguments[:-1]), arguments[-1]
+    _check_lengths(given.key, given.value)
+    given = converted(rescaled(given))
+    query, key, value, attn_mask, *_ = given
+    if _stays_pytorchs(given):
+        return sound_attention(given)
+    if attn_mask is None and not given.dropout_p and not needs_gradients(query, key, value):
+        scale = scale_of(query, given.scale)
+        out: Tensor = PLAIN(query, key, value, given.is_causal, scale, given.enable_gqa, dispatcher)
         return out
-    asked = _asked(query, key, attn_mask, dropout_p, is_causal, scale)
-    return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **asked)[0]
+    return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **_asked(given))[0]
 
 
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, enable_gqa: bool, dispatcher: int
 ) -> Tensor:
     engine: Any = custom_ops.engine_of(dispatcher)
-    out: Tensor = engine.plain(query, key, value, is_causal, scale, enable_gqa)
+    out: Tensor = engine.plain(SdpaArguments(query, key, value, None, 0.0, is_causal, scale, enable_gqa))
     return out
 
 
@@ -251,14 +264,14 @@ def _is_wrapped(tensor: Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _stays_pytorchs(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, enable_gqa: bool) -> bool:
+def _stays_pytorchs(given: SdpaArguments) -> bool:
     """Return whether a graph that is traced with these tensors calls PyTorch's attention."""
-    tensors = [query, key, value] if mask is None else [query, key, value, mask]
-    if any(_is_wrapped(tensor) for tensor in tensors):
+    query, key, value, mask, *_ = given
+    if any(tensor is not None and _is_wrapped(tensor) for tensor in given[:4]):
         return True
     if mask is not None and (mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided):
         return True
-    return layout_obstacle(query, key, value, enable_gqa) is not None
+    return layout_obstacle(query, key, value, given.enable_gqa) is not None
 
 
 def _define() -> tuple[Any, Any]:

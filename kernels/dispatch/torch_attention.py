@@ -22,7 +22,7 @@ Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone,
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,28 +44,37 @@ FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
 
 
-def torch_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
+class SdpaArguments(NamedTuple):
+    """The arguments of PyTorch's attention, in its order."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def by_pytorch(given: SdpaArguments) -> Tensor:
+    """Return PyTorch's attention, by whichever of its backends it takes."""
+    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = given
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+
+
+def torch_attention(given: SdpaArguments) -> Tensor:
     """Return PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are
     right."""
-    query, key, value = _realigned(query, key, value)
-    if (
-        attn_mask is not None
-        and is_causal is True
-        and _takes_both(query, key, value, attn_mask, dropout_p, scale=scale, enable_gqa=enable_gqa)
-    ):
-        attn_mask, is_causal = _with_diagonal(attn_mask, query.shape[-2], key.shape[-2]), False
-    with _right_backends(query, key, value, attn_mask):
-        return sound_attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    query, key, value = _realigned(*given[:3])
+    given = given._replace(query=query, key=key, value=value)
+    if _takes_both(given):
+        mask = _with_diagonal(given.attn_mask, query.shape[-2], key.shape[-2])
+        given = given._replace(attn_mask=mask, is_causal=False)
+    with _right_backends(*given[:4]):
+        return sound_attention(given)
 
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
@@ -81,12 +90,13 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     return nullcontext() if mask is None else _without_cudnn()
 
 
-def _takes_both(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, dropout_p: float, *, scale: float | None, enable_gqa: bool
-) -> bool:
-    """Return whether PyTorch computes such a call with is_causal on a GPU. Its mathematics refuse a mask as well, and
-    where cuDNN is left out they may be all that remains."""
-    if query.device.type != FUSED_DEVICE or mask.dim() < 2 or mask.dtype not in (torch.bool, query.dtype):
+def _takes_both(given: SdpaArguments) -> bool:
+    """Return whether it is a call with a mask and is_causal on a GPU that PyTorch computes. Its mathematics refuse
+    both, and where cuDNN is left out they may be all that remains."""
+    query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given
+    if mask is None or is_causal is not True or query.device.type != FUSED_DEVICE:
+        return False
+    if mask.dim() < 2 or mask.dtype not in (torch.bool, query.dtype):
         return False
     chosen = torch._fused_sdp_choice(query, key, value, mask, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
     return bool(chosen > SDPBackend.MATH.value)
@@ -115,19 +125,10 @@ def _differ_in_keys(key: Tensor, value: Tensor) -> bool:
     return bool(key.shape[:-1] != value.shape[:-1])
 
 
-def sound_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None,
-    enable_gqa: bool,
-) -> Tensor:
+def sound_attention(given: SdpaArguments) -> Tensor:
     """Return PyTorch's attention as far as tensor operations alone keep it right; a compiled graph may hold them."""
-    query, scale = with_positive_scale(query, scale)
+    query, scale = with_positive_scale(given.query, given.scale)
+    _, key, value, attn_mask, dropout_p, is_causal, _, enable_gqa = given
     dtype = query.dtype
     if attn_mask is not None and attn_mask.dtype is torch.float32 and dtype is torch.float64:
         attn_mask = attn_mask.double()
@@ -135,10 +136,8 @@ def sound_attention(
         attn_mask = one_for_each_key(attn_mask, key.shape[-2])
         if attn_mask.dtype is torch.float32 and dtype in HALVES and key.dtype is dtype and value.dtype is dtype:
             query, key, value = (tensor.to(torch.float32) for tensor in (query, key, value))
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
-    return out.to(dtype)
+    sound = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return by_pytorch(sound).to(dtype)
 
 
 def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:

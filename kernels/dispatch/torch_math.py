@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, is_short_cache
-from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference
@@ -24,9 +24,9 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
             causal = call.causal is not Causal.NONE
-            options = {"scale": call.scale, "enable_gqa": query.shape[1] != key.shape[1]}
-            out = torch_attention(query, key, value, call.extras.mask, call.extras.dropout_p, causal, **options)
-            return out, query.new_zeros(query.shape[:3], dtype=torch.float32)
+            extras, shared = call.extras, query.shape[1] != key.shape[1]
+            given = SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
+            return torch_attention(given), query.new_zeros(query.shape[:3], dtype=torch.float32)
         out, sums = _all_scores(query, key, value, call)
         if call.extras.sinks is not None:
             out, sums = with_sinks(out, sums, call.extras.sinks)

@@ -3,130 +3,157 @@
 An entry point checks arguments, makes views and builds a `Call`, whose plans are looked up by a long key: 30 to 80 us
 of Python. All of it follows from the options and from type, sizes, strides, data type and device of the tensors, which
 PyTorch's guards compare in one call. So the first call of a kind goes the long way and leaves what it found here; the
-next ones find it in about 2 us. Whatever else decides about a call is looked at in every call (`is_watched`), is part
-of the key, or is part of the guard.
+next ones find it in about 2 us, or in 5 where no guard lets them pass: many kinds take turns, memory is not aligned, or
+a tensor is in two places. Whatever else decides about a call is looked at in every call (`is_watched`), or is a state
+that guards and keys know of.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, float32, is_grad_enabled
 from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never, while_unchanged
+from blocktune.kernels.dispatch.plan import is_capturing, rounds_products
 from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
 
-MAX_OPTIONS = 4096
-"""Options with guards of their own that are kept; a decoder that passes a new length every time must not fill them."""
+MAX_WAYS = 4096
+"""Ways that are kept; a decoder that passes a new length every time must not fill them."""
 MAX_GUARDS = 8
-"""Of the same options: kinds of tensors that take turns."""
-PLAIN = (bool, int, float, str, type(None))
+"""Of the same options: kinds of tensors whose guards are called, one after the other."""
+CONSTANTS = (bool, int, float, str, type(None))
 """Options that stay what they are. A tensor of one number may be written to."""
 
-Way = tuple[Guard, Served]
-Pattern = tuple[int, ...]
-"""Which tensors of a call are given (empty for all); of one with a tensor in two places, the number of the tensor in
-each place, -1 for none."""
+
+class Serves(Protocol):
+    """Computes the calls of one kind. drops: whether pairs are dropped, others in every call."""
+
+    drops: bool
+
+    def __call__(self, *tensors: Any, **of_call: Any) -> tuple[Tensor, Tensor | None]:
+        """Return output and log-sum-exp of query, key, value and the further tensors of a call."""
+
+
+Way = tuple[Guard, Serves]
 
 
 class Ways:
-    """What serves calls, by options and guards."""
+    """What serves calls, by their options and the kinds of their tensors."""
 
-    __slots__ = ("_by_options",)
+    __slots__ = ("_all", "_guarded")
 
     def __init__(self) -> None:
-        self._by_options: dict[Any, tuple[Way, ...]] = {}
+        self._all: dict[Any, Way] = {}  # by options and kinds
+        self._guarded: dict[Any, tuple[Way, ...]] = {}  # by options: those that were taken last
 
     def __len__(self) -> int:
-        return sum(map(len, self._by_options.values()))
+        return len(self._all)
 
-    def of(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None]) -> Served | None:
-        """Return what serves a call with these options and tensors; None where there is nothing yet, or where something
-        else decides about the call."""
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._all, self._guarded = {}, {}
+
+    def of(self, options: tuple[Any, ...], tensors: Sequence[Any]) -> Serves | None:
+        """Return what serves a call with these options and tensors (None for one that is not given); None where there
+        is nothing yet, or where something else decides about the call."""
         if is_watched():
             return None
-        given, address = [], 0
+        address, are_all = 0, True
         try:
             for tensor in tensors:
-                if tensor is not None:
-                    if type(tensor) is not Tensor or tensor.is_nested:
-                        return None
+                if type(tensor) is Tensor and not tensor.is_nested:
                     address |= tensor.data_ptr()
-                    given.append(tensor)
-        except RuntimeError:
-            return None  # sparse tensors have no memory to point to
-        if address % ALIGNMENT_BYTES:
-            return None
-        found = self._passed(options, _given(tensors) if len(given) < len(tensors) else (), given)
-        if found is None and len(set(map(id, given))) < len(given):
-            given, pattern = _distinct(tensors)
-            return self._passed(options, pattern, given)
-        return found
-
-    def _passed(self, options: tuple[Any, ...], pattern: Pattern, given: list[Tensor]) -> Served | None:
-        """Return what serves calls of the first kind whose guard lets these tensors pass."""
-        try:
-            ways = self._by_options.get((options, pattern, is_grad_enabled(), is_deterministic()))
-        except TypeError:
-            return None  # an option has no hash
-        if ways is not None:
-            for guard, served in ways:
-                if guard(*given):
+                elif tensor is None:
+                    are_all = False
+                else:
+                    return None  # nested tensors without strides would end the process in a guard
+            if not are_all:
+                options = options, tuple([tensor is not None for tensor in tensors])
+                tensors = [tensor for tensor in tensors if tensor is not None]
+            guarded = self._guarded[options]
+        except (RuntimeError, KeyError, TypeError):
+            return None  # a sparse tensor has no memory to point to, and an option may have no hash
+        if not address % ALIGNMENT_BYTES:
+            for guard, served in guarded:
+                if guard(*tensors):
                     return served
-        return None
+        return self._by_kind(options, tensors)
 
-    def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], served: Served) -> None:
+    def _by_kind(self, options: tuple[Any, ...], given: Sequence[Any]) -> Serves | None:
+        """Return what serves such a call, if it is known, and call its guard first from now on."""
+        way = self._all.get((options, _kinds(given)))
+        if way is None:
+            return None
+        self._put_first(options, way)
+        return way[1]
+
+    def _put_first(self, options: tuple[Any, ...], way: Way) -> None:
+        guarded = self._guarded.get(options, ())
+        if way[0] is not never and way not in guarded:
+            guarded = (way, *guarded)[:MAX_GUARDS]
+        self._guarded[options] = guarded
+
+    def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], served: Serves) -> None:
         """Remember what has served a call with these options and tensors, unless something else decides about it."""
-        given, pattern = _distinct(tensors)
-        if not given or is_watched() or not all(map(_is_plain, options)):
+        given = [tensor for tensor in tensors if tensor is not None]
+        if is_watched() or not all(map(_is_constant, options)) or not all(map(_has_memory, given)):
             return
-        guard, key = guard_of(*given), (options, pattern, is_grad_enabled(), is_deterministic())
-        if guard is never:
-            return
-        guard = _with_state(guard, given[0], served)
-        if len(self._by_options) >= MAX_OPTIONS:
-            self._by_options.clear()
-        self._by_options[key] = ((guard, served), *self._by_options.get(key, ()))[:MAX_GUARDS]
+        if len(given) < len(tensors):
+            options = options, tuple([tensor is not None for tensor in tensors])
+        if len(self._all) >= MAX_WAYS:
+            self.clear()
+        way = _guard(given, served), served
+        self._all[options, _kinds(given)] = way
+        self._put_first(options, way)
 
 
-def _given(tensors: Sequence[Tensor | None]) -> Pattern:
-    """Return which tensors are given. The first one is, so that this is no pattern of a tensor in two places."""
-    return tuple([tensor is not None for tensor in tensors])
+def _kinds(given: Sequence[Any]) -> tuple[Any, ...]:
+    """Return all that decides about a call with these tensors besides its options: what guards compare, the states that
+    `_guard` knows of, and what no guard lets pass: which tensors are the same, and which are not aligned."""
+    places: dict[int, int] = {}
+    kinds = [
+        (
+            places.setdefault(id(tensor), place),
+            tensor.data_ptr() % ALIGNMENT_BYTES == 0,
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.requires_grad,
+            tensor.is_inference(),
+        )
+        for place, tensor in enumerate(given)
+    ]
+    return rounds_products(given[0]), is_capturing(given[0]), _recording(), *kinds
 
 
-def _distinct(tensors: Sequence[Tensor | None]) -> tuple[list[Tensor], Pattern]:
-    """Return the tensors that are given, each once, since guards take no tensor twice, and the pattern of the call.
-    Nothing is given unless all are plain tensors with aligned memory: nested tensors without strides would end the
-    process in a guard."""
-    given = [tensor for tensor in tensors if tensor is not None]
-    try:
-        if any(type(one) is not Tensor or one.is_nested or one.data_ptr() % ALIGNMENT_BYTES for one in given):
-            return [], ()
-    except RuntimeError:
-        return [], ()  # sparse tensors have no memory to point to
-    once = list({id(tensor): tensor for tensor in given}.values())
-    if len(once) == len(given):
-        return given, _given(tensors) if len(given) < len(tensors) else ()
-    places = {id(tensor): place for place, tensor in enumerate(once)}
-    return once, tuple([-1 if tensor is None else places[id(tensor)] for tensor in tensors])
-
-
-def _is_plain(option: Any) -> bool:
-    return type(option) in PLAIN or (type(option) is tuple and all(map(_is_plain, option)))
-
-
-def _with_state(guard: Guard, query: Tensor, served: Served) -> Guard:
-    """Return the guard, as long as PyTorch wants float32 products as it does now, and pairs to drop are not captured in
-    a graph, which would drop the same ones for ever."""
-    if query.dtype is float32:
+def _guard(given: Sequence[Tensor], served: Serves) -> Guard:
+    """Return the guard of a way: it also wants float32 products rounded as they are now, autograd in the mode of now
+    where it may record the call, and no CUDA graph that is captured and would drop the same pairs for ever."""
+    is_distinct = len(set(map(id, given))) == len(given)
+    if not is_distinct or any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in given):
+        return never
+    guard = guard_of(*given)
+    if given[0].dtype is float32:
         guard = while_unchanged(guard, allows_tf32)
-    if served.drops and query.is_cuda:
-        guard = while_unchanged(guard, _captures)
+    if any(tensor.requires_grad for tensor in given):
+        guard = while_unchanged(guard, _recording)
+    if served.drops and given[0].is_cuda:
+        guard = while_unchanged(guard, torch.cuda.is_current_stream_capturing)
     return guard
 
 
-def _captures() -> bool:
-    return bool(torch.cuda.is_current_stream_capturing())
+def _recording() -> int:
+    """Return whether autograd records calls now, and whether gradients have to be deterministic."""
+    return 2 * int(is_grad_enabled()) + int(is_deterministic())
+
+
+def _is_constant(option: Any) -> bool:
+    return type(option) in CONSTANTS or (type(option) is tuple and all(map(_is_constant, option)))
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    return type(tensor) is Tensor and not tensor.is_nested and tensor.layout is torch.strided

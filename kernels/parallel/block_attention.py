@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.plan import trace_obstacle
 from blocktune.kernels.parallel.block_math import backward_of, forward_of
 from blocktune.kernels.parallel.plan.blocks import Block
@@ -59,7 +59,7 @@ def attend_block(
     if numbers.scale > 0 and trace_obstacle(query, key, value) is None:
         call = _call(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
-        if isinstance(plan, GeneralPlan):
+        if isinstance(plan, KernelPlan):
             out, lse = plan.forward(query, key, value, numbers.scale, call.extras)
             assert lse is not None  # the plan is one with log-sum-exp
             return out, lse.view(query.shape[:3])
@@ -80,7 +80,7 @@ def gradients_of_block(
     if takes and trace_obstacle(query, key, value) is None:
         call = _call(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.BACKWARD)
-        if isinstance(plan, GeneralPlan):
+        if isinstance(plan, KernelPlan):
             lse, grad_lse = rows.lse, rows.grad_lse
             if block.bounds_q:  # of packed sequences [num_heads, tokens]
                 lse, grad_lse = lse[0], None if grad_lse is None else grad_lse[0]

@@ -36,8 +36,7 @@ class ServedBy:
 
     def _plans(self) -> Iterator[Any]:
         dispatcher: Any = self._dispatcher
-        yield from list(dispatcher._plans.values())
-        yield from (plan for plan in list(dispatcher._resolver.general_plans.values()) if hasattr(plan, "calls"))
+        yield from list(dispatcher.resolver.plans.values())
 
 
 class _Failures(logging.Handler):

@@ -1,1 +1,1 @@
-"""Launches of calls with features, log-sum-exp or gradients, and how they are recorded and repeated."""
+"""Plans of calls, and how their launches are recorded and repeated."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.guards import Guard, guard_of
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
 from blocktune.kernels.dispatch.launches.memory import new_like
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
 from blocktune.kernels.dispatch.plan import is_capturing
@@ -90,7 +90,7 @@ class Forward(Recorded):
 
     __slots__ = ("_new_lse", "_new_out", "_plan")
 
-    def __init__(self, plan: GeneralPlan, chances: int = CHANCES) -> None:
+    def __init__(self, plan: KernelPlan, chances: int = CHANCES) -> None:
         super().__init__(chances)
         self._plan = plan
 
@@ -130,7 +130,7 @@ class Backward(Recorded):
 
     __slots__ = ("_guard", "_new", "_plan")
 
-    def __init__(self, plan: GeneralPlan, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, plan: KernelPlan, tensors: Sequence[Tensor]) -> None:
         super().__init__(chances=1)
         self._plan = plan
         self._guard = _guard_of_distinct(tensors)

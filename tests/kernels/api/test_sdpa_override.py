@@ -17,7 +17,7 @@ from blocktune.kernels.api import sdpa_override
 from blocktune.kernels.api.sdpa_override import BACKWARD, FORWARD, NAME, override
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
@@ -217,8 +217,8 @@ def on_gpu(seqlen: int = 512, *, grad: bool = False, heads_kv: int = 8) -> list[
 
 def launches() -> int:
     """How often our kernels ran, in either direction."""
-    plans = attention._resolver.general_plans.values()
-    return sum(plan.calls for plan in plans if isinstance(plan, GeneralPlan))
+    plans = attention._resolver.plans.values()
+    return sum(plan.calls for plan in plans if isinstance(plan, KernelPlan))
 
 
 @pytest.mark.gpu

@@ -12,13 +12,13 @@ from torch import Tensor
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import shape_of
-from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.dispatch.sdpa_arguments import plain_call
+from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
 from tests.support.dispatch_fakes import tensors as dispatch_tensors
 
@@ -42,10 +42,15 @@ def tensors(dtype: torch.dtype, *, size: float = 1.0, length: int = 200) -> tupl
 
 def launcher(is_causal: bool, spoil: Any = lambda out: None) -> Any:
     def launch(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: None, scale: float) -> None:
-        out.copy_(torch_attention(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=True))
+        out.copy_(torch_attention(SdpaArguments(query, key, value, None, 0.0, is_causal, scale, enable_gqa=True)))
         spoil(out)
 
     return launch
+
+
+def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> AttentionShape:
+    call = plain_call(SdpaArguments(query, key, value, is_causal=is_causal))
+    return call.shape(query, key, value, Direction.FORWARD)
 
 
 def problem(given: tuple[Tensor, Tensor, Tensor], spoil: Any = lambda out: None, *, is_causal: bool = True) -> Any:
@@ -192,7 +197,7 @@ def test_a_borrowed_config_that_is_wrong_is_passed_over_for_good(kernel: LyingKe
     kernel.wrong = {wrong}
     dispatcher = Dispatcher(ListSource([tuned(shape, wrong, Origin.BORROWED)]))
     given = dispatch_tensors(shape)
-    torch.testing.assert_close(dispatcher(*given), torch_attention(*given, is_causal=False))
+    torch.testing.assert_close(dispatcher(*given), torch_attention(SdpaArguments(*given)))
     explanation = dispatcher.explain(*given)
     assert explanation.config != wrong
     assert any("differs from attention" in str(rejection) for rejection in explanation.passed_over)
@@ -200,7 +205,7 @@ def test_a_borrowed_config_that_is_wrong_is_passed_over_for_good(kernel: LyingKe
     dispatcher(*given)
     assert len(kernel.launched) == launches + 1  # a later call pays nothing
     longer = dispatch_tensors(shape_like(256))
-    torch.testing.assert_close(dispatcher(*longer), torch_attention(*longer, is_causal=False))
+    torch.testing.assert_close(dispatcher(*longer), torch_attention(SdpaArguments(*longer)))
     assert kernel.launched.count(wrong) == 2  # bound and compared once
 
 

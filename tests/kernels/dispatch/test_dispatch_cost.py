@@ -28,10 +28,10 @@ LOOKUP_ON_ANY_MACHINE_US = 30.0
 
 def looked_up(dispatcher: Dispatcher, arguments: Any) -> Callable[[], Any]:
     """What a call does before its plan runs."""
-    plans = dispatcher._plans
+    ways = dispatcher.resolver.ways
 
     def look_up() -> Any:
-        return plans.of(*arguments, False, False)
+        return ways.of(("scaled_dot_product_attention", 3, 0.0, False, None, False), arguments)
 
     assert look_up() is not None
     return look_up

@@ -20,7 +20,10 @@ SCRIPT = """
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     from blocktune.kernels.dispatch import plan
     from blocktune.kernels.dispatch import resolver
+    from blocktune.kernels.dispatch.sdpa_arguments import plain_call
+    from blocktune.kernels.dispatch.torch_attention import SdpaArguments
     from blocktune.kernels.values.config import Origin
+    from blocktune.kernels.values.shape import Direction
     from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.hardware.device import device_named
     from blocktune.kernels.dispatch.dispatcher import Dispatcher
@@ -51,7 +54,8 @@ SCRIPT = """
         (tensors(2, 1, 5, 130, 80, 32, True), True),
         (tensors(1, 1, 130, 70, 32, 64, False), False),
     ]
-    shapes = [plan.shape_of(*arguments, causal) for arguments, causal in cases]
+    calls = [plain_call(SdpaArguments(*arguments, is_causal=causal)) for arguments, causal in cases]
+    shapes = [call.shape(*arguments, Direction.FORWARD) for call, (arguments, _) in zip(calls, cases)]
     dispatcher = Dispatcher(EachShapesDefault())
     for arguments, causal in cases:
         options = {"is_causal": causal, "enable_gqa": True, "scale": 0.2}
@@ -134,7 +138,7 @@ FEATURES = """
     blocks = BlockMask(16, 16, torch.tensor([[[[True, False], [True, True]]]]))
     compare(lambda *t: block_sparse_attention(*t, blocks), lambda *t: sdpa(
         *t, blocks.to_dense(20, 24), enable_gqa=True))
-    plans = attention._resolver.general_plans.values()
+    plans = attention._resolver.plans.values()
     print(*sorted({str(plan.explanation.config.kernel if hasattr(plan, "launch") else plan) for plan in plans}))
     print(len(plans))
 """
@@ -149,4 +153,4 @@ def test_calls_with_features_train_by_the_real_kernels() -> None:
     served, count = result.stdout.splitlines()
     assert {"flash_fwd_general", "flash_fwd_sparse", "flash_bwd_sparse"} <= set(served.split())
     assert all(name in KERNELS for name in served.split())
-    assert int(count) == 12  # a forward and a backward of every call
+    assert int(count) == 13  # that of the explained call, and a forward and a backward of every other

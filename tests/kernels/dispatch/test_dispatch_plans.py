@@ -82,7 +82,7 @@ def test_the_scale_is_an_argument_and_no_plan(kernel: PlainKernel) -> None:
     for scale in (None, 0.5, 1, 2.0):
         expected = scaled_dot_product_attention(*arguments, scale=scale)
         torch.testing.assert_close(dispatcher(*arguments, scale=scale), expected)
-    assert len(dispatcher._plans) == 1
+    assert len(dispatcher.resolver.plans) == 1
 
 
 def test_a_misaligned_slice_has_a_plan_of_its_own(kernel: PlainKernel) -> None:
@@ -92,7 +92,7 @@ def test_a_misaligned_slice_has_a_plan_of_its_own(kernel: PlainKernel) -> None:
         arguments = [torch.randn(size + 1)[offset : offset + size].view(1, 4, 32, 64) for offset in offsets]
         for _ in range(2):
             torch.testing.assert_close(dispatcher(*arguments), scaled_dot_product_attention(*arguments))
-    assert len(dispatcher._plans) == 8
+    assert len(dispatcher.resolver.plans) == 8
 
 
 def test_a_kernel_that_cannot_read_the_layout_gives_way_without_a_warning(
@@ -131,11 +131,11 @@ def test_when_nothing_launches_pytorch_computes(kernel: PlainKernel) -> None:
 
 
 def test_lack_of_memory_is_no_fault_of_the_config(kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    def exhausted(*_: object) -> Tensor:
+    def exhausted(*_: object, **__: object) -> Tensor:
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(resolver, "empty_output", exhausted)
+        patch.setattr(resolver, "new_results", exhausted)
         dispatcher = Dispatcher(ListSource())
         with pytest.raises(torch.OutOfMemoryError):
             dispatcher(*tensors(SHAPE))
@@ -187,7 +187,7 @@ def test_plans_do_not_pile_up(kernel: PlainKernel, monkeypatch: pytest.MonkeyPat
     dispatcher = Dispatcher(ListSource())
     for seqlen in range(1, 30):
         dispatcher(*tensors(shape_like(seqlen)))
-        assert len(dispatcher._plans) <= 8
+        assert len(dispatcher.resolver.plans) <= 8
     assert MAX_PLANS >= 1000
 
 
@@ -205,11 +205,11 @@ def test_warmup_makes_the_plans_that_calls_use(kernel: PlainKernel) -> None:
     dispatcher = Dispatcher(source)
     causal = shape_like(48, causal=Causal.UPPER_LEFT, num_heads_kv=2)
     assert [explanation.rung for explanation in dispatcher.warmup([SHAPE, causal])] == [Rung.EXACT, Rung.NEAREST]
-    plans = dict(dispatcher._plans)
+    plans = dict(dispatcher.resolver.plans)
     for layout in ("bhsd", "bshd"):
         dispatcher(*tensors(SHAPE, layout=layout))
         dispatcher(*tensors(causal, layout=layout), is_causal=True, enable_gqa=True)
-    assert dispatcher._plans == plans
+    assert dispatcher.resolver.plans == plans
     with pytest.raises(UsageError, match="upper left"):
         dispatcher.warmup([shape_like(causal=Causal.LOWER_RIGHT, seqlen_k=64)])
 
@@ -246,7 +246,7 @@ def test_threads_share_a_dispatcher(kernel: PlainKernel) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert (problems, source.reads, len(dispatcher._plans)) == ([], 1, 3)
+    assert (problems, source.reads, len(dispatcher.resolver.plans)) == ([], 1, 3)
 
 
 def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have() -> None:

@@ -300,8 +300,8 @@ def test_tiles_are_no_larger_than_blocks(kernels: Kernels) -> None:
         out, _ = dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, block_mask=mask)
         torch.testing.assert_close(out, sdpa(*leaves, enable_gqa=True))
         assert (kernels[0].launched[-1].block_m, kernels[0].launched[-1].block_n) == expected
-        plans = dispatcher._resolver.general_plans.values()
-        rung = [plan.explanation.rung for plan in plans if plan.explanation.shape == BLOCKED][-1]  # type: ignore[union-attr]
+        plans = dispatcher._resolver.plans.values()
+        rung = [plan.explanation.rung for plan in plans if plan.explanation.shape == BLOCKED][-1]
         assert rung is (Rung.EXACT if block == 128 else Rung.DEFAULT)
 
 
@@ -332,14 +332,14 @@ def test_warmup_makes_the_plans_that_calls_use(kernels: Kernels, words: str, dir
     shape = shape_like(20, batch=2, num_heads_kv=2, seqlen_k=KEYS, head_dim=16, features=features, direction=direction)
     assert [explanation.rung for explanation in dispatcher.warmup([shape])] == [Rung.DEFAULT]
     resolver_of = dispatcher._resolver
-    plans = len(resolver_of.plans), len(resolver_of.general_plans)
+    plans = len(resolver_of.plans)
     options: dict[str, Any] = {"attn_mask": torch.ones(20, KEYS, dtype=torch.bool)} if words == "boolean" else {}
     if words == "additive dropout":
         options = {"attn_mask": torch.ones(20, KEYS), "dropout_p": 0.1}
     out = dispatcher(*leaves, enable_gqa=True, **options)
     if direction is Direction.BACKWARD:
         torch.autograd.grad(out.sum(), leaves)
-    assert (len(resolver_of.plans), len(resolver_of.general_plans)) == plans
+    assert len(resolver_of.plans) == plans
     with pytest.raises(UsageError, match="masks and dropout"):
         dispatcher.warmup([replace(shape, features=Features(softcap=True))])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from blocktune import BlockMask, block_sparse_attention, flash_attn_with_kvcache, tree_attention, tree_words
 from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.values.errors import UsageError
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -49,9 +49,9 @@ def assert_right(out: Tensor, right: Tensor) -> None:
 
 def assert_ours() -> None:
     """Nothing since the test began went to PyTorch."""
-    plans = attention._resolver.general_plans
+    plans = attention._resolver.plans
     assert plans
-    assert not any(isinstance(plan, Explanation) for plan in plans.values())
+    assert not any(isinstance(plan, TorchPlan) for plan in plans.values())
 
 
 def paged(cache: Tensor, page_size: int) -> tuple[Tensor, Tensor]:

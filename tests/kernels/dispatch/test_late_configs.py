@@ -115,7 +115,7 @@ def test_one_call_waits_a_moment_and_the_others_do_not(slow: SlowSource) -> None
 def test_what_is_missing_is_said_meanwhile(slow: SlowSource) -> None:
     dispatcher = Dispatcher(slow)
     dispatcher(*tensors(SHAPE))
-    (known,) = dispatcher._plans.values()
+    (known,) = dispatcher.resolver.plans.values()
     assert known.explanation.warnings == ("SlowSource is still being read, so nothing of it is used yet.",)
     slow.go.set()
     assert dispatcher.explain(*tensors(SHAPE)).warnings == ()
@@ -174,10 +174,10 @@ def test_rows_of_a_source_that_was_replaced_meanwhile_change_nothing(slow: SlowS
     assert served(dispatcher, kernel) == 64
     dispatcher.use(ListSource([tuned(SHAPE, config(64))]))
     dispatcher(*tensors(SHAPE))
-    plans = dispatcher._plans
+    plans = dispatcher.resolver.plans
     slow.go.set()
     until(lambda: not any(thread.name == "blocktune-configs" for thread in threading.enumerate()))
-    assert dispatcher._plans is plans
+    assert dispatcher.resolver.plans is plans
     assert kernel.launched[-1] == config(64)
 
 
@@ -189,14 +189,14 @@ def test_a_capture_goes_on_with_the_plans_of_before(
     before, _ = dispatcher.attend(*arguments, lse=True, **asked)
     assert served(dispatcher, kernel) == 64
     slow.go.set()
-    until(lambda: not dispatcher._plans)
+    until(lambda: not dispatcher.resolver.plans)
     monkeypatch.setattr(resolver, "is_capturing", lambda query: True)
     launches = len(kernel.launched)
     assert served(dispatcher, kernel) == 64
     after, _ = dispatcher.attend(*arguments, lse=True, **asked)
     torch.testing.assert_close(after, before)
     assert len(kernel.launched) == launches + 2
-    assert not dispatcher._plans
+    assert not dispatcher.resolver.plans
     for call in (lambda: dispatcher(*tensors(OTHER)), lambda: dispatcher.attend(*tensors(OTHER), lse=True, **asked)):
         with pytest.raises(UsageError, match="must have run once"):
             call()

@@ -355,9 +355,9 @@ def test_a_compiled_layer_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dynam
         right = expected(*doubles)
         for one, exact in zip(got, [right, *torch.autograd.grad(right, doubles, grad.double())], strict=True):
             assert (one.double() - exact).norm() <= 1.5e-2 * exact.norm()
-    served = [one for one in attention._resolver.general_plans.values() if getattr(one, "launch", None) is not None]
+    served = [one for one in attention._resolver.plans.values() if getattr(one, "launch", None) is not None]
     assert served
-    shapes: list[AttentionShape | None] = [one.explanation.shape for one in served]  # type: ignore[union-attr]
+    shapes: list[AttentionShape | None] = [one.explanation.shape for one in served]
     assert {shape.features.label for shape in shapes if shape is not None} == {"", "boolean"}
 
 

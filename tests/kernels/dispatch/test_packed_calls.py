@@ -37,7 +37,7 @@ def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_
             torch.testing.assert_close(out[:, :, first:last], sdpa(part, part, part))
         assert not bool(out[:, :, tokens - 1 :].any())
         assert bool(lse[:, tokens - 1 :].isneginf().all())
-    assert len(dispatcher._resolver.general_plans) == 1
+    assert len(dispatcher._resolver.plans) == 1
     assert {(shape.batch, shape.seqlen_q, shape.seqlen_k) for shape, _ in kernels[0].seen} == {(2, 16, 16)}
 
 

@@ -8,7 +8,7 @@ import torch
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import CompileSpec, Launch
 from blocktune.kernels.base.precision import allows_tf32, product_precision
-from blocktune.kernels.dispatch import plan_table, resolver
+from blocktune.kernels.dispatch import resolver, ways
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS
@@ -85,7 +85,7 @@ def test_a_plan_serves_no_call_that_wants_another_precision(kernel: PreciseKerne
         for _ in range(3):  # resolved, looked up, taken the short way
             dispatcher(*tensors)
             assert kernel.used[-1] == precision
-    assert len(dispatcher._plans) == 2
+    assert len(dispatcher.resolver.plans) == 2
 
 
 def test_plans_of_16_bits_know_nothing_of_it(kernel: PreciseKernel) -> None:
@@ -93,7 +93,7 @@ def test_plans_of_16_bits_know_nothing_of_it(kernel: PreciseKernel) -> None:
     for level in ("highest", "high") * 2:
         by_level(level)
         dispatcher(*tensors)
-    assert len(dispatcher._plans) == 1
+    assert len(dispatcher.resolver.plans) == 1
 
 
 @pytest.mark.parametrize(("dtype", "asks"), [(torch.float16, False), (torch.float32, True)])
@@ -102,7 +102,7 @@ def test_the_short_way_asks_only_for_float32(
 ) -> None:
     dispatcher, tensors = Dispatcher(ListSource()), [torch.randn(1, 4, 32, 64).to(dtype) for _ in range(3)]
     asked: list[bool] = []
-    monkeypatch.setattr(plan_table, "allows_tf32", lambda: bool(asked.append(True)))
+    monkeypatch.setattr(ways, "allows_tf32", lambda: bool(asked.append(True)))
     for _ in range(2):
         dispatcher(*tensors)
     asked.clear()

@@ -11,7 +11,7 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.config import KernelConfig
@@ -170,11 +170,12 @@ def test_nothing_of_the_size_of_the_scores_is_kept(kernels: tuple[Forward, Backw
     assert sorted(kept) == sorted([*(tensor.numel() for tensor in inputs), inputs[0].numel(), queries])
 
 
-def test_without_gradients_the_plain_plan_serves(kernels: tuple[Forward, Backward]) -> None:
+def test_without_gradients_a_plan_without_log_sum_exp_serves(kernels: tuple[Forward, Backward]) -> None:
     dispatcher = Dispatcher(ListSource())
     inputs = [tensor.requires_grad_() for tensor in tensors(SHAPE)]
     with torch.no_grad():
         assert not dispatcher(*inputs, enable_gqa=True).requires_grad
     assert kernels[1].launched == []
+    assert len(dispatcher.resolver.plans) == 1
     dispatcher(*inputs, enable_gqa=True)
-    assert [type(plan) for plan in dispatcher._resolver.general_plans.values()] == [GeneralPlan, GeneralPlan]
+    assert [type(plan) for plan in dispatcher.resolver.plans.values()] == [KernelPlan] * 3

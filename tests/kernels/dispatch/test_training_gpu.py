@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_varlen_func
-from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.dropout import keep_mask
 
@@ -79,9 +79,9 @@ def assert_close_to(got: Iterable[torch.Tensor], right: Iterable[torch.Tensor], 
 
 def assert_ours() -> None:
     """Nothing since the last reload went to PyTorch."""
-    plans = attention._resolver.general_plans
+    plans = attention._resolver.plans
     assert plans
-    assert not any(isinstance(plan, Explanation) for plan in plans.values())
+    assert not any(isinstance(plan, TorchPlan) for plan in plans.values())
 
 
 @pytest.mark.parametrize("bshd", [False, True])
@@ -194,7 +194,7 @@ def test_packed_sequences_wait_for_the_gpu_once() -> None:
 
     def step(*lengths: int) -> None:
         bounds = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).cuda()
-        torch.cuda.set_sync_debug_mode("error" if attention._resolver.general_plans else "default")
+        torch.cuda.set_sync_debug_mode("error" if attention._resolver.plans else "default")
         try:
             out = flash_attn_varlen_func(q, k, v, bounds, bounds, 512, 512, dropout_p=0.1, causal=True)
             torch.autograd.grad(out.sum(), (q, k, v))
@@ -204,7 +204,7 @@ def test_packed_sequences_wait_for_the_gpu_once() -> None:
     step(100, 500, 99)
     step(512, 3, 4)
     assert_ours()
-    assert len(attention._resolver.general_plans) == 2
+    assert len(attention._resolver.plans) == 2
 
 
 def test_autocast_trains_by_our_kernels() -> None:

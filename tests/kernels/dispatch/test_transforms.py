@@ -104,7 +104,7 @@ def test_masks_reach_no_fused_backend_there(kernel: PlainKernel, monkeypatch: py
         fused.append(torch.backends.cuda.mem_efficient_sdp_enabled())
         return pytorchs(*arguments, **options)
 
-    monkeypatch.setattr("blocktune.kernels.dispatch.dispatcher.scaled_dot_product_attention", spy)
+    monkeypatch.setattr("blocktune.kernels.dispatch.torch_attention.scaled_dot_product_attention", spy)
     masks_mapped(Dispatcher(ListSource()))(SEEN)
     mapped(Dispatcher(ListSource()))(Q, K)
     assert fused == [False, True]
@@ -124,7 +124,7 @@ def test_pytorch_gets_the_call_as_it_is(kernel: PlainKernel, monkeypatch: pytest
         seen.append((mask.shape, mask.stride(), options))
         return pytorchs(query, key, value, mask, *others, **options)
 
-    monkeypatch.setattr("blocktune.kernels.dispatch.dispatcher.scaled_dot_product_attention", spy)
+    monkeypatch.setattr("blocktune.kernels.dispatch.torch_attention.scaled_dot_product_attention", spy)
     mask = torch.rand(3, 20, 1).expand(3, 20, 24)
     torch.vmap(lambda q, k, m: Dispatcher(ListSource())(q, k, k, m, scale=0.5))(Q, K, mask)
     assert seen == [((20, 24), (1, 0), {"scale": 0.5, "enable_gqa": False})]

@@ -102,7 +102,7 @@ def known(kernels: Kernels) -> Known:
     """A dispatcher that has served a masked call, a look-up by other tensors, and the tensors."""
     dispatcher, tensors = Dispatcher(ListSource()), [*three(), mask()]
     dispatcher(*tensors)
-    (options,) = (options for options, *_ in dispatcher._resolver.ways._by_options)
+    (options,) = dispatcher._resolver.ways._guarded
 
     def look_up(*others: Tensor | None) -> Any:
         return dispatcher.way(options, *others)
@@ -172,13 +172,20 @@ def test_transforms_are_looked_at_in_every_call(known: Known) -> None:
     assert seen == [None]
 
 
-def test_deterministic_gradients_and_precision_have_ways_of_their_own(known: Known) -> None:
-    _, look_up, tensors = known
+def test_deterministic_gradients_have_ways_of_their_own(kernels: Kernels) -> None:
+    dispatcher, leaves = Dispatcher(ListSource()), three(grad=True)
+    dispatcher(*leaves)
+    (options,) = dispatcher.resolver.ways._guarded
     torch.use_deterministic_algorithms(True)
     try:
-        assert look_up(*tensors) is None
+        assert dispatcher.way(options, *leaves) is None
     finally:
         torch.use_deterministic_algorithms(False)
+    assert dispatcher.way(options, *leaves) is not None
+
+
+def test_another_precision_has_ways_of_its_own(known: Known) -> None:
+    _, look_up, tensors = known
     torch.set_float32_matmul_precision("high")
     try:
         assert look_up(*tensors) is None
@@ -272,21 +279,20 @@ def test_one_is_not_true(kernels: Kernels) -> None:
 
 
 def test_ways_do_not_pile_up(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MAX_OPTIONS", 3)
+    monkeypatch.setattr(ways, "MAX_WAYS", 3)
     dispatcher = Dispatcher(ListSource())
     for width in range(2, 12):
         dispatcher(*three(), scale=width / 10, attn_mask=mask())
         dispatcher(*three(queries=width), torch.rand(width, KEYS) > 0.2)
-        assert len(dispatcher._resolver.ways._by_options) <= 3
-        assert len(dispatcher._resolver.ways) <= 3 * ways.MAX_GUARDS
+        assert len(dispatcher._resolver.ways) <= 3
 
 
-def test_without_guards_all_goes_the_long_way(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_guards_ways_are_found_as_well(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "_guards", lambda: None)
     dispatcher, leaves, seen = Dispatcher(ListSource()), three(), mask()
-    for _ in range(2):
-        torch.testing.assert_close(dispatcher(*leaves, seen), sdpa(*leaves, seen))
-    assert len(dispatcher._resolver.ways) == 0
+    dispatcher(*leaves, seen)
+    monkeypatch.setattr(Call, "of", no_call)
+    torch.testing.assert_close(dispatcher(*leaves, seen), sdpa(*leaves, seen))
 
 
 def test_threads_share_the_ways(kernels: Kernels) -> None:

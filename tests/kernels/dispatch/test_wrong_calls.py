@@ -256,7 +256,8 @@ def test_a_wrong_option_leaves_no_plan_that_a_right_one_would_miss(monkeypatch: 
     with pytest.raises(TypeError):
         dispatcher(Q, K, K, is_causal=wrong)
     dispatcher(Q, K, K, is_causal=bool(wrong))
-    assert dispatcher._plans.of(Q, K, K, bool(wrong), False) is not None
+    options = ("scaled_dot_product_attention", 3, 0.0, bool(wrong), None, False)
+    assert dispatcher.resolver.ways.of(options, (Q, K, K)) is not None
 
 
 def test_explaining_such_a_call_says_who_answers_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blocktune import Dispatcher, SequenceLayout
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
 from blocktune.kernels.parallel.plan.blocks import Block, Sight
@@ -98,10 +98,10 @@ def test_the_blocks_of_all_ranks_add_up(dispatcher: Dispatcher, dtype: torch.dty
         assert_close(sums.results()[1], lse[:, :, places[rank]], tolerance)
     for one, wanted in zip(found, right, strict=True):
         assert_close(one, wanted, 4e-3 if dtype is torch.float16 else 1e-5)
-    plans = list(dispatcher._resolver.general_plans.values())
+    plans = list(dispatcher._resolver.plans.values())
     backwards = 0 if dtype is torch.float32 else len(plans) // 2  # kernels find statistics of float32 rows themselves
-    assert all(isinstance(own, GeneralPlan) for own in plans)
-    assert sum("backward" in own.explanation.shape.label for own in plans) == backwards  # type: ignore[union-attr]
+    assert all(isinstance(own, KernelPlan) for own in plans)
+    assert sum("backward" in own.explanation.shape.label for own in plans) == backwards
     assert plans
 
 
@@ -124,4 +124,4 @@ def test_a_scale_that_kernels_do_not_take_is_computed(dispatcher: Dispatcher) ->
     other, other_lse = attend_block(-q, k, v, block, Numbers(0.25, 0.0, deterministic=False), dispatcher)
     assert_close(out, other.double(), 2e-3)
     assert_close(lse, other_lse.double(), 2e-3)
-    assert len(dispatcher._resolver.general_plans) == 1
+    assert len(dispatcher._resolver.plans) == 1

@@ -8,7 +8,7 @@ import torch
 
 from blocktune import Dispatcher, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.dispatch import plan, resolver
-from blocktune.kernels.dispatch.launches.general_plan import GeneralPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.sinks.rows import add_sinks, sink_gradients
 from tests.support.dispatch_fakes import ListSource
@@ -115,9 +115,9 @@ def test_whole_calls_with_gradients_of_both_results(
         found = flash_attn_func(*(leaf[None] for leaf in leaves), **options)
         out, lse = found[0][0], found[1][0]
         shares = [(slice(0, 20), slice(0, 37))]
-    plans = dispatcher._resolver.general_plans.values()
+    plans = dispatcher._resolver.plans.values()
     assert len(plans) == 2
-    assert all(isinstance(own, GeneralPlan) for own in plans)
+    assert all(isinstance(own, KernelPlan) for own in plans)
     doubles = [leaf.detach().double().requires_grad_() for leaf in leaves]
     exact = None if sinks is None else sinks.detach().double().requires_grad_()
     parts = [defined(*(own[rows] for own, rows in zip(doubles, (q, k, k), strict=True)), exact) for q, k in shares]

@@ -1,4 +1,4 @@
-"""The short way to a plan: it is taken only where nothing but the key decides about a call, and the key has it all."""
+"""The short way is taken only by tensors of the kinds that it was left for, with PyTorch's guards and without them."""
 
 import warnings
 from collections.abc import Callable
@@ -12,28 +12,37 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from blocktune.kernels.dispatch import guards
-from blocktune.kernels.dispatch.plan import SdpaPlan, needs_gradients, plan_key
-from blocktune.kernels.dispatch.plan_table import PlanTable
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.dispatch.ways import MAX_GUARDS, Ways
 from tests.support.dispatch_fakes import shape_like, tensors
 
 SHAPE = shape_like(32)
 Three = tuple[Tensor, Tensor, Tensor]
+OPTIONS = ("a call", False, None)
+
+
+class Server:
+    """Serves no calls, but can be found."""
+
+    drops = False
+
+    def __call__(self, *tensors: Any, **of_call: Any) -> tuple[Tensor, None]:
+        raise AssertionError
+
+
+Known = tuple[Ways, Three, Server]
 
 
 @pytest.fixture(params=["guards", "keys", pytest.param("cuda", marks=pytest.mark.gpu)])
-def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[PlanTable, Three, SdpaPlan]:
-    """A table with a plan for these tensors, which was asked for last; with PyTorch's guards or without."""
+def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Known:
+    """What is known of a call with these tensors, with PyTorch's guards or without."""
     if request.param == "keys":
         monkeypatch.setattr(guards, "_guards", lambda: None)
     query, key, value = (tensor.to("cuda" if request.param == "cuda" else "cpu") for tensor in tensors(SHAPE))
     arguments = query, key, value
-    explanation = Explanation(rung=Rung.SDPA, reason="a test")
-    table, known_plan = PlanTable(), SdpaPlan(explanation, is_causal=False, enable_gqa=False)
-    table[plan_key(*arguments, False, False)] = known_plan
-    assert table.of(*arguments, False, False) is known_plan
-    return table, arguments, known_plan
+    ways, served = Ways(), Server()
+    ways.add(OPTIONS, arguments, served)
+    assert ways.of(OPTIONS, arguments) is served
+    return ways, arguments, served
 
 
 @pytest.mark.parametrize(
@@ -46,20 +55,20 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tu
     ],
 )
 def test_a_state_of_pytorch_is_asked_for_in_every_call(
-    known: tuple[PlanTable, Three, SdpaPlan], state: Callable[[str], AbstractContextManager[Any]]
+    known: Known, state: Callable[[str], AbstractContextManager[Any]]
 ) -> None:
-    table, arguments, plan = known
+    ways, arguments, served = known
     with state(arguments[0].device.type):
-        assert table.of(*arguments, False, False) is None
-    assert table.of(*arguments, False, False) is plan
+        assert ways.of(OPTIONS, arguments) is None
+    assert ways.of(OPTIONS, arguments) is served
 
 
-def test_transforms_and_tracers_are_asked_for_in_every_call(known: tuple[PlanTable, Three, SdpaPlan]) -> None:
-    table, arguments, _ = known
+def test_transforms_and_tracers_are_asked_for_in_every_call(known: Known) -> None:
+    ways, arguments, _ = known
     seen: list[Any] = []
 
     def ask(tensor: Tensor) -> Tensor:
-        seen.append(table.of(*arguments, False, False))
+        seen.append(ways.of(OPTIONS, arguments))
         return tensor
 
     torch.vmap(ask)(torch.zeros(3))
@@ -87,52 +96,64 @@ def test_transforms_and_tracers_are_asked_for_in_every_call(known: tuple[PlanTab
     ],
 )
 def test_what_a_plan_relies_on_is_asked_of_every_tensor(
-    known: tuple[PlanTable, Three, SdpaPlan], place: int, change: Callable[[Tensor], Tensor]
+    known: Known, place: int, change: Callable[[Tensor], Tensor]
 ) -> None:
-    table, arguments, plan = known
+    ways, arguments, served = known
     changed = list(arguments)
     changed[place] = change(arguments[place])
-    assert table.of(*changed, False, False) is None
-    assert table.of(*arguments, False, False) is plan
+    assert ways.of(OPTIONS, changed) is None
+    assert ways.of(OPTIONS, arguments) is served
 
 
-def test_the_options_are_in_the_key_and_gradients_count_where_they_are_recorded(
-    known: tuple[PlanTable, Three, SdpaPlan],
-) -> None:
-    table, (query, key, value), plan = known
-    assert table.of(query, key, value, True, False) is None
-    assert table.of(query, key, value, False, True) is None
+def test_options_count_and_gradients_where_they_are_recorded(known: Known) -> None:
+    ways, (query, key, value), served = known
+    assert ways.of(("a call", True, None), (query, key, value)) is None
+    assert ways.of(OPTIONS, (query, key, value, None)) is None
     query.requires_grad_()
-    assert needs_gradients(query, key, value)
-    assert table.of(query, key, value, False, False) is None
+    recorded = Server()
+    ways.add(OPTIONS, (query, key, value), recorded)
+    assert ways.of(OPTIONS, (query, key, value)) is recorded
     with torch.no_grad():
-        assert table.of(query, key, value, False, False) is plan
-    table.clear()
-    with torch.no_grad():
-        assert table.of(query, key, value, False, False) is None
+        assert ways.of(OPTIONS, (query, key, value)) is None
+        assert ways.of(OPTIONS, (query.detach(), key, value)) is (served if guards._guards() else None)
+    ways.clear()
+    assert ways.of(OPTIONS, (query.detach(), key, value)) is None
 
 
-def test_two_shapes_in_turns_have_their_own_plans(known: tuple[PlanTable, Three, SdpaPlan]) -> None:
-    table, (query, key, value), plan = known
-    shorter = query[:, :, :16].clone()
-    other = SdpaPlan(plan.explanation, is_causal=False, enable_gqa=False)
-    table[plan_key(shorter, key, value, False, False)] = other
-    table[plan_key(query, key, value, True, False)] = other
+@pytest.mark.parametrize("kinds", [2, 3 * MAX_GUARDS])
+def test_kinds_that_take_turns_are_told_apart(known: Known, kinds: int) -> None:
+    ways, (query, key, value), served = known
+    calls = {Server(): (query[:, :, :length].clone(), key, value) for length in range(1, kinds)}
+    for other, given in calls.items():
+        ways.add(OPTIONS, given, other)
     for _ in range(3):
-        assert table.of(shorter, key, value, False, False) is other
-        assert table.of(query, key, value, False, False) is plan
-        assert table.of(query, key, value, True, False) is other
+        assert ways.of(OPTIONS, (query, key, value)) is served
+        assert [ways.of(OPTIONS, given) for given in calls.values()] == list(calls)
+    assert all(len(guarded) <= MAX_GUARDS for guarded in ways._guarded.values())
 
 
-def test_one_tensor_in_several_places_and_inference_mode(known: tuple[PlanTable, Three, SdpaPlan]) -> None:
-    table, (query, key, value), plan = known
+def test_memory_that_is_not_aligned_is_a_kind_of_its_own(known: Known) -> None:
+    ways, (query, key, value), served = known
+    other, offset = Server(), query.new_empty(query.numel() + 1)[1:].view(query.shape)
+    ways.add(OPTIONS, (offset, key, value), other)
     for _ in range(2):
-        assert table.of(query, query, query, False, False) is plan
+        assert ways.of(OPTIONS, (offset, key, value)) is other
+        assert ways.of(OPTIONS, (query, key, value)) is served
+
+
+def test_one_tensor_in_several_places_and_inference_mode(known: Known) -> None:
+    ways, (query, key, value), served = known
+    same, made_there = Server(), Server()
+    ways.add(OPTIONS, (query, query, value), same)
+    with torch.inference_mode():
+        made = query.clone()
+        ways.add(OPTIONS, (made, key, value), made_there)
+    for _ in range(2):
+        assert ways.of(OPTIONS, (query, query, value)) is same
+        assert ways.of(OPTIONS, (query, value, value)) is None
         with torch.inference_mode():
-            assert table.of(query, key, value, False, False) is plan
-            made = query.clone()
-            assert table.of(made, key, value, False, False) is plan
-        assert table.of(query, key, value, False, False) is plan
+            assert ways.of(OPTIONS, (made, key, value)) is made_there
+        assert ways.of(OPTIONS, (query, key, value)) is served
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -146,9 +167,9 @@ def test_this_pytorch_has_the_guards(device: str) -> None:
     assert not guard(query, query, value)
 
 
-def test_tensors_without_strides_are_asked_for_none(known: tuple[PlanTable, Three, SdpaPlan]) -> None:
+def test_tensors_without_strides_are_asked_for_none(known: Known) -> None:
     """PyTorch's guards end the process when a tensor refuses to tell its strides."""
-    table, arguments, plan = known
+    ways, arguments, served = known
     entries = [torch.randn(4, length, 64) for length in (3, 5)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some of these are called a prototype
@@ -159,8 +180,8 @@ def test_tensors_without_strides_are_asked_for_none(known: tuple[PlanTable, Thre
         for place in range(3):
             changed = list(arguments)
             changed[place] = strange
-            assert table.of(*changed, False, False) is None
-            assert table.of(*arguments, False, False) is plan
+            assert ways.of(OPTIONS, changed) is None
+            assert ways.of(OPTIONS, arguments) is served
 
 
 def test_guards_that_answer_otherwise_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""One direction of calls with features, log-sum-exp or gradients: a bound config, and memory for its results."""
+"""What computes one direction of the calls of a kind: a config that is bound and its results' memory; or PyTorch."""
 
 import torch
 from torch import Tensor
@@ -6,13 +6,14 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
 from blocktune.kernels.portable.sinks.results import before_sinks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction
 
 
-class GeneralPlan:
+class KernelPlan:
     """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
 
     __slots__ = ("_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
@@ -83,6 +84,34 @@ class GeneralPlan:
             self.launch(query, key, value, out, lse, grad, *gradients, scale, extras)
         else:
             self.launch(query, key, value, out, lse, grad, *gradients, scale)
+
+
+class TorchPlan:
+    """PyTorch computes the calls. `ByTorch` counts those of `attention` that have no mask."""
+
+    __slots__ = ("calls", "explanation")
+
+    def __init__(self, explanation: Explanation) -> None:
+        self.explanation = explanation
+        self.calls = 0
+
+
+Plan = KernelPlan | TorchPlan
+
+
+class ByTorch:
+    """Calls of one kind without a mask, served by PyTorch's attention with these options."""
+
+    __slots__ = ("_options", "_plan")
+    drops = False  # PyTorch draws the pairs itself
+
+    def __init__(self, plan: TorchPlan, options: SdpaArguments) -> None:
+        self._plan = plan
+        self._options = options[3:]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
+        self._plan.calls += 1
+        return torch_attention(SdpaArguments(query, key, value, *self._options)), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:
