@@ -327,6 +327,7 @@ STAND_INS: dict[str, Any] = {
     "reinterpret": reinterpret,
     "pin": lambda x: x,
     "reciprocal": lambda x: 1.0 / x,
+    "tanh": torch.tanh,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,
     "loaded_as": lambda memory, x: memory.load(),

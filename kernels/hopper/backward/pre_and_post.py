@@ -113,7 +113,7 @@ def prepare_rows_kernel(
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
-    of dq_sums. turns: None, or two int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
+    of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32.
     """
     whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
@@ -145,8 +145,7 @@ def prepare_rows_kernel(
     # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:
-        halves = tl.arange(0, 2)
-        tl.store(turns + tl.min(flat, 0) // BLOCK_M * 2 + halves, tl.zeros([2], tl.int32), mask=first % BLOCK_M == 0)
+        tl.store(turns + tl.min(flat, 0) // BLOCK_M, 0, mask=first % BLOCK_M == 0)
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])

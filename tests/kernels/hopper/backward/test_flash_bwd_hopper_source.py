@@ -13,6 +13,11 @@ import torch
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.backward import launch
+from blocktune.kernels.hopper.backward.device_kernel import (
+    SIZES,
+    flash_bwd_hopper_kernel,
+    flash_bwd_hopper_wide_kernel,
+)
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
@@ -27,8 +32,6 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
-from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
-from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -57,7 +60,7 @@ def gradients_of(
     rows, scale = Rows.of(problem, problem.seqlen_q), problem.head_dim**-0.5
     lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1))
     sums = torch.zeros(rows.count * width_of(problem))
-    turns = torch.zeros(rows.count // BLOCK_M * 2, dtype=torch.int32) if problem.features.deterministic else None
+    turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
     keys = keys_of_block(problem)
     blocks = ((q, BLOCK_M), (k, keys), (v, keys), (dout, BLOCK_M))
