@@ -238,12 +238,13 @@ def flash_bwd_hopper_wide_kernel(
         PERSISTENT=PERSISTENT,
         FORM=FORM,
     )
-    copied = (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc)
     if is_ordered(FORM):
         gl.warp_specialize([
             (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
             (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (*copied, memory, counter, ends, sizes, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
             (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, True, OPTIONS)),
             (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, True, OPTIONS)),
         ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
@@ -251,5 +252,7 @@ def flash_bwd_hopper_wide_kernel(
         gl.warp_specialize([
             (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
             (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (*copied, memory, counter, ends, sizes, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
         ], [4, 1], [240, 24])  # fmt: skip
