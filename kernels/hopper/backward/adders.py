@@ -51,7 +51,7 @@ ld.acquire.gpu.global.b32 found, [$1];
 setp.ne.s32 p, found, $2;
 @p bra AGAIN;
 DONE:
-fence.proxy.async;
+fence.proxy.async.global;
 mov.b32 $0, $2;
 }"""
 

@@ -19,7 +19,7 @@ MULTIPROCESSORS = 132
 GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 ORDERED_GROUP_BYTES = 2 * GROUP_BYTES
-"""The same in a fixed order of additions, under any mask: tiles of a head follow each other a step apart, and share what
+"""The same in a fixed order of additions, under any mask: tiles of a head follow each other a step apart and share what
 they read, so that only a part of all these bytes is read at a time."""
 TILES_TOGETHER = 8
 """Tiles of a head that are in work at a time in a fixed order of additions, at most: those that begin together wait for

@@ -65,6 +65,7 @@ def finish_kernel(
     HALF queries; the sums come in the order of the accumulator registers of wgmma (see `add_dq`).
     """
     program = tl.program_id(0).to(tl.int64)
+    # [64 * HALF]
     x = tl.load(dq_sums + program * (64 * HALF) + tl.arange(0, 64 * HALF))
     x = tl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])  # column / 8 | warp | lane / 4 | lane % 4 | + 8 rows | pair
     # [64, HALF]
@@ -165,6 +166,7 @@ def finish_rows_kernel(
     if first >= length:
         return
     block = (workspace_row(cu_q, begin, batch, head, num_heads, rows, 64) + first) // 64
+    # [64 * PART]
     x = tl.load(dq_sums + (block * parts + part) * (64 * PART) + tl.arange(0, 64 * PART))
     x = tl.reshape(x, [PART // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
     # [64, PART]
@@ -215,6 +217,7 @@ def join_parts(
     block = program // 2 % blocks
     batch_head = (program // 2 // blocks).to(tl.int64)
     places = tl.arange(0, 64 * HALF)
+    # [64 * HALF]
     x = tl.zeros([64 * HALF], tl.float32)
     for part in tl.static_range(PARTS):
         first = ((batch_head * PARTS + part) * blocks + block) * 2 + side

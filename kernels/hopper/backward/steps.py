@@ -167,7 +167,7 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
 
 @gluon.jit
 def hand_over(x, memory, b, b_phase, W: gl.constexpr):
-    """Gives dQ of a step to the warp that adds those of every second step, b."""
+    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b."""
     BOTH: gl.constexpr = memory.dq.shape[0] == 4  # memory for two steps
     place = b * 2 + W if BOTH else W
     tma.store_wait(0)  # dK and dV of the tile before leave from here, too

@@ -50,6 +50,7 @@ def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
 @gluon.jit
 def from_register_order(x, S_L: gl.constexpr):
     """The inverse of `in_register_order`, for 64 columns."""
+    # [64, 64]
     x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
     return gl.convert_layout(gl.reshape(x, [64, 64]), S_L)
 
@@ -70,6 +71,7 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
     PANELS: gl.constexpr = a.shape[0]
     start = hidden_zero()
     slot = slot + start
+    # [BLOCK_N, BLOCK_M]
     acc = warpgroup_mma(a.index(start), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
     for panel in gl.static_range(1, PANELS):
         acc = warpgroup_mma(a.index(start + panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
@@ -79,6 +81,7 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
 @gluon.jit
 def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
     """Every panel of the gradients plus a times that panel of b in a slot; not waited for, unless COPIED."""
+    # panels [BLOCK_N, 64]
     sums = ()
     slot = slot + hidden_zero()
     for panel in gl.static_range(PANELS):
@@ -92,6 +95,7 @@ def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
 @gluon.jit
 def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
     """dQ of one panel; not waited for."""
+    # [BLOCK_M, 64]
     k_panel = k_smem.index(hidden_zero() + panel)
     zeros = gl.zeros([64, 64], gl.float32, DQ_L)
     return warpgroup_mma(ds.permute((1, 0)), k_panel, zeros, use_acc=False, is_async=True)
