@@ -1,4 +1,4 @@
-"""The warps that add dq in a fixed order, in Gluon: two beside those that compute, and whose turn it is.
+"""The two warps that add dq in a fixed order, in Gluon, and whose turn it is.
 
 Tiles of a head add their part of dq of a block of queries by turns, the one with the first keys first. A turn is the
 number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for those of its head
@@ -13,8 +13,8 @@ What makes it fast, and is easily lost when the code changes:
    where all tiles begin with the same queries: on an H200 16 % slower with every key seen.)
 2. dQ of a step has memory of its own for each warp where that fits: the warpgroups go on while it waits for its turn.
 3. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
-   block, and follow each other through it and all others in the order in which they are taken: whoever is a step behind
-   never waits again. The longest tiles under a diagonal are those of the first keys, so that short ones come last.
+   block, and follow each other through it and all others in the order in which they are taken: one that follows a step
+   later never waits again. The longest tiles under a diagonal are those of the first keys, so that short ones come last.
 4. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
