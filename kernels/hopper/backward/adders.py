@@ -14,7 +14,7 @@ What makes it fast, and is easily lost when the code changes:
 2. dQ of a step has memory of its own for each warp where that fits: the warpgroups go on while it waits for its turn.
 3. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
    block, and follow each other through it and all others in the order in which they are taken: one that follows a step
-   later never waits again. The longest tiles under a diagonal are those of the first keys, so that short ones come last.
+   later never waits again. The longest tiles under a diagonal are those of the first keys: short ones come last.
 4. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
