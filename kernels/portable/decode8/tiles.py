@@ -6,11 +6,11 @@ of two, which rounds nothing either:
 
 - Queries of bfloat16 reach 3e38. Each row is multiplied by the power of two that brings its largest number to 2^13 ..
   2^14, and the inverse goes into the scale of the row's scores.
-- Probabilities reach 2^14 instead of 1, so that float16 holds them in full precision down to 2^-14 = 2^-28 of that.
+- Probabilities are multiplied by 2^14, so that float16 holds them in full precision down to 2^-28 instead of 2^-14.
 
 Scales of a head multiply scores and the finished sums, in float32. Scales of tokens multiply the columns of the scores,
-and the probabilities. What an output takes from a key is as large as their product, so that the products have the
-reference that probabilities have elsewhere: the largest reaches 2^14, whether scales are 1e-8 or 1e8.
+and the probabilities. What an output takes from a key is as large as their product: hence the largest product has the
+exponent 0 there, not the largest probability, whether scales are 1e-8 or 1e8.
 """
 
 import triton
@@ -44,11 +44,11 @@ def weights_step(scores, heights, m_i, l_i):
     """One tile of the online softmax: the probabilities [BLOCK_M, BLOCK_N], the new reference and sums, and the factor
     [BLOCK_M] for what was accumulated.
 
-    scores [BLOCK_M, BLOCK_N] have the base 2, a masked one is -inf. m_i [BLOCK_M], the reference, lies 14 below the
-    largest of the heights [BLOCK_M, BLOCK_N]: the scores, plus log2 of the scales that probabilities are multiplied
-    with. l_i are the sums of the rows, or [BLOCK_M, BLOCK_N] what these are the sums of.
+    scores [BLOCK_M, BLOCK_N] have the base 2, a masked one is -inf. m_i [BLOCK_M], the reference, is the largest of the
+    heights [BLOCK_M, BLOCK_N]: the scores, plus log2 of the scales that probabilities will be multiplied with. l_i are
+    the sums of the rows, or [BLOCK_M, BLOCK_N] what these are the sums of.
     """
-    m_new = tl.maximum(m_i, tl.max(heights, 1) - 14.0)
+    m_new = tl.maximum(m_i, tl.max(heights, 1))
     p = tl.exp2(scores - m_new[:, None])
     factor = tl.exp2(m_i - m_new)
     if len(l_i.shape) == 2:
@@ -80,7 +80,7 @@ def load_rows(
     """[BLOCK_N, WIDTH] of K or V: the rows at these places [BLOCK_N] of an entry, or of as many; zeros where not
     inside, which is never read. What is the same in every tile is added up first, so that it is not in each."""
     columns = tl.arange(0, WIDTH)[None, :]
-    offsets = (places * stride_row)[:, None] + columns
+    offsets = ((places * stride_row)[:, None] + columns).to(tl.uint32)
     if len(entry.shape) == 0:
         pointers = base + entry * stride_entry + offsets
     else:
@@ -94,7 +94,7 @@ def load_rows(
 @triton.jit
 def load_scales(base, entry, stride_entry, places, stride_row, inside):
     """[BLOCK_N] scales of the rows that `load_rows` loads; zeros where not inside."""
-    return tl.load(base + entry * stride_entry + places * stride_row, mask=inside, other=0.0)
+    return tl.load(base + entry * stride_entry + (places * stride_row).to(tl.uint32), mask=inside, other=0.0)
 
 
 @triton.jit
@@ -109,7 +109,7 @@ def decode8_split(
 ):  # fmt: skip
     """This program's share of the keys for q [BLOCK_M, WIDTH] in float16, whose rows are the queries `rows` [BLOCK_M]
     and whose scores are multiplied with row_scale [BLOCK_M]: the triple acc [BLOCK_M, WIDTH_V], l_i and m_i
-    [BLOCK_M], acc without the scale of the head's values."""
+    [BLOCK_M], acc times 2^14 and without the scale of the head's values."""
     even = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     odd = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     if q.shape[0] < 64:
@@ -122,7 +122,7 @@ def decode8_split(
     if PAGE_SIZE == 0:
         # a tile counts as an entry, which begins with its first row
         stride_kb, stride_vb, stride_ksb, stride_vsb = stride_kn, stride_vn, stride_ksn, stride_vsn
-        places = tl.arange(0, BLOCK_N).to(tl.int64)
+        places = tl.arange(0, BLOCK_N)
     else:
         pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
     for tile in tl.range(first, stop, num_stages=STAGES):
@@ -131,7 +131,7 @@ def decode8_split(
         if PAGE_SIZE == 0:
             entry = tl.cast(tile * BLOCK_N, tl.int64)
         else:
-            places = (columns % PAGE_SIZE).to(tl.int64)
+            places = columns % PAGE_SIZE
             entry = pages
             # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
             pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
@@ -159,9 +159,10 @@ def decode8_split(
             scales = load_scales(v_scales, entry, stride_vsb, places, stride_vsn, inside)
             heights = scores + magnitude_log2(scales)[None, :]
             p, m_i, l_i, factor = weights_step(scores, heights, m_i, l_i)
-            p *= scales[None, :]
+            p *= (scales * 16384.0)[None, :]
         else:
             p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
+            p *= 16384.0
         p = p.to(tl.float16)
         # [BLOCK_N, WIDTH_V / 2], two columns in one number
         v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
@@ -235,7 +236,7 @@ def flash_decode8_kernel(
         HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
         OF_TOKENS, PRECISION, BLOCK_N, SPLITS, STAGES,
     )  # fmt: skip
-    acc *= v_scale
+    acc *= v_scale / 16384.0  # of the probabilities
     places = (batch * num_heads + heads) * seqlen_q + rows
     if SPLITS > 1:
         store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
