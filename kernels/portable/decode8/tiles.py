@@ -137,6 +137,8 @@ def decode8_split(
             pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
         # [BLOCK_N, WIDTH]
         k = load_rows(k_base, entry, stride_kb, places, stride_kn, inside, HEAD_DIM, WIDTH)
+        # [BLOCK_N, WIDTH_V / 2], two columns in one number
+        v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION) * row_scale[:, None]
         if OF_TOKENS:
@@ -164,8 +166,6 @@ def decode8_split(
             p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
             p *= 16384.0
         p = p.to(tl.float16)
-        # [BLOCK_N, WIDTH_V / 2], two columns in one number
-        v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
         v_even, v_odd = two_columns(v, k.dtype == tl.int8)
         even = tl.dot(p, v_even, even * factor[:, None], input_precision=PRECISION)
         odd = tl.dot(p, v_odd, odd * factor[:, None], input_precision=PRECISION)
