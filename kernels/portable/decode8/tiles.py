@@ -104,12 +104,13 @@ def decode8_split(
     length, seqlen_q, diagonal, left, right, cap_log2,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     PAGE_SIZE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, OF_TOKENS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    ALIBI: tl.constexpr, OF_TOKENS: tl.constexpr, INT8: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """This program's share of the keys for q [BLOCK_M, WIDTH] in float16, whose rows are the queries `rows` [BLOCK_M]
     and whose scores are multiplied with row_scale [BLOCK_M]: the triple acc [BLOCK_M, WIDTH_V], l_i and m_i
-    [BLOCK_M], acc times 2^14 and without the scale of the head's values."""
+    [BLOCK_M], acc times 2^14 and without the scale of the head's values. A number of V holds two columns, one of K as
+    many as COLUMNS says."""
     even = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     odd = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     if q.shape[0] < 64:
@@ -125,6 +126,8 @@ def decode8_split(
         places = tl.arange(0, BLOCK_N)
     else:
         pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
+    if COLUMNS == 2:
+        q_even, q_odd = tl.split(tl.reshape(q, [q.shape[0], WIDTH // 2, 2]))
     for tile in tl.range(first, stop, num_stages=STAGES):
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = columns < stop_key
@@ -135,12 +138,17 @@ def decode8_split(
             entry = pages
             # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
             pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
-        # [BLOCK_N, WIDTH]
-        k = load_rows(k_base, entry, stride_kb, places, stride_kn, inside, HEAD_DIM, WIDTH)
-        # [BLOCK_N, WIDTH_V / 2], two columns in one number
+        # [BLOCK_N, WIDTH / COLUMNS] and [BLOCK_N, WIDTH_V / 2]
+        k = load_rows(k_base, entry, stride_kb, places, stride_kn, inside, HEAD_DIM // COLUMNS, WIDTH // COLUMNS)
         v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
         # [BLOCK_M, BLOCK_N]
-        scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION) * row_scale[:, None]
+        if COLUMNS == 2:
+            k_even, k_odd = two_columns(k, INT8)
+            scores = tl.dot(q_even, k_even.T, input_precision=PRECISION)
+            scores = tl.dot(q_odd, k_odd.T, scores, input_precision=PRECISION)
+        else:
+            scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION)
+        scores *= row_scale[:, None]
         if OF_TOKENS:
             scores *= load_scales(k_scales, entry, stride_ksb, places, stride_ksn, inside)[None, :]
         if SOFTCAP:
@@ -166,7 +174,7 @@ def decode8_split(
             p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
             p *= 16384.0
         p = p.to(tl.float16)
-        v_even, v_odd = two_columns(v, k.dtype == tl.int8)
+        v_even, v_odd = two_columns(v, INT8)
         even = tl.dot(p, v_even, even * factor[:, None], input_precision=PRECISION)
         odd = tl.dot(p, v_odd, odd * factor[:, None], input_precision=PRECISION)
     if len(l_i.shape) == 2:
@@ -217,9 +225,14 @@ def flash_decode8_kernel(
         words = Tree + batch * stride_tree_b + rows * stride_tree_m
         low = tl.load(words, mask=inside, other=0)
         high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
-    k_base, table = K + head_kv * stride_kh, Table
-    # two columns of the values at a time; their strides are even
+    INT8: tl.constexpr = K.dtype.element_ty == tl.int8
+    # two columns at a time; their strides are even. A product sums up 16 at least. Keys of whole tiles stay bytes
+    COLUMNS: tl.constexpr = 2 if BLOCK_M < 64 and WIDTH >= 32 and HEAD_DIM % 2 == 0 else 1
+    if COLUMNS == 2:
+        K = K.to(tl.pointer_type(tl.uint16))
+    stride_kb, stride_kn = stride_kb // COLUMNS, stride_kn // COLUMNS
     stride_vb, stride_vn = stride_vb // 2, stride_vn // 2
+    k_base, table = K + head_kv * (stride_kh // COLUMNS), Table
     v_base = V.to(tl.pointer_type(tl.uint16)) + head_kv * (stride_vh // 2)
     if PAGE_SIZE == 0:
         k_base += batch * stride_kb
@@ -234,7 +247,7 @@ def flash_decode8_kernel(
         stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
         length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, cap_log2,
         HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
-        OF_TOKENS, PRECISION, BLOCK_N, SPLITS, STAGES,
+        OF_TOKENS, INT8, COLUMNS, PRECISION, BLOCK_N, SPLITS, STAGES,
     )  # fmt: skip
     acc *= v_scale / 16384.0  # of the probabilities
     places = (batch * num_heads + heads) * seqlen_q + rows
