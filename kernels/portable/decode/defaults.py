@@ -21,8 +21,8 @@ LOW_ROWS = 16
 """The lowest tile of rows."""
 
 SHORT_KEYS, SHORT_TOKEN_KEYS, SHORT_STAGES = 64, 128, 4
-"""Those of 8-bit keys, whose four programs a multiprocessor share what conversions take; where tokens have scales, a
-tile has as many keys as threads, so that each loads one."""
+"""Those of 8-bit keys: what four programs of a multiprocessor compute is behind what is on its way to them. Where tokens
+have scales, a tile has as many keys as threads, each of which loads one scale."""
 
 
 def default_decode_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:

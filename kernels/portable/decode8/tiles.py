@@ -74,9 +74,7 @@ def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constex
 
 
 @triton.jit
-def load_rows(
-    base, entry, stride_entry, places, stride_row, inside, DIM: tl.constexpr, WIDTH: tl.constexpr
-):  # fmt: skip
+def load_rows(base, entry, stride_entry, places, stride_row, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """[BLOCK_N, WIDTH] of K or V: the rows at these places [BLOCK_N] of an entry, or of as many; zeros where not
     inside, which is never read. What is the same in every tile is added up first, so that it is not in each."""
     columns = tl.arange(0, WIDTH)[None, :]
