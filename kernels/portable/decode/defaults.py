@@ -21,8 +21,8 @@ LOW_ROWS = 16
 """The lowest tile of rows."""
 
 SHORT_KEYS, SHORT_TOKEN_KEYS, SHORT_STAGES = 64, 128, 4
-"""Those of 8-bit keys: what four programs of a multiprocessor compute is behind what is on its way to them. Where tokens
-have scales, a tile has as many keys as threads, each of which loads one scale."""
+"""Those of 8-bit keys: while one of a multiprocessor's four programs computes, tiles of the others are on their way.
+Where tokens have scales, a tile has as many keys as threads, each of which loads one scale."""
 
 
 def default_decode_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:

@@ -35,7 +35,7 @@ def decode8_launch(config: KernelConfig, shape: AttentionShape, *, batch_invaria
         function=flash_decode8_kernel,
         leading=partial(_leading, workspace_elements(config, shape)),
         trailing=partial(trailing, fixed),
-        options=launch.options | _most_registers(config, shape),
+        options={**launch.options, **_most_registers(config, shape)},
     )
 
 

@@ -88,7 +88,7 @@ def two_columns(pairs, INT8: tl.constexpr):
     """The even and the odd columns of a tile whose columns lie in pairs in 16 bits, as float16.
 
     As bytes, values would be loaded from shared memory one by one: the second product wants two keys next to each other
-    in a register, and only elements of 16 bits are transposed on the way. Queries beside keys that are bytes would be
+    in a register, and only elements of 16 bits are transposed on the way. Queries next to keys that are bytes would be
     loaded in halves, and moved together.
     """
     if INT8:
