@@ -162,7 +162,7 @@ def shapes_of(kinds: Sequence[str]) -> list[AttentionShape]:
 def test_every_config_of_a_sample_is_right(shape: AttentionShape) -> None:
     kernel = get_kernel("flash_decode8")
     questions = make_feature_questions(shape, device="cuda", seed=3)
-    for config in configs(kernel, shape)[::3]:
+    for config in configs(kernel, shape)[::4]:
         for question in questions:
             out, lse = question.new_result(), question.new_lse()
             question.poison(out)
