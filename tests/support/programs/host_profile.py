@@ -111,7 +111,7 @@ def main() -> None:
         build_libcuda(Path(folder))
         driver.set_active(NoGpu())
         calls = entry_calls("cpu")
-        for name in given.entries or [name for name in calls if name != "compiled graph"]:
+        for name in given.entries or [name for name in calls if not name.startswith("compiled graph")]:
             ours, _ = calls[name]()
             for _ in range(3):
                 ours()
