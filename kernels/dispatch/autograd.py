@@ -107,7 +107,8 @@ class Served:
         """Return the output and log-sum-exp without autograd."""
         replay = self._again.known
         if replay is not None:
-            return self._again.again(replay, (query, key, value), tensors, self._words(of_call))
+            words = drawn_words(*of_call[1:]) if self.drops else ()
+            return self._again.again(replay, (query, key, value), tensors, words)
         extras, plan = self.extras_of(tensors, *of_call), self.forward
         q, k, v = self.layout.inside(query, key, value)
         out, lse = plan.new_results(q, v)
@@ -131,16 +132,12 @@ class Served:
             grad, grad_lse: the gradients of output and log-sum-exp.
         """
         if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
-            words = self._words(of_call)
+            words = drawn_words(*of_call[1:]) if self.drops else ()
             for again in self._backwards:
                 found = again.again((*saved, grad), words)
                 if found is not None:
                     return found
         return self._gradients_of(saved, grad, grad_lse, of_call)
-
-    def _words(self, of_call: OfCall) -> tuple[int, ...]:
-        """Return the numbers that the dropped pairs of a call are made from."""
-        return drawn_words(of_call[1], of_call[2]) if self.drops else ()
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""

@@ -8,7 +8,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -52,8 +52,9 @@ class GraphCall:
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Return the call that a `text` tells of."""
-        values = json.loads(text)
-        return cls(**{name: tuple(value) if type(value) is list else value for name, value in values.items()})
+        values: dict[str, Any] = json.loads(text)
+        lists = {name: tuple(value) for name, value in values.items() if type(value) is list}
+        return cls(**values | lists)
 
     def parts(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], OfCall]:
         """Return the tensors of the call's extras, and what else of the tensors is its own."""

@@ -34,7 +34,7 @@ from blocktune.kernels.selection import canary
 from tests.support.entry_calls import entry_calls
 
 H200 = device_named("h200")
-ROUNDS, CALLS = 300, 20
+ROUNDS, CALLS = 1500, 4
 PROFILED_CALLS = 2000
 
 
