@@ -2,8 +2,8 @@
 
 The graph holds the call and the number of its dispatcher, not the config: that is looked up when the op runs, as in an
 eager call, with the shapes of then. Eager calls do not come here, since an op costs more than a launch. The ops have no
-formula of autograd, which PyTorch would run in Python in every call of a graph: attend.py has it, and no graph for
-autograd holds that.
+formula of autograd, which PyTorch would run in Python in every call of a graph: attend.py puts our autograd function
+around them, of which nothing is left in a graph that runs.
 
 With dropout the ops are `attention_forward_dropout` and `attention_backward_dropout`. They read their seed, a tensor on
 the CPU that the graph draws again in every run, when they are called, so a CUDA graph must not hold them: replays would
