@@ -114,7 +114,8 @@ def enter_context() -> None:
     """
     import torch
 
-    torch.cuda.is_current_stream_capturing()
+    if torch.cuda.is_initialized():
+        torch.cuda.is_current_stream_capturing()
 
 
 class DirectLaunch(NamedTuple):

@@ -8,7 +8,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, is_grad_enabled
@@ -99,8 +99,7 @@ class Served:
             drawn = NOTHING if block_mask is None else (block_mask, 0, 0)
         if self.backward is None:
             return self.run(query, key, value, tensors, drawn)
-        found = _apply(query, key, value, self.sinks_of(tensors), (self, tensors, drawn))
-        return found if self.lse else (found, None)
+        return attended(self, query, key, value, tensors, drawn)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
@@ -108,7 +107,8 @@ class Served:
         """Return the output and log-sum-exp without autograd."""
         replay = self._again.known
         if replay is not None:
-            return self._again.again(replay, (query, key, value), tensors, self._words(of_call))
+            words = drawn_words(*of_call[1:]) if self.drops else ()
+            return self._again.again(replay, (query, key, value), tensors, words)
         extras, plan = self.extras_of(tensors, *of_call), self.forward
         q, k, v = self.layout.inside(query, key, value)
         out, lse = plan.new_results(q, v)
@@ -129,16 +129,12 @@ class Served:
             grad, grad_lse: the gradients of output and log-sum-exp.
         """
         if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
-            words = self._words(of_call)
+            words = drawn_words(*of_call[1:]) if self.drops else ()
             for again in self._backwards:
                 found = again.again((*saved, grad), words)
                 if found is not None:
                     return found
         return self._gradients_of(saved, grad, grad_lse, of_call)
-
-    def _words(self, of_call: OfCall) -> tuple[int, ...]:
-        """Return the numbers that the dropped pairs of a call are made from."""
-        return drawn_words(of_call[1], of_call[2]) if self.drops else ()
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""
@@ -191,6 +187,23 @@ def draw(device: torch.device) -> tuple[int, int]:
     return generator.initial_seed() & (2**64 - 1), offset
 
 
+class Serving(Protocol):
+    """What computes calls of a kind: `Served`, or the ops of a graph."""
+
+    lse: bool
+    layout: Layout
+
+    def run(
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def gradients(
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+    ) -> tuple[Tensor, ...]: ...
+
+    def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None: ...
+
+
 class Attention(torch.autograd.Function):  # type: ignore[misc]
     """Output of a call, and log-sum-exp if it is wanted, by the plan of either direction. The gradients have none
     themselves.
@@ -205,7 +218,7 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
-        call: tuple[Served, tuple[Tensor, ...], OfCall],
+        call: tuple[Serving, tuple[Tensor, ...], OfCall],
     ) -> Any:
         del sinks
         served, tensors, of_call = call
@@ -240,9 +253,17 @@ _apply = super(torch.autograd.Function, Attention).apply
 """`Attention.apply` without its look at functorch, which is not active where a plan serves a call."""
 
 
+def attended(
+    served: Serving, query: Tensor, key: Tensor, value: Tensor, tensors: tuple[Tensor, ...], of_call: OfCall
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output and, if it is wanted, the log-sum-exp, differentiable both."""
+    found = _apply(query, key, value, served.sinks_of(tensors), (served, tensors, of_call))
+    return found if served.lse else (found, None)
+
+
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, and of sinks if they need one."""
-    served: Served
+    served: Serving
     served, of_call = ctx.call
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_values
+from blocktune.kernels.dispatch.graphs import attend as graphs
+from blocktune.kernels.dispatch.graphs.engines import registered
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.plan import (
     autocasted,
@@ -63,7 +64,7 @@ class Engine:
         self._pid = os.getpid()
         self._source = default_source() if source is None else source
         require_source(self._source)
-        self._number = custom_ops.registered(self)  # by which compiled graphs name it
+        self._number = registered(self)  # by which compiled graphs name it
         self._begin(self._snapshot())
 
     @property
@@ -162,7 +163,7 @@ class Engine:
         is_changed = not asked["scale"] > 0
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():
-            return custom_ops.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
+            return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
         if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:

@@ -109,9 +109,14 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
         return "an argument is nested"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
-    if functorch_transform() is not None or forward_ad._current_level >= 0:
+    if is_transformed():
         return "a functorch transform or forward-mode differentiation is active"
     return None
+
+
+def is_transformed() -> bool:
+    """Return whether tensors stand for others now, whose derivatives or batches PyTorch's own operators know."""
+    return functorch_transform() is not None or forward_ad._current_level >= 0
 
 
 def is_capturing(query: Tensor) -> bool:

@@ -1,10 +1,10 @@
 """The arguments of PyTorch's attention as a `Call` of ours, and what stands for them in a compiled graph.
 
 Dynamo guards all that it traces, and checks the guards in every call of the graph: 60 ns for each function, constant
-and name. So it sees only what raises errors, and one op, `blocktune::attention`, with the arguments one by one:
-`SdpaArguments`, which holds them everywhere else, would be one more name. That op is made of others, which
+and name. So it sees only what raises errors, and one op, `blocktune::scaled_dot_product_attention`, with the arguments
+one by one: `SdpaArguments`, which holds them everywhere else, would be one more name. That op is made of others, which
 become known when its graph is traced for autograd: `blocktune::attention_plain` for calls without gradients, masks and
-dropout, whose few arguments cost little to pass, those of custom_ops.py, or PyTorch's.
+dropout, whose few arguments cost little to pass, those of graphs/ops.py, or PyTorch's.
 """
 
 from functools import lru_cache
@@ -16,13 +16,16 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from blocktune.kernels.dispatch import custom_ops
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_mask
+from blocktune.kernels.dispatch.graphs.attend import attend
+from blocktune.kernels.dispatch.graphs.engines import engine_of
+from blocktune.kernels.dispatch.graphs.ops import DEVICES, INPUTS, LIBRARY
 from blocktune.kernels.dispatch.plan import (
     autocasted,
     call_obstacle,
     empty_output,
+    is_transformed,
     layout_obstacle,
     needs_gradients,
     scale_of,
@@ -204,7 +207,7 @@ def _unusual(given: SdpaArguments) -> Tensor | None:
 
 
 def _attention(*arguments: Any) -> Tensor:
-    """Return attention by the ops that `blocktune::attention` is made of.
+    """Return attention by the ops that `blocktune::scaled_dot_product_attention` is made of.
 
     Args:
         arguments: those of PyTorch's attention, and the number of the dispatcher.
@@ -216,19 +219,19 @@ def _attention(*arguments: Any) -> Tensor:
     _check_lengths(given.key, given.value)
     given = converted(rescaled(given))
     query, key, value, attn_mask, *_ = given
-    if _stays_pytorchs(given):
+    if is_transformed() or _stays_pytorchs(given):
         return sound_attention(given)
     if attn_mask is None and not given.dropout_p and not needs_gradients(query, key, value):
         scale = scale_of(query, given.scale)
         out: Tensor = PLAIN(query, key, value, given.is_causal, scale, given.enable_gqa, dispatcher)
         return out
-    return custom_ops.attend(query, key, value, dispatcher=dispatcher, lse=False, **_asked(given))[0]
+    return attend(query, key, value, dispatcher=dispatcher, lse=False, **_asked(given))[0]
 
 
 def _plain(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool, scale: float, enable_gqa: bool, dispatcher: int
 ) -> Tensor:
-    engine: Any = custom_ops.engine_of(dispatcher)
+    engine: Any = engine_of(dispatcher)
     out: Tensor = engine.plain(SdpaArguments(query, key, value, None, 0.0, is_causal, scale, enable_gqa))
     return out
 
@@ -275,20 +278,18 @@ def _stays_pytorchs(given: SdpaArguments) -> bool:
 
 
 def _define() -> tuple[Any, Any]:
-    """Define the ops, and return `attention` and `attention_plain`."""
-    library, tensors = custom_ops.LIBRARY, "Tensor query, Tensor key, Tensor value"
-    library.define(
-        f"attention({tensors}, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, bool enable_gqa, "
-        "int dispatcher) -> Tensor"
+    """Define the ops, and return `scaled_dot_product_attention` and `attention_plain`."""
+    LIBRARY.define(
+        f"scaled_dot_product_attention({INPUTS}, Tensor? attn_mask, float dropout_p, bool is_causal, float? scale, "
+        "bool enable_gqa, int dispatcher) -> Tensor"
     )
-    library.define(
-        f"attention_plain({tensors}, bool is_causal, float scale, bool enable_gqa, int dispatcher) -> Tensor"
-    )
-    library.impl("attention", _attention, "CompositeImplicitAutograd")
-    for device in custom_ops.DEVICES:
-        library.impl("attention_plain", _plain, device)
-    torch.library.register_fake("blocktune::attention_plain", _fake_plain, lib=library)
-    return torch.ops.blocktune.attention.default, torch.ops.blocktune.attention_plain.default
+    LIBRARY.define(f"attention_plain({INPUTS}, bool is_causal, float scale, bool enable_gqa, int dispatcher) -> Tensor")
+    LIBRARY.impl("scaled_dot_product_attention", _attention, "CompositeImplicitAutograd")
+    for device in DEVICES:
+        LIBRARY.impl("attention_plain", _plain, device)
+    torch.library.register_fake("blocktune::attention_plain", _fake_plain, lib=LIBRARY)
+    own = torch.ops.blocktune
+    return own.scaled_dot_product_attention.default, own.attention_plain.default
 
 
 ATTENTION, PLAIN = _define()

@@ -70,6 +70,16 @@ def entry_calls(device: str, dispatcher: Dispatcher = attention) -> dict[str, Ca
         ours, pytorchs = torch.compile(lambda *all: dispatcher(*all)), torch.compile(lambda *all: sdpa(*all))
         return lambda: ours(*tensors), lambda: pytorchs(*tensors)
 
+    def compiled_step() -> Pair:
+        tensors = three(grad=True)
+        grad = torch.randn_like(tensors[0])
+
+        def step_of(attend: Callable[..., Tensor]) -> Call:
+            graph = torch.compile(lambda *all: attend(*all))
+            return lambda: torch.autograd.grad(graph(*tensors), tensors, grad)
+
+        return step_of(dispatcher), step_of(sdpa)
+
     return {
         "forward": lambda: both(three()),
         "forward with gradients": lambda: both(three(grad=True)),
@@ -85,6 +95,7 @@ def entry_calls(device: str, dispatcher: Dispatcher = attention) -> dict[str, Ca
         "cache, with new keys": lambda: decode(new=True),
         "block mask": block_sparse,
         "compiled graph": compiled,
+        "compiled graph, forward and backward": compiled_step,
     }
 
 

@@ -5,8 +5,8 @@ size.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial, reduce
-from operator import itemgetter, or_
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from torch import Tensor
@@ -26,6 +26,8 @@ MAX_LAYOUTS = 8
 """Layouts of gradients whose launches are recorded for a kind of call."""
 
 address_of: Callable[[Tensor], int] = Tensor.data_ptr
+_misaligned = (ALIGNMENT_BYTES - 1).__and__
+"""Returns by how much an address, or 0, is off."""
 
 
 class Recorded:
@@ -151,12 +153,12 @@ class Backward(Recorded):
         if replay is None or not self._guard(*tensors):
             return None
         addresses = tuple(map(address_of, tensors))
-        if reduce(or_, addresses) % ALIGNMENT_BYTES:
+        if any(map(_misaligned, addresses)):
             return None  # compiled code takes all of them for multiples of 16
         self._plan.calls += 1
         new_query, new_key, new_value = self._new
-        gradients = new_query(), new_key(), new_value()
-        replay((*addresses, *map(address_of, gradients)), words)
+        gradients = dq, dk, dv = new_query(), new_key(), new_value()
+        replay((*addresses, address_of(dq), address_of(dk), address_of(dv)), words)
         return gradients
 
 

@@ -179,5 +179,7 @@ def _with_words(arguments: tuple[Any, ...], places: Sequence[tuple[int, int]], w
 
 def is_hooked(runtime: Any) -> bool:
     """Return whether a profiler wants to know of launches, which go the ordinary way then."""
-    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-    return bool(getattr(enter, "calls", True) or getattr(leave, "calls", True))
+    try:
+        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
+    except AttributeError:  # a hook that someone has put in the place of Triton's
+        return True

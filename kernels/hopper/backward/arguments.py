@@ -17,7 +17,7 @@ class Memory(NamedTuple):
     ds: Any
     """dS of two steps."""
     dq: Any
-    """A part of dQ of each warpgroup, on its way to the sums."""
+    """A part of dQ of each warpgroup, on its way to the sums; in a fixed order of additions of one step or of two."""
     q_full: Any
     do_full: Any
     empty: Any
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     """A barrier for each dS."""
     dq_full: Any
     dq_empty: Any
-    """A barrier for each part of dQ that another warp adds, in a fixed order of additions; else None."""
+    """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
 
 
 class WideMemory(NamedTuple):
@@ -52,6 +52,9 @@ class WideMemory(NamedTuple):
     """A barrier for each stage: of q and lse, and of do and delta."""
     exchanged: Any
     """A barrier for P and one for dS."""
+    dq_full: Any
+    dq_empty: Any
+    """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
 
 
 class Steps(NamedTuple):
@@ -94,14 +97,6 @@ class Bounds(NamedTuple):
     lower: Any
     queries: Any
     keys: Any
-
-
-class Order(NamedTuple):
-    """Of wide heads, whose turn it is to add dq: the tile of keys, whether any query sees it, and the turns."""
-
-    tile: Any
-    seen: Any
-    turns: Any
 
 
 class Options(NamedTuple):

@@ -30,12 +30,40 @@ from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, 
 
 @gluon.jit
 def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, FORM: gl.constexpr):
-    """(key tile, batch * num_heads_kv + head). Causal: the longest first, which are those of the first keys. In a fixed
-    order of additions always those of the last keys first, which are the shortest."""
-    n, batch_head = locate(tile, key_tiles, head_group, batch_heads, CAUSAL)
-    if is_ordered(FORM) != CAUSAL:
+    """(key tile, batch * num_heads_kv + head). Causal, or in a fixed order of additions: those of the first keys come
+    first, which are the longest under a diagonal, of several heads in turns."""
+    GROUPED: gl.constexpr = CAUSAL or is_ordered(FORM)
+    n, batch_head = locate(tile, key_tiles, head_group, batch_heads, GROUPED)
+    if GROUPED:
         n = key_tiles - 1 - n
     return n, batch_head
+
+
+@gluon.jit
+def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+    """The block of queries at a place of the walk from first to end; in a fixed order of additions walks go back."""
+    if is_ordered(FORM):
+        return first + end - BLOCK_M - place
+    else:
+        return place
+
+
+@gluon.jit
+def places_of(first, low, high, end, FORM: gl.constexpr):
+    """Between which places of the walk from first to end the blocks from low to high come."""
+    if is_ordered(FORM):
+        return first + end - high, first + end - low
+    else:
+        return low, high
+
+
+@gluon.jit
+def is_later(m, first, FORM: gl.constexpr):
+    """Whether the block of queries m is another than the one that a walk begins with."""
+    if is_ordered(FORM):
+        return m < first
+    else:
+        return m > first
 
 
 @gluon.jit
@@ -64,6 +92,21 @@ def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, FORM
         return head * rows + (begin_q + entry * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
         return (entry * num_heads + head) * rows
+
+
+@gluon.jit
+def head_row(
+    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M: gl.constexpr, GROUPED: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """Where the query head number `member` of a key head begins in the workspace, in rows."""
+    if is_general(FORM):
+        head = batch_head % num_heads_kv * group_size + member
+        return first_row(batch_head // num_heads_kv, head, begin_q, num_heads_kv * group_size, rows, BLOCK_M, FORM)
+    elif GROUPED:
+        return (batch_head * group_size + member) * seqlen_q
+    else:
+        return batch_head * seqlen_q
 
 
 @gluon.jit
@@ -122,13 +165,6 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     return p
 
 
-@gluon.jit
-def bend(s, cap_in):
-    """tanh of the capped score, which is s * cap_in / (2 log2 e): an exponential that overflows gives 1, one that
-    vanishes -1."""
-    return 1.0 - 2.0 / (1.0 + gl.exp2(s * cap_in))
-
-
 # ---- copies
 
 
@@ -183,80 +219,3 @@ def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr
     )  # fmt: skip
     _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, FORM)
     return (tile < tiles) & (n * BLOCK_N >= len_k)
-
-
-# ---- a fixed order of additions
-#
-# Tiles of a head add their part of dq of a block of queries by turns, the one with the last keys first. A turn is the
-# number of tiles that have added, times the warps that pass it on (WARPS): one elected lane of every warp counts, so
-# that whichever lane issued the copy has counted only after its copy was complete. Tiles are taken from the counter in
-# this order, and a tile waits for those of its head alone that were taken before it. The first unfinished tile of all
-# therefore never waits for long: it is in work (its block took it, and every tile before it in that block's queue is
-# finished), and what it waits for is finished.
-#
-# Of heads up to 128 one warp adds both halves of a step and passes one turn (`adder`). Of wider ones each warpgroup
-# adds and passes turns of its own half, so that the two halves of a block never hold each other.
-#
-# Why the last keys first: a walk begins where the diagonal cuts the tile. Of two neighbours that begin together, the
-# one with the later keys is ahead by a tile's keys from the first step on, and whoever waits for it finds it done. In
-# the order of the keys every tile would wait until the one before it has walked down to its own diagonal.
-
-
-@gluon.constexpr_function
-def await_asm():
-    return """{
-.reg .pred p;
-.reg .b32 found;
-setp.lt.s32 p, $2, 0;
-@p bra DONE;
-AGAIN:
-ld.acquire.gpu.global.b32 found, [$1];
-setp.ne.s32 p, found, $2;
-@p bra AGAIN;
-DONE:
-fence.proxy.async;
-mov.b32 $0, $2;
-}"""
-
-
-@gluon.constexpr_function
-def pass_asm():
-    return """{
-.reg .pred p, q;
-cp.async.bulk.wait_group 0;
-bar.warp.sync 0xffffffff;
-elect.sync _|p, 0xffffffff;
-setp.ge.s32 q, $2, 0;
-and.pred p, p, q;
-@p red.release.gpu.global.add.s32 [$1], 1;
-mov.b32 $0, $2;
-}"""
-
-
-@gluon.jit
-def await_turn(turn, count):
-    """Until `count` has been counted there; at once if it is negative."""
-    ASM: gl.constexpr = await_asm()
-    address = turn.to(gl.int64, bitcast=True)
-    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def pass_turn(turn, count):
-    """Counts once the additions of these warps are complete in global memory; does not if `count` is negative."""
-    ASM: gl.constexpr = pass_asm()
-    address = turn.to(gl.int64, bitcast=True)
-    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def turn_of(
-    n, m, bounds, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, WARPS: gl.constexpr, FORM: gl.constexpr
-):  # fmt: skip
-    """How much has been counted for the queries from m on when it is tile n's turn; -1 where the tile adds only zeros.
-    Tiles that are seen by the queries follow each other without a gap; the first to add holds the last key that the
-    last of the queries sees."""
-    last = (bounds.keys - 1) // BLOCK_N
-    if has_upper(FORM):
-        last = gl.minimum(last, gl.maximum(m + BLOCK_M - 1 + bounds.upper, 0) // BLOCK_N)
-    return gl.where(seen, WARPS * (last - n), -1)

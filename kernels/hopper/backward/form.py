@@ -67,6 +67,18 @@ def has_last_masks(form):
 
 
 @gluon.constexpr_function
+def begins_masked(form):
+    """Whether the blocks of queries that a walk begins with may hold such pairs: in a fixed order it goes back."""
+    return has_last_masks(form) if is_ordered(form) else has_masks(form)
+
+
+@gluon.constexpr_function
+def ends_masked(form):
+    """Whether the blocks of queries that a walk ends with may hold such pairs."""
+    return has_masks(form) if is_ordered(form) else has_last_masks(form)
+
+
+@gluon.constexpr_function
 def has_moving_bounds(form):
     """Whether upper and lower move with the sequence: by its keys minus its queries."""
     return form & bits("moving") != 0

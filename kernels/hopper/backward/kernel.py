@@ -2,12 +2,13 @@
 
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type); a fourth where groups
-are walked along in parts (parts.py). The device functions and what makes them fast are in warps.py; heads wider than
-128 have a kernel of their own with 64 keys (wide_warps.py). It takes what kernels/hopper/forward/kernel.py takes:
-16-bit types, any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap and packed sequences.
+are walked along in parts (parts.py). The kernel is in device_kernel.py, its device functions and what makes them fast
+in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide_warps.py). It takes what
+kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256 elements, both causal masks,
+windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
-fixed one (bounds.py); dk and dv always are.
+fixed one (adders.py); dk and dv always are.
 """
 
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
@@ -31,8 +33,11 @@ from blocktune.kernels.hopper.backward.layout import (
     PANEL,
     WIDE_BLOCK_N,
     Rows,
+    bytes_beside_dq,
     descriptor_width,
+    dq_bytes,
     dq_part,
+    dq_slots,
     form_arguments,
     form_of,
     is_deferred,
@@ -51,8 +56,6 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
-from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
-from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -133,19 +136,9 @@ class FlashBackwardHopper(AttentionKernel):
         return ()
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS; dQ, half by
-        half; barriers."""
-        row_bytes = width_of(shape) * shape.element_bytes
-        if is_wide(shape):
-            of_keys = (WIDE_BLOCK_N + config.num_stages * BLOCK_M) * row_bytes
-            of_values = (WIDE_BLOCK_N + (config.num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
-            statistics = (2 * config.num_stages - 1) * BLOCK_M * 4
-            exchanged = WIDE_BLOCK_N * BLOCK_M * (4 + shape.element_bytes)
-            return of_keys + of_values + statistics + exchanged + 2 * BLOCK_M * PANEL * 4
-        stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * 4
-        ds_bytes = 2 * BLOCK_N * BLOCK_M * shape.element_bytes
-        dq_bytes = 2 * 64 * dq_part(shape) * 4
-        return 2 * BLOCK_N * row_bytes + config.num_stages * stage_bytes + ds_bytes + dq_bytes
+        """Return the bytes of all but the barriers."""
+        slots = dq_slots(shape, config.num_stages)
+        return bytes_beside_dq(shape, config.num_stages) + slots * dq_bytes(shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return at head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full;
@@ -171,7 +164,7 @@ class FlashBackwardHopper(AttentionKernel):
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves.
         Of wider heads than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel
-        by panel."""
+        by panel. In a fixed order dQ of two steps may be on its way."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
         d, d_v, wide = width_of(shape), width_v(shape), is_wide(shape)
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
@@ -184,7 +177,7 @@ class FlashBackwardHopper(AttentionKernel):
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
                 shared_tile("dS", n, m, short, 1 if wide else 2),
-                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES),
+                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES, dq_slots(shape, stages)),
                 *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,
@@ -312,7 +305,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
             "PERSISTENT": bool(own["persistent"]),
             "FORM": form_of(shape),
         }
-        | ({} if is_wide(shape) else {"PARTS": own["group_parts"]})
+        | ({} if is_wide(shape) else {"PARTS": own["group_parts"], "DQ_SLOTS": dq_slots(shape, config.num_stages)})
     )
 
 

@@ -12,6 +12,7 @@ from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import check_extras, lse_strides
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
+from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     FORM_ARGUMENTS,
@@ -34,8 +35,6 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
-from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
-from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, descriptor, is_describable
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -187,7 +186,7 @@ class BackwardLaunch(BackwardLauncher):
 
         shape = self.shape
         rows = Rows.of(shape, tokens)
-        turns = rows.count // BLOCK_M * 2 if shape.features.deterministic else 0
+        turns = rows.count // BLOCK_M if shape.features.deterministic else 0
         statistics = (rows.count, torch.float32)
         sums = (rows.count * width_of(shape), torch.float32)
         left = (key_rows(shape, self.parts) * width_of(shape) if self.parts > 1 else 0, torch.float32)

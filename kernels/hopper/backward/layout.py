@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Self
 
-from blocktune.kernels.base.flash_kernel import LOG2_E
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
@@ -27,6 +27,8 @@ HEAD_DIM_DIVISOR = 8
 """16 bytes, what the copy engine moves."""
 LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
+SHARED_BYTES = 226 << 10
+"""Of a block, without a KiB for its barriers."""
 FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
 """The arguments of the kernel that the plain form has no use for."""
 SMALLEST_SCALE = 1e-30
@@ -73,6 +75,31 @@ def dq_part(shape: AttentionShape) -> int:
     """Return the columns of the accumulator that holds a warpgroup's part of dq of 64 queries: queries where it is
     transposed."""
     return BLOCK_M // 2 if is_deferred(shape) else 64
+
+
+def dq_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of dq of a step on its way to the sums: all of it, or two panels of a wide head."""
+    return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
+
+
+def dq_slots(shape: AttentionShape, num_stages: int) -> int:
+    """Return of how many steps there is dq in shared memory: in a fixed order of additions two, where they fit."""
+    if not shape.features.deterministic or is_wide(shape):
+        return 1
+    return 2 if bytes_beside_dq(shape, num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
+
+
+def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:
+    """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS. Of a wide head
+    one of dS, one of float32 P, and a stage less of dO and its statistic."""
+    row_bytes = width_of(shape) * shape.element_bytes
+    if is_wide(shape):
+        of_keys = (WIDE_BLOCK_N + num_stages * BLOCK_M) * row_bytes
+        of_values = (WIDE_BLOCK_N + (num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
+        statistics = (2 * num_stages - 1) * BLOCK_M * FLOAT32_BYTES
+        return of_keys + of_values + statistics + WIDE_BLOCK_N * BLOCK_M * (FLOAT32_BYTES + shape.element_bytes)
+    stage_bytes = 2 * BLOCK_M * row_bytes + 2 * BLOCK_M * FLOAT32_BYTES
+    return 2 * BLOCK_N * row_bytes + num_stages * stage_bytes + 2 * BLOCK_N * BLOCK_M * shape.element_bytes
 
 
 def key_rows(shape: AttentionShape, parts: int) -> int:
@@ -144,7 +171,7 @@ def scale_arguments(shape: AttentionShape, scale: float, extras: Extras) -> tupl
     own = scale if abs(scale) > SMALLEST_SCALE else SMALLEST_SCALE
     if not shape.features.softcap:
         return float(scale), own * LOG2_E, None
-    return float(scale), extras.softcap * LOG2_E, 2.0 * LOG2_E * own / extras.softcap
+    return float(scale), extras.softcap * LOG2_E, own / extras.softcap
 
 
 def form_arguments(

@@ -65,6 +65,7 @@ def finish_kernel(
     HALF queries; the sums come in the order of the accumulator registers of wgmma (see `add_dq`).
     """
     program = tl.program_id(0).to(tl.int64)
+    # [64 * HALF]
     x = tl.load(dq_sums + program * (64 * HALF) + tl.arange(0, 64 * HALF))
     x = tl.reshape(x, [HALF // 8, 4, 8, 4, 2, 2])  # column / 8 | warp | lane / 4 | lane % 4 | + 8 rows | pair
     # [64, HALF]
@@ -113,7 +114,7 @@ def prepare_rows_kernel(
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
-    of dq_sums. turns: None, or two int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
+    of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32.
     """
     whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
@@ -145,8 +146,7 @@ def prepare_rows_kernel(
     # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:
-        halves = tl.arange(0, 2)
-        tl.store(turns + tl.min(flat, 0) // BLOCK_M * 2 + halves, tl.zeros([2], tl.int32), mask=first % BLOCK_M == 0)
+        tl.store(turns + tl.min(flat, 0) // BLOCK_M, 0, mask=first % BLOCK_M == 0)
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
@@ -166,6 +166,7 @@ def finish_rows_kernel(
     if first >= length:
         return
     block = (workspace_row(cu_q, begin, batch, head, num_heads, rows, 64) + first) // 64
+    # [64 * PART]
     x = tl.load(dq_sums + (block * parts + part) * (64 * PART) + tl.arange(0, 64 * PART))
     x = tl.reshape(x, [PART // 8, 4, 8, 4, 2, 2])  # as in `finish_kernel`
     # [64, PART]
@@ -216,6 +217,7 @@ def join_parts(
     block = program // 2 % blocks
     batch_head = (program // 2 // blocks).to(tl.int64)
     places = tl.arange(0, 64 * HALF)
+    # [64 * HALF]
     x = tl.zeros([64 * HALF], tl.float32)
     for part in tl.static_range(PARTS):
         first = ((batch_head * PARTS + part) * blocks + block) * 2 + side

@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import bend, keep_seen
+from blocktune.kernels.hopper.backward.bounds import is_later, keep_seen
 from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
-from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order
+from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -107,13 +107,16 @@ def masked(p, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FORM: gl.co
 
 @gluon.jit
 def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.constexpr):
+    """This warpgroup's half of dQ of a block of queries; not waited for."""
     D: gl.constexpr = k_smem.shape[1]
     BLOCK_M: gl.constexpr = ds.shape[1]
-    if DEFER:  # dQ^T [head dimension, half of the queries] = K^T (registers) dS^T
+    if DEFER:  # dQ^T = K^T (registers) dS^T
+        # [head_dim, BLOCK_M / 2]
         half = ds.slice(W * (BLOCK_M // 2), BLOCK_M // 2, dim=1)
         zeros = gl.zeros([D, BLOCK_M // 2], gl.float32, DQ_L)
         return warpgroup_mma(kt, half, zeros, use_acc=False, is_async=True)
-    else:  # dQ [queries, half of the head dimension] = dS K
+    else:  # dQ = dS K
+        # [BLOCK_M, head_dim / 2]
         half = k_smem.slice(W * (D // 2), D // 2, dim=1)
         zeros = gl.zeros([BLOCK_M, D // 2], gl.float32, DQ_L)
         return warpgroup_mma(ds.permute((1, 0)), half, zeros, use_acc=False, is_async=True)
@@ -123,6 +126,7 @@ def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.cons
 def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
     """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
     HALF: gl.constexpr = dq.shape[1]
+    # [HALF, 64]
     x = in_register_order(dq)
     tma.store_wait(0)
     dq_smem.store(x)
@@ -150,21 +154,34 @@ def put_partial(gradient, desc, memory, block):
 
 
 @gluon.jit
-def give_dq(dq, steps, row, parity, W: gl.constexpr, FORM: gl.constexpr):
+def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
     """Adds dQ of 64 queries to the sums, to their rows from `row` on; in a fixed order gives it to the warp that adds.
 
-    parity: of the barrier by which that warp gives the memory back.
+    b, b_phase: the buffer of dS of the same step.
     """
-    dq_smem = steps.memory.dq.index(W)
     if is_ordered(FORM):
-        x = in_register_order(dq)
-        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
-        mbarrier.wait(steps.memory.dq_empty.index(W), parity)
-        dq_smem.store(x)
-        fence_async_shared()
-        mbarrier.arrive(steps.memory.dq_full.index(W), count=1)
+        hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
     else:
-        add_dq(dq, steps.dq_desc, dq_smem, row, W)
+        add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
+
+
+@gluon.jit
+def hand_over(x, memory, b, b_phase, W: gl.constexpr):
+    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b."""
+    BOTH: gl.constexpr = memory.dq.shape[0] == 4  # memory for two steps
+    place = b * 2 + W if BOTH else W
+    tma.store_wait(0)  # dK and dV of the tile before leave from here, too
+    mbarrier.wait(memory.dq_empty.index(place), b_phase ^ 1 if BOTH else 1 - b)
+    memory.dq.index(place).store(x)
+    fence_async_shared()
+    mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
+
+
+@gluon.jit
+def await_last(memory, b, b_phase, W: gl.constexpr):
+    """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
+    BOTH: gl.constexpr = memory.dq.shape[0] == 4
+    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if BOTH else 1 - b)
 
 
 @gluon.jit
@@ -175,7 +192,7 @@ def step(
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
-    bounds is None where FORM has no use for it.
+    first: the block that the walk begins with. bounds is None where FORM has no use for it.
     """
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
@@ -199,16 +216,16 @@ def step(
         dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
         if names_exchange(NAMED):
-            if m > first:
+            if is_later(m, first, FORM):
                 wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
         else:
-            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=m > first)
+            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=is_later(m, first, FORM))
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
         s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
         s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
     if LATE:
-        s = bend(s, steps.cap_in)
+        s = tanh(s * steps.cap_in)
     p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
     p = masked(p_all, m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
     p_low = gl.convert_layout(p.to(dtype), P_L)
@@ -234,15 +251,15 @@ def step(
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
-        if m > first:
-            give_dq(dq, steps, row + m - BLOCK_M, b, W, FORM)
+        if is_later(m, first, FORM):
+            give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         wait_ds(memory.ds_full, b, b_phase, W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-        give_dq(dq, steps, row + m, 1 - b, W, FORM)
+        give_dq(dq, steps, row + m, b, b_phase, W, FORM)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

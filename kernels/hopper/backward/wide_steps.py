@@ -14,10 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.base.source_hash import TritonTrait
-from blocktune.kernels.hopper.backward.bounds import await_turn, bend, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.bounds import is_later
 from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import add_out, masked, per_query, probabilities
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 # mypy: disable-error-code="assignment,var-annotated"
@@ -50,6 +50,7 @@ def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
 @gluon.jit
 def from_register_order(x, S_L: gl.constexpr):
     """The inverse of `in_register_order`, for 64 columns."""
+    # [64, 64]
     x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
     return gl.convert_layout(gl.reshape(x, [64, 64]), S_L)
 
@@ -70,6 +71,7 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
     PANELS: gl.constexpr = a.shape[0]
     start = hidden_zero()
     slot = slot + start
+    # [BLOCK_N, BLOCK_M]
     acc = warpgroup_mma(a.index(start), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
     for panel in gl.static_range(1, PANELS):
         acc = warpgroup_mma(a.index(start + panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
@@ -79,6 +81,7 @@ def product(a, b, slot, acc, FOLD: gl.constexpr):
 @gluon.jit
 def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
     """Every panel of the gradients plus a times that panel of b in a slot; not waited for, unless COPIED."""
+    # panels [BLOCK_N, 64]
     sums = ()
     slot = slot + hidden_zero()
     for panel in gl.static_range(PANELS):
@@ -92,41 +95,63 @@ def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
 @gluon.jit
 def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
     """dQ of one panel; not waited for."""
+    # [BLOCK_M, 64]
     k_panel = k_smem.index(hidden_zero() + panel)
     zeros = gl.zeros([64, 64], gl.float32, DQ_L)
     return warpgroup_mma(ds.permute((1, 0)), k_panel, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def give_panel(dq, dq_desc, dq_smem, row, panel: gl.constexpr, PANELS: gl.constexpr):
-    """Adds dQ of one panel to the sums of the 64 rows from `row` on."""
+def give_panel(
+    dq, steps, row, parity, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """Adds dQ of one panel to the sums of the 64 rows from `row` on; in a fixed order gives it to the warp that adds.
+
+    parity: of the step that it belongs to.
+    """
+    memory = steps.memory
+    # [64, 64]
     x = in_register_order(dq)
     tma.store_wait(0)
-    dq_smem.store(x)
-    fence_async_shared()
-    add_out(dq_desc, [(row // 64 * PANELS + panel) * 64, 0], dq_smem)
-
-
-@gluon.jit
-def give_held(held, dq_desc, dq_smem, row, m, first, panel: gl.constexpr, PANELS: gl.constexpr):
-    """Adds the panel that is left of the block of queries before m, whose place is `row`."""
-    if m > first:
-        give_panel(held, dq_desc, dq_smem, row - 64, panel, PANELS)
-
-
-@gluon.jit
-def take_turn(row, m, first, bounds, order, W: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
-    """In a fixed order: hands on the turn of the block of queries before m, and waits for that of m."""
     if is_ordered(FORM):
-        turn = order.turns + row // 64 * 2 + W
-        count = turn_of(order.tile, m, bounds, order.seen, 64, BLOCK_N, 4, FORM)
-        pass_turn(turn - 2, gl.where(m > first, count, -1))
-        await_turn(turn, count)
+        mbarrier.wait(memory.dq_empty.index(W), empty_parity(parity, W, panel, PANELS))
+    memory.dq.index(W).store(x)
+    fence_async_shared()
+    if is_ordered(FORM):
+        mbarrier.arrive(memory.dq_full.index(parity * 2 + W), count=1)
+    else:
+        add_out(steps.dq_desc, [(row // 64 * PANELS + panel) * 64, 0], memory.dq.index(W))
+
+
+@gluon.jit
+def empty_parity(parity, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr):
+    """Of the barrier by which this warpgroup's place in memory is given back before the panel takes it: the place is
+    taken twice in a step, for an even panel and an odd one, or once, if panels are three, for the last."""
+    if W == 1 and PANELS == 3:
+        return parity ^ 1
+    else:
+        return 1 - panel % 2
+
+
+@gluon.jit
+def await_last(memory, parity, W: gl.constexpr):
+    """Until no dQ is left in this warpgroup's place in memory. parity: of the step that comes next."""
+    PANELS: gl.constexpr = memory.k.shape[0]
+    mbarrier.wait(memory.dq_empty.index(W), empty_parity(parity, W, 2 * W, PANELS))
+
+
+@gluon.jit
+def give_held(
+    held, steps, row, m, first, parity, panel: gl.constexpr, PANELS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """Adds the panel that is left of the block of queries before m, whose place is `row`. parity: of the step of m."""
+    if is_later(m, first, FORM):
+        give_panel(held, steps, row - 64, parity ^ 1, 0, panel, PANELS, FORM)
 
 
 @gluon.jit
 def step_of_scores(
-    steps, gradients, m, first, n0, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    steps, gradients, m, first, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
     MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
@@ -145,7 +170,7 @@ def step_of_scores(
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     if has_softcap(FORM):
-        s = bend(s, steps.cap_in)
+        s = tanh(s * steps.cap_in)
     p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
     p = masked(p_all, m, n0, bounds, MASK, S_L, FORM)
     p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
@@ -158,7 +183,7 @@ def step_of_scores(
     # panels [BLOCK_N, 64]
     dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
     if PANELS == LATE:
-        give_held(gradients[V_PANELS], steps.dq_desc, memory.dq.index(0), place, m, first, 1, PANELS)
+        give_held(gradients[V_PANELS], steps, place, m, first, parity, 1, PANELS, FORM)
     receive(memory.exchanged, 1, parity, NAMED)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
@@ -173,13 +198,12 @@ def step_of_scores(
         v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
         gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
-    take_turn(place, m, first, bounds, order, 0, BLOCK_N, FORM)
-    give_panel(dq, steps.dq_desc, memory.dq.index(0), place, 0, PANELS)
+    give_panel(dq, steps, place, parity, 0, 0, PANELS, FORM)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
     if PANELS == LATE:
         gradients = gradients + (dq,)  # noqa: RUF005
     else:
-        give_panel(dq, steps.dq_desc, memory.dq.index(0), place, 1, PANELS)
+        give_panel(dq, steps, place, parity, 0, 1, PANELS, FORM)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
     return gradients, slot, phase, do_slot, do_phase, parity ^ 1
@@ -187,7 +211,7 @@ def step_of_scores(
 
 @gluon.jit
 def step_of_gradients(
-    steps, gradients, m, first, row, bounds, order, slot, phase, do_slot, do_phase, parity,
+    steps, gradients, m, row, slot, phase, do_slot, do_phase, parity,
     OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
@@ -223,11 +247,10 @@ def step_of_gradients(
     # panels [BLOCK_N, 64]
     dk_t = accumulate(gradients, ds_low, memory.q, slot, PANELS)
     dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
-    take_turn(place, m, first, bounds, order, 1, BLOCK_N, FORM)
-    give_panel(dq, steps.dq_desc, memory.dq.index(1), place, 2, PANELS)
+    give_panel(dq, steps, place, parity, 1, 2, PANELS, FORM)
     if PANELS == 4:
         dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
-        give_panel(dq, steps.dq_desc, memory.dq.index(1), place, 3, PANELS)
+        give_panel(dq, steps, place, parity, 1, 3, PANELS, FORM)
     gradients = warpgroup_mma_wait(0, deps=dk_t)
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

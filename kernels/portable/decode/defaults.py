@@ -17,6 +17,13 @@ OVERLAPPING_CC = (9, 0)
 DEEP_KEYS, DEEP_STAGES = 128, 3
 """The tile of keys and the buffers of `_deep`."""
 
+LOW_ROWS = 16
+"""The lowest tile of rows."""
+
+SHORT_KEYS, SHORT_TOKEN_KEYS, SHORT_STAGES = 64, 128, 4
+"""Those of 8-bit keys: while one of a multiprocessor's four programs computes, tiles of the others are on their way.
+Where tokens have scales, a tile has as many keys as threads, each of which loads one scale."""
+
 
 def default_decode_config(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
     """Return the default: over contiguous keys, deep buffers and programs that all multiprocessors hold at one time, as
@@ -38,16 +45,24 @@ def _deep(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits)
     """Return the default of low tiles over contiguous keys, whose splits make as many programs as are resident at one
     time. None where nothing of the kind was measured, or there are too few keys for that."""
     block_m = _block_m(kernel, shape)
-    other = shape.features.page_size or shape.features.is_short or not _has_warpgroups(shape, limits)
-    if other or block_m == WARPGROUP_ROWS:
+    most_rows = LOW_ROWS if shape.features.is_short else WARPGROUP_ROWS // 2
+    if shape.features.page_size or not _has_warpgroups(shape, limits) or block_m > most_rows:
         return None
-    tile = KernelConfig(kernel.name, block_m, DEEP_KEYS, WARPGROUP_WARPS, DEEP_STAGES, _shares(1, limits))
+    block_n, stages = _deep_tile(shape)
+    tile = KernelConfig(kernel.name, block_m, block_n, WARPGROUP_WARPS, stages, _shares(1, limits))
     taken = kernel.most_shared_bytes(tile, shape, limits) + limits.shared_reserved_bytes
     wanted = min(limits.shared_per_sm_bytes // taken * MULTIPROCESSORS, PROGRAMS)
     splits = _filling_splits(kernel, shape, tile, wanted)
     if not _fills(_programs(shape, block_m) * splits, wanted):
         return None
     return replace(tile, extra=_shares(splits, limits))
+
+
+def _deep_tile(shape: AttentionShape) -> tuple[int, int]:
+    """Return the tile of keys and the buffers of `_deep`."""
+    if not shape.features.is_short:
+        return DEEP_KEYS, DEEP_STAGES
+    return SHORT_TOKEN_KEYS if shape.features.token_scales else SHORT_KEYS, SHORT_STAGES
 
 
 def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Iterator[KernelConfig]:

@@ -24,6 +24,9 @@ from blocktune.kernels.values.shape import FP8, AttentionShape
 BARRIER_BYTES = 1024
 """At most, of tcgen05, with what aligns them."""
 
+MOST_STRIDE = 1 << 23
+"""Of rows, so that offsets within a tile of 256 are 32 bits wide."""
+
 ELEMENTS = {CacheType.E4M3: FP8, CacheType.INT8: "int8"}
 
 
@@ -61,8 +64,12 @@ class FlashDecode8(FlashDecode):
         return super().shape_problem(shape, limits)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        if v.data_ptr() % 2 or any(stride % 2 for stride in v.stride()[:3]):
-            return f"the rows of the values must begin at even addresses for {self.name}"
+        pairs = {"keys": k, "values": v} if k.shape[-1] % 2 == 0 else {"values": v}
+        for name, tensor in pairs.items():
+            if tensor.data_ptr() % 2 or any(stride % 2 for stride in tensor.stride()[:3]):
+                return f"the rows of the {name} must begin at even addresses for {self.name}"
+            if tensor.stride()[2] >= MOST_STRIDE:
+                return f"the rows of the {name} must lie less than {MOST_STRIDE} elements apart for {self.name}"
         return super().layout_problem(q, k, v)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from blocktune.kernels.base.flash_kernel import operand_widths
 from blocktune.kernels.portable.decode.launch import (
     DecodeLaunch,
     decode_launch,
@@ -21,16 +22,28 @@ from blocktune.kernels.values.shape import AttentionShape
 E4M3_CC = (8, 9)
 """The first compute capability that converts e4m3; Triton has no such type below."""
 
+RESIDENT_WARPS, REGISTERS = 16, 128
+"""Warps that a multiprocessor is to hold, and the most registers that each of their threads can have."""
+
 
 def decode8_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
     """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`."""
     fixed = (*first_sizes(config, shape).values(), *constants(config, shape).values())
+    launch = decode_launch(config, shape, batch_invariant=batch_invariant)
     return replace(
-        decode_launch(config, shape, batch_invariant=batch_invariant),
+        launch,
         function=flash_decode8_kernel,
         leading=partial(_leading, workspace_elements(config, shape)),
         trailing=partial(trailing, fixed),
+        options={**launch.options, **_most_registers(config, shape)},
     )
+
+
+def _most_registers(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """Return the option that keeps the registers of small tiles to what RESIDENT_WARPS leave each: a few more, which
+    the compiler would take, and a multiprocessor holds a program less. Larger tiles would spill."""
+    small = config.block_m == 16 and config.block_n <= RESIDENT_WARPS * config.num_warps
+    return {"maxnreg": REGISTERS} if small and max(operand_widths(shape)) <= 128 else {}
 
 
 def constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:

@@ -9,8 +9,8 @@ of two, which rounds nothing either:
 - Probabilities are multiplied by 2^14, so that float16 holds them in full precision down to 2^-28 instead of 2^-14.
 
 Scales of a head multiply scores and the finished sums, in float32. Scales of tokens multiply the columns of the scores,
-and the probabilities after a division by the largest of the tile, which multiplies the tile's product in float32: a
-scale of 1e-8 alone would leave no probability in float16's range.
+and the probabilities. What an output takes from a key is as large as their product: hence the largest product has the
+exponent 0 there, not the largest probability, whether scales are 1e-8 or 1e8.
 """
 
 import triton
@@ -25,55 +25,36 @@ from blocktune.kernels.portable.decode.tiles import (
     store_partial,
     tree_bits,
 )
+from blocktune.kernels.portable.decode8.numbers import as_float16, in_range, two_columns
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
-from blocktune.kernels.portable.forward.softmax import online_step
 
 SCALE_STRIDES = ("stride_ksb", "stride_ksn", "stride_ksh", "stride_vsb", "stride_vsn", "stride_vsh")
 """Of the scales of keys and of values: entry or page, row, head; not compiled in."""
 
 
 @triton.jit
-def as_float16(numbers):
-    """The numbers of an 8-bit tile, exactly."""
-    if numbers.dtype == tl.int8:
-        # the bits of 1024 + (x + 128), whose unit in the last place is 1: shorter than 8-bit conversions, one by one
-        biased = (numbers.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
-        return biased.to(tl.float16, bitcast=True) - 1152.0
-    else:
-        return numbers.to(tl.float16)
+def magnitude_log2(scales):
+    """About log2 of |scales|: at most 0.09 below it; -100 for the smallest, and for 0."""
+    bits = scales.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return tl.maximum(bits.to(tl.float32) * (1.0 / 8388608.0) - 127.0, -100.0)
 
 
 @triton.jit
-def two_columns(pairs, INT8: tl.constexpr):
-    """The even and the odd columns of a tile whose columns lie in pairs in 16 bits, as float16.
+def weights_step(scores, heights, m_i, l_i):
+    """One tile of the online softmax: the probabilities [BLOCK_M, BLOCK_N], the new reference and sums, and the factor
+    [BLOCK_M] for what was accumulated.
 
-    As bytes, values would be loaded from shared memory one by one: the second product wants two keys next to each other
-    in a register, and only elements of 16 bits are transposed on the way.
+    scores [BLOCK_M, BLOCK_N] have the base 2, a masked one is -inf. m_i [BLOCK_M], the reference, is the largest of the
+    heights [BLOCK_M, BLOCK_N]: the scores, plus log2 of the scales that probabilities will be multiplied with. l_i are
+    the sums of the rows, or [BLOCK_M, BLOCK_N] what these are the sums of.
     """
-    low, high = pairs & 0xFF, pairs >> 8
-    if INT8:
-        return (
-            ((low ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0),
-            ((high ^ 0x6480).to(tl.float16, bitcast=True) - 1152.0),
-        )
+    m_new = tl.maximum(m_i, tl.max(heights, 1))
+    p = tl.exp2(scores - m_new[:, None])
+    factor = tl.exp2(m_i - m_new)
+    if len(l_i.shape) == 2:
+        return p, m_new, l_i * factor[:, None] + p, factor
     else:
-        return (
-            low.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16),
-            high.to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16),
-        )
-
-
-@triton.jit
-def in_range(q):
-    """(q [BLOCK_M, WIDTH] as float16, [BLOCK_M] what each row is to be multiplied with)."""
-    if q.dtype == tl.float16:
-        return q, tl.full([q.shape[0]], 1.0, tl.float32)
-    else:
-        numbers = q.to(tl.float32)
-        bits = tl.max(tl.abs(numbers), 1).to(tl.int32, bitcast=True)
-        exponents = tl.maximum(bits >> 23, 14)  # biased by 127
-        up = ((267 - exponents) << 23).to(tl.float32, bitcast=True)
-        return (numbers * up[:, None]).to(tl.float16), ((exponents - 13) << 23).to(tl.float32, bitcast=True)
+        return p, m_new, l_i * factor + tl.sum(p, 1), factor
 
 
 @triton.jit
@@ -93,41 +74,81 @@ def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constex
 
 
 @triton.jit
+def load_rows(base, entry, stride_entry, places, stride_row, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """[BLOCK_N, WIDTH] of K or V: the rows at these places [BLOCK_N] of an entry, or of as many; zeros where not
+    inside, which is never read. What is the same in every tile is added up first, so that it is not in each."""
+    columns = tl.arange(0, WIDTH)[None, :]
+    offsets = ((places * stride_row)[:, None] + columns).to(tl.uint32)
+    if len(entry.shape) == 0:
+        pointers = base + entry * stride_entry + offsets
+    else:
+        pointers = base + (entry * stride_entry)[:, None] + offsets
+    if DIM == WIDTH:
+        return tl.load(pointers, mask=inside[:, None], other=0.0)
+    else:
+        return tl.load(pointers, mask=inside[:, None] & (columns < DIM), other=0.0)
+
+
+@triton.jit
+def load_scales(base, entry, stride_entry, places, stride_row, inside):
+    """[BLOCK_N] scales of the rows that `load_rows` loads; zeros where not inside."""
+    return tl.load(base + entry * stride_entry + (places * stride_row).to(tl.uint32), mask=inside, other=0.0)
+
+
+@triton.jit
 def decode8_split(
     q, k_base, v_base, k_scales, v_scales, row_scale, table, rows, slopes, low, high,
     stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
     length, seqlen_q, diagonal, left, right, cap_log2,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     PAGE_SIZE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, OF_TOKENS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    ALIBI: tl.constexpr, OF_TOKENS: tl.constexpr, INT8: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """This program's share of the keys for q [BLOCK_M, WIDTH] in float16, whose rows are the queries `rows` [BLOCK_M]
     and whose scores are multiplied with row_scale [BLOCK_M]: the triple acc [BLOCK_M, WIDTH_V], l_i and m_i
-    [BLOCK_M], acc times 2^14 and without the scale of the head's values."""
+    [BLOCK_M], acc times 2^14 and without the scale of the head's values. A number of V holds two columns, one of K as
+    many as COLUMNS says."""
     even = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     odd = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
-    l_i = tl.zeros([q.shape[0]], tl.float32)
-    m_i = tl.full([q.shape[0]], float("-inf"), tl.float32)
+    if q.shape[0] < 64:
+        # the warps share the columns of a low tile: to add them up in every tile would take barriers
+        l_i = tl.zeros([q.shape[0], BLOCK_N], tl.float32)
+    else:
+        l_i = tl.zeros([q.shape[0]], tl.float32)
+    m_i = tl.full([q.shape[0]], -3.0e38, tl.float32)  # no -inf: -inf minus -inf would be NaN
     first, stop, stop_key = key_range(length, seqlen_q, diagonal, left, right, BLOCK_N, SPLITS, LEFT, RIGHT)
-    if PAGE_SIZE > 0:
+    if PAGE_SIZE == 0:
+        # a tile counts as an entry, which begins with its first row
+        stride_kb, stride_vb, stride_ksb, stride_vsb = stride_kn, stride_vn, stride_ksn, stride_vsn
+        places = tl.arange(0, BLOCK_N)
+    else:
         pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
+    if COLUMNS == 2:
+        q_even, q_odd = tl.split(tl.reshape(q, [q.shape[0], WIDTH // 2, 2]))
     for tile in tl.range(first, stop, num_stages=STAGES):
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = columns < stop_key
-        places = columns.to(tl.int64)
-        entry = 0
-        if PAGE_SIZE > 0:
-            places = (columns % PAGE_SIZE).to(tl.int64)
+        if PAGE_SIZE == 0:
+            entry = tl.cast(tile * BLOCK_N, tl.int64)
+        else:
+            places = columns % PAGE_SIZE
             entry = pages
             # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
             pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
-        # [BLOCK_N, WIDTH]
-        k = load_keys(k_base, entry * stride_kb + places * stride_kn, inside, HEAD_DIM, WIDTH)
+        # [BLOCK_N, WIDTH / COLUMNS] and [BLOCK_N, WIDTH_V / 2]
+        k = load_rows(k_base, entry, stride_kb, places, stride_kn, inside, HEAD_DIM // COLUMNS, WIDTH // COLUMNS)
+        v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
         # [BLOCK_M, BLOCK_N]
-        scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION) * row_scale[:, None]
+        if COLUMNS == 2:
+            k_even, k_odd = two_columns(k, INT8)
+            scores = tl.dot(q_even, k_even.T, input_precision=PRECISION)
+            scores = tl.dot(q_odd, k_odd.T, scores, input_precision=PRECISION)
+        else:
+            scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION)
+        scores *= row_scale[:, None]
         if OF_TOKENS:
-            scores *= tl.load(k_scales + entry * stride_ksb + places * stride_ksn, mask=inside, other=0.0)[None, :]
+            scores *= load_scales(k_scales, entry, stride_ksb, places, stride_ksn, inside)[None, :]
         if SOFTCAP:
             scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2, False)
         distance = rows[:, None] + diagonal - columns[None, :]
@@ -141,22 +162,22 @@ def decode8_split(
         if TREE:
             drafts = columns - (length - seqlen_q)
             visible = visible & ((drafts < 0)[None, :] | tree_bits(low, high, drafts))
-        p, m_i, l_i, factor = online_step(tl.where(visible, scores, float("-inf")), m_i, l_i, 1.0, True)
-        # [BLOCK_N, WIDTH_V / 2], two columns in one number
-        v = load_keys(v_base, entry * stride_vb + places * stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
-        v_even, v_odd = two_columns(v, k.dtype == tl.int8)
-        p *= 16384.0
-        even *= factor[:, None]
-        odd *= factor[:, None]
+        scores = tl.where(visible, scores, float("-inf"))
         if OF_TOKENS:
-            scales = tl.load(v_scales + entry * stride_vsb + places * stride_vsn, mask=inside, other=0.0)
-            largest = tl.max(tl.abs(scales), 0)
-            p = (p * (scales / tl.where(largest == 0.0, 1.0, largest))[None, :]).to(tl.float16)
-            even += tl.dot(p, v_even, input_precision=PRECISION) * largest
-            odd += tl.dot(p, v_odd, input_precision=PRECISION) * largest
+            scales = load_scales(v_scales, entry, stride_vsb, places, stride_vsn, inside)
+            heights = scores + magnitude_log2(scales)[None, :]
+            p, m_i, l_i, factor = weights_step(scores, heights, m_i, l_i)
+            p *= (scales * 16384.0)[None, :]
         else:
-            even = tl.dot(p.to(tl.float16), v_even, even, input_precision=PRECISION)
-            odd = tl.dot(p.to(tl.float16), v_odd, odd, input_precision=PRECISION)
+            p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
+            p *= 16384.0
+        p = p.to(tl.float16)
+        v_even, v_odd = two_columns(v, INT8)
+        even = tl.dot(p, v_even, even * factor[:, None], input_precision=PRECISION)
+        odd = tl.dot(p, v_odd, odd * factor[:, None], input_precision=PRECISION)
+    if len(l_i.shape) == 2:
+        l_i = tl.sum(l_i, 1)
+    m_i = tl.where(l_i == 0.0, float("-inf"), m_i)
     acc = tl.interleave(even, odd)  # [BLOCK_M, WIDTH_V]
     return acc, l_i, m_i
 
@@ -202,9 +223,14 @@ def flash_decode8_kernel(
         words = Tree + batch * stride_tree_b + rows * stride_tree_m
         low = tl.load(words, mask=inside, other=0)
         high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
-    k_base, table = K + head_kv * stride_kh, Table
-    # two columns of the values at a time; their strides are even
+    INT8: tl.constexpr = K.dtype.element_ty == tl.int8
+    # two columns at a time; their strides are even. A product sums up 16 at least. Keys of whole tiles stay bytes
+    COLUMNS: tl.constexpr = 2 if BLOCK_M < 64 and WIDTH >= 32 and HEAD_DIM % 2 == 0 else 1
+    if COLUMNS == 2:
+        K = K.to(tl.pointer_type(tl.uint16))
+    stride_kb, stride_kn = stride_kb // COLUMNS, stride_kn // COLUMNS
     stride_vb, stride_vn = stride_vb // 2, stride_vn // 2
+    k_base, table = K + head_kv * (stride_kh // COLUMNS), Table
     v_base = V.to(tl.pointer_type(tl.uint16)) + head_kv * (stride_vh // 2)
     if PAGE_SIZE == 0:
         k_base += batch * stride_kb
@@ -219,7 +245,7 @@ def flash_decode8_kernel(
         stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
         length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, cap_log2,
         HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
-        OF_TOKENS, PRECISION, BLOCK_N, SPLITS, STAGES,
+        OF_TOKENS, INT8, COLUMNS, PRECISION, BLOCK_N, SPLITS, STAGES,
     )  # fmt: skip
     acc *= v_scale / 16384.0  # of the probabilities
     places = (batch * num_heads + heads) * seqlen_q + rows

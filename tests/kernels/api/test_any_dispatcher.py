@@ -23,8 +23,9 @@ from blocktune import (
 )
 from blocktune.kernels import registry
 from blocktune.kernels.api.hugging_face import transformers_attention
-from blocktune.kernels.dispatch import custom_ops, plan, resolver
 from blocktune.kernels.dispatch import dispatcher as dispatch
+from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch.graphs.attend import attend
 from tests.support.dispatch_fakes import H200, ListSource
 from tests.support.feature_fakes import FeatureForward
 
@@ -117,7 +118,7 @@ def test_a_graph_whose_dispatcher_is_gone_says_so() -> None:
     dispatcher = Dispatcher(ListSource())
     number = dispatcher._number
     graph = torch.compile(
-        lambda *tensors: custom_ops.attend(*tensors, dispatcher=number, lse=False, causal="none", scale=1.0),
+        lambda *tensors: attend(*tensors, dispatcher=number, lse=False, causal="none", scale=1.0),
         backend="aot_eager",
     )
     graph(heads(), heads(), heads())

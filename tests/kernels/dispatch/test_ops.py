@@ -18,9 +18,10 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels import registry
-from blocktune.kernels.dispatch import custom_ops, dispatcher, plan, resolver
-from blocktune.kernels.dispatch.call import EXTRA_TENSORS
+from blocktune.kernels.dispatch import dispatcher, plan, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.graphs import engines
+from blocktune.kernels.dispatch.graphs.graph_call import TENSORS, GraphCall
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from tests.support.dispatch_fakes import H200, ListSource
@@ -28,7 +29,8 @@ from tests.support.feature_fakes import FeatureBackward, FeatureForward
 
 NAMES = ("attention_forward", "attention_backward")
 FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in NAMES)
-ATTENTION, PLAIN = torch.ops.blocktune.attention.default, torch.ops.blocktune.attention_plain.default
+SDPA, PLAIN = torch.ops.blocktune.scaled_dot_product_attention.default, torch.ops.blocktune.attention_plain.default
+CALL = torch.ops.blocktune.attention_call.default
 DROPOUT = tuple(getattr(torch.ops.blocktune, f"{name}_dropout").default for name in NAMES)
 
 
@@ -50,9 +52,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FeatureForward, F
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     served = Dispatcher(ListSource())
-    custom_ops._engines[attention._number] = served
+    engines._engines[attention._number] = served
     yield both
-    custom_ops._engines[attention._number] = attention
+    engines._engines[attention._number] = attention
 
 
 def inputs(queries: int = 20, *, layout: str = "bhsd", dim_v: int = 16) -> list[Tensor]:
@@ -191,7 +193,7 @@ def test_export_keeps_the_call(strict: bool) -> None:
     lengths = {2: torch.export.Dim("queries", min=2, max=512)}
     example = tuple(tensor.detach() for tensor in inputs())
     program = torch.export.export(Layer(), example, strict=strict, dynamic_shapes=(lengths, None, None))
-    assert ATTENTION in [node.target for node in program.graph.nodes]
+    assert SDPA in [node.target for node in program.graph.nodes]
     other = [tensor.detach() for tensor in inputs(33)]
     torch.testing.assert_close(program.module()(*other), sdpa(*other, is_causal=True, enable_gqa=True))
 
@@ -210,10 +212,10 @@ def test_tensors_that_are_more_stay_pytorchs_in_the_graph() -> None:
     out = graph(*leaves)
     assert type(out) is TwoTensor
     torch.testing.assert_close(out.b, sdpa(*(leaf.b for leaf in leaves), enable_gqa=True))
-    assert "scaled_dot_product" in str(counter.graphs[0].code)
+    assert "blocktune" not in str(counter.graphs[0].code)
     parameters = [torch.nn.Parameter(tensor.detach()) for tensor in inputs()]
     graph(*parameters)
-    assert "blocktune.attention" in str(counter.graphs[1].code)
+    assert "blocktune.scaled_dot_product_attention" in str(counter.graphs[1].code)
 
 
 def test_meta_tensors_have_sizes() -> None:
@@ -223,15 +225,24 @@ def test_meta_tensors_have_sizes() -> None:
     assert flash_attn_func(*turned, softcap=1.0).shape == turned[0].shape
 
 
+OPTIONS: dict[str, Any] = {
+    "causal": "none", "scale": 0.25, "window": (-1, -1), "softcap": 0.0, "dropout_p": 0.0, "deterministic": False,
+    "page_size": 0, "block_sizes": (0, 0), "num_splits": 0,
+}  # fmt: skip
+
+
 def asked(**changes: Any) -> list[Any]:
-    """The arguments of an op behind the tensors."""
-    first = {
-        "dispatcher": attention._number, "causal": "none", "scale": 0.25, "window": [-1, -1], "softcap": 0.0,
-        "dropout_p": 0.0, "deterministic": False,
-        "page_size": 0, "blocks_of": [0, 0], "lengths": None, "num_splits": 0,
-    }  # fmt: skip
-    tensors = dict.fromkeys((*EXTRA_TENSORS, "drawn", "blocks"))
-    return list((first | tensors | changes).values())
+    """The arguments of an op behind query, key and value, or behind the results."""
+    tensors = {name: changes[name] for name in TENSORS if name in changes}
+    options = OPTIONS | {name: value for name, value in changes.items() if name not in TENSORS}
+    call = GraphCall(dispatcher=attention._number, lse=True, tensors=tuple(tensors), **options)
+    return [list(tensors.values()), None, call.text]
+
+
+def asked_of_a_call(**changes: Any) -> list[Any]:
+    """The arguments of `attention_call` behind query, key and value."""
+    given = OPTIONS | dict.fromkeys(TENSORS[:-1]) | {name: changes[name] for name in changes if name != "drawn"}
+    return [True, attention._number, None, *given.values()]
 
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -248,12 +259,14 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("layout", "changes"), [*CALLS, ("bshd", {"sinks": torch.rand(4)})])
 def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
     leaves = inputs(layout=layout, dim_v=8)
-    arguments = asked(**changes)
+    tensors, arguments = [leaf.detach() for leaf in leaves], asked(**changes)
     forward, backward = DROPOUT if "drawn" in changes else (FORWARD, BACKWARD)
-    opcheck(forward, (*leaves, True, *arguments))
-    out, lse = (tensor.detach() for tensor in forward(*leaves, True, *arguments))
-    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.randn_like(out), None, *arguments))
-    opcheck(backward, (*(leaf.detach() for leaf in leaves), out, lse, torch.zeros_like(out), lse, *arguments))
+    opcheck(forward, (*tensors, *arguments))
+    out, lse = forward(*tensors, *arguments)
+    opcheck(backward, (*tensors, out, lse, torch.randn_like(out), None, *arguments))
+    opcheck(backward, (*tensors, out, lse, torch.zeros_like(out), lse, *arguments))
+    if "drawn" not in changes:  # else each call draws its own pairs
+        opcheck(CALL, (*leaves, *asked_of_a_call(**changes)))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # opcheck's own, in torch 2.15
@@ -261,8 +274,8 @@ def test_the_ops_keep_the_rules(layout: str, changes: dict[str, Any]) -> None:
 def test_pytorchs_signature_keeps_the_rules(options: tuple[Any, ...]) -> None:
     arguments = *options, None, True, attention._number
     for leaves in (inputs(), [leaf.detach() for leaf in inputs()]):
-        opcheck(ATTENTION, (*leaves, *arguments))
-        torch.testing.assert_close(ATTENTION(*leaves, *arguments), sdpa(*leaves, *options, enable_gqa=True))
+        opcheck(SDPA, (*leaves, *arguments))
+        torch.testing.assert_close(SDPA(*leaves, *arguments), sdpa(*leaves, *options, enable_gqa=True))
 
 
 @pytest.mark.parametrize("served", [True, False])
@@ -289,7 +302,7 @@ def test_a_call_in_a_graph_adds_few_guards() -> None:
     leaves = [leaf.detach() for leaf in inputs()]
 
     def of_ours(name: str) -> bool:
-        return "sdpa_arguments" in name or "custom_ops" in name
+        return "sdpa_arguments" in name or "graphs" in name
 
     def keep(guards: Any) -> list[bool]:
         explained.append([one.name for one in guards if of_ours(one.name)])
@@ -309,13 +322,13 @@ def test_fakes_have_the_sizes_and_strides_of_results(
     if served:
         request.getfixturevalue("kernels")
     leaves, arguments = [leaf.detach() for leaf in inputs(layout=layout, dim_v=8)], asked(**changes)
-    real = FORWARD(*leaves, True, *arguments)
+    real = FORWARD(*leaves, *arguments)
     gradients = BACKWARD(*leaves, *real, torch.randn_like(real[0]), None, *arguments)
     mode = FakeTensorMode()
     with mode:
         fake_leaves = [mode.from_tensor(leaf) for leaf in leaves]
-        given = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in arguments]
-        fakes = FORWARD(*fake_leaves, True, *given)
+        given = [[mode.from_tensor(tensor) for tensor in arguments[0]], *arguments[1:]]
+        fakes = FORWARD(*fake_leaves, *given)
         fake_gradients = BACKWARD(*fake_leaves, *fakes, fakes[0], None, *given)
     for fake, result in zip((*fakes, *fake_gradients), (*real, *gradients), strict=True):
         assert (fake.shape, fake.stride(), fake.dtype) == (result.shape, result.stride(), result.dtype)
@@ -323,7 +336,7 @@ def test_fakes_have_the_sizes_and_strides_of_results(
 
 def test_a_second_derivative_through_a_graph_is_refused() -> None:
     leaves = inputs()
-    out, _ = FORWARD(*leaves, False, *asked())
+    out = SDPA(*leaves, None, 0.0, False, None, True, attention._number)
     (first,) = torch.autograd.grad(out.square().sum(), leaves[0], create_graph=True)
     with pytest.raises(UsageError, match="differentiated once"):
         first.sum().backward()

@@ -61,7 +61,7 @@ def compare(shape: AttentionShape, *given: Any, **changes: int) -> Gradients:
 FORMS = [
     (64, LOWER_RIGHT, "", 96),
     (128, LOWER_RIGHT, "", 288),
-    (128, NO, "varlen softcap", 256),
+    (128, NO, "varlen softcap", 272),
     (192, LOWER_RIGHT, "window=100:-1 deterministic", 32),
     (256, NO, "", 32),
     (256, LOWER_RIGHT, "varlen", 80),

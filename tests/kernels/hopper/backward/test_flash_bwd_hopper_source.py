@@ -5,7 +5,9 @@ the launches before and after it are written in PyTorch here.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,6 +15,11 @@ import torch
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.backward import launch
+from blocktune.kernels.hopper.backward.device_kernel import (
+    SIZES,
+    flash_bwd_hopper_kernel,
+    flash_bwd_hopper_wide_kernel,
+)
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
@@ -20,6 +27,7 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     bounds_of,
     dq_part,
+    dq_slots,
     is_deferred,
     is_plain,
     is_wide,
@@ -27,14 +35,13 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
-from blocktune.kernels.hopper.backward.warps import SIZES, flash_bwd_hopper_kernel
-from blocktune.kernels.hopper.backward.wide_warps import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support import gluon_machine
+from tests.support.feature_cases import extras_of, packed, tensors
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
@@ -54,10 +61,10 @@ def gradients_of(
 ) -> list[torch.Tensor]:
     """dq, dk and dv by the kernel, whose programs run together."""
     q, k, v, out, lse, dout = inputs
-    rows, scale = Rows.of(problem, problem.seqlen_q), problem.head_dim**-0.5
-    lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1))
+    rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
+    lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
     sums = torch.zeros(rows.count * width_of(problem))
-    turns = torch.zeros(rows.count // BLOCK_M * 2, dtype=torch.int32) if problem.features.deterministic else None
+    turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
     keys = keys_of_block(problem)
     blocks = ((q, BLOCK_M), (k, keys), (v, keys), (dout, BLOCK_M))
@@ -67,7 +74,7 @@ def gradients_of(
     described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     numbers = KERNEL.bind(config, problem).numbers
     _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
-    form = (rows.of_head, *bounds_of(problem), cap_in, None, None, turns)
+    form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
     constants = [value for name, value in numbers.items() if name not in SIZES]
     counter = torch.zeros(1, dtype=torch.int32)
@@ -75,23 +82,34 @@ def gradients_of(
     sizes = [numbers[name] for name in SIZES]
     arguments = [*described, counter, scale, scale_log2, *sizes, *rest, *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
-    return [rows_of(problem, rows, sums).to(q.dtype), dk, dv]
+    return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
+
+
+def places(problem: AttentionShape, extras: Extras) -> torch.Tensor:
+    """Where the queries lie in the rows of a head of the workspace."""
+    if extras.cu_seqlens_q is None:
+        return torch.arange(problem.seqlen_q)
+    found = []
+    for entry, (begin, end) in enumerate(pairwise(extras.cu_seqlens_q.tolist())):
+        found.append((begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M + torch.arange(end - begin))
+    return torch.cat(found)
 
 
 def statistics(
-    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor
+    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor, extras: Extras
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The log-sum-exp in base 2 and row sums as the launch before leaves them: padding, and rows that see no key, have
     1e30 and 0."""
     base_2 = torch.full((rows.count // rows.of_head, rows.of_head), 1e30)
     sums = torch.zeros(base_2.shape)
-    blind = lse.isinf()
-    base_2[:, : problem.seqlen_q] = torch.where(blind, 1e30, lse / math.log(2)).flatten(0, 1)
-    sums[:, : problem.seqlen_q] = delta.masked_fill(blind, 0).flatten(0, 1)
+    lse, delta = lse.reshape(base_2.shape[0], -1), delta.reshape(base_2.shape[0], -1)
+    blind, own = lse.isinf(), places(problem, extras)
+    base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
+    sums[:, own] = delta.masked_fill(blind, 0)
     return base_2.flatten(), sums.flatten()
 
 
-def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor) -> torch.Tensor:
+def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
     """dq from its sums, which are in the order of the accumulators' registers, by parts."""
     part, width = dq_part(problem), width_of(problem)
     registers = sums.view(-1, part // 8, 4, 8, 4, 2, 2).permute(0, 2, 5, 3, 1, 4, 6).reshape(-1, 64, part)
@@ -99,8 +117,8 @@ def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor) -> torch.Te
         blocks = registers.view(-1, 2, 64, part).permute(0, 1, 3, 2).reshape(-1, BLOCK_M, width)
     else:
         blocks = registers.view(-1, width // part, BLOCK_M, part).permute(0, 2, 1, 3).reshape(-1, BLOCK_M, width)
-    dq = blocks.reshape(problem.batch, problem.num_heads, rows.of_head, width) * problem.head_dim**-0.5
-    return dq[:, :, : problem.seqlen_q, : problem.head_dim]
+    dq = blocks.reshape(-1, problem.num_heads, rows.of_head, width) * problem.head_dim**-0.5
+    return dq[:, :, places(problem, extras), : problem.head_dim]
 
 
 def mathematics(problem: AttentionShape) -> Features:
@@ -116,16 +134,14 @@ def expected(problem: AttentionShape, inputs: list[torch.Tensor], extras: Extras
     return list(torch.autograd.grad(out, (q, k, v), inputs[5].double()))
 
 
-def check(problem: AttentionShape, programs: int = 3, **changes: int) -> list[torch.Tensor]:
-    """Compare the gradients with PyTorch's in float64, and return them."""
-    torch.manual_seed(0)
-    sizes = (problem.num_heads, problem.num_heads_kv, problem.num_heads_kv, problem.num_heads)
-    rows = (problem.seqlen_q, problem.seqlen_k, problem.seqlen_k, problem.seqlen_q)
-    dims = (problem.head_dim, problem.head_dim, problem.head_dim_v, problem.head_dim_v)
-    q, k, v, dout = (
-        torch.randn(problem.batch, *size).half() for size in zip(sizes, rows, dims, strict=True)
-    )  # fmt: skip
-    extras = Extras(softcap=1.5 if problem.features.softcap else 0.0)
+def check(
+    problem: AttentionShape, programs: int = 3, lengths: Sequence[Sequence[int]] = (), **changes: int
+) -> list[torch.Tensor]:
+    """Compare the gradients with PyTorch's in float64, and return them. lengths: of packed queries and keys."""
+    (q, k, v), extras = packed(problem, *lengths) if lengths else (tensors(problem), extras_of(problem))
+    dout = torch.randn(*q.shape[:3], problem.head_dim_v, generator=torch.Generator().manual_seed(2)).half()
+    if lengths:
+        dout = dout.transpose(1, 2).contiguous().transpose(1, 2)
     out, lse = attention_reference(q, k, v, causal=problem.causal, features=mathematics(problem), extras=extras)
     inputs = [q, k, v, out.half(), lse, dout]
     default = KERNEL.default_config(problem, HOPPER)
@@ -165,3 +181,24 @@ def test_a_fixed_order_is_the_same_however_many_blocks_there_are(head_dim: int, 
     alone, *others = (check(problem, programs) for programs in (1, 2, 7))
     for found in others:
         assert all(map(torch.equal, alone, found))
+
+
+@pytest.mark.parametrize("order", ["", "deterministic"])
+@pytest.mark.parametrize(("causal", "window"), [(LOWER_RIGHT, ""), (NO, "window=50:20")])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_packed_sequences(head_dim: int, causal: Causal, window: str, order: str) -> None:
+    lengths = (70, 0, 33, 130, 64), (150, 64, 0, 130, 300)
+    problem = shape_of(130, 300, head_dim, f"varlen {order} {window}", causal=causal, batch=5)
+    check(problem, lengths=lengths)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3])
+@pytest.mark.parametrize("features", ["", "window=100:40"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_a_fixed_order_with_memory_for_one_step_or_two(head_dim: int, features: str, num_stages: int) -> None:
+    """Many blocks together, and groups of query heads: blocks are ahead of each other by heads, too."""
+    sizes = {"num_heads": 4, "num_heads_kv": 2}
+    problem = shape_of(321, 450, head_dim, f"deterministic {features}", **sizes)
+    assert dq_slots(problem, num_stages) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
+    alone = check(problem, 1, num_stages=num_stages, group_parts=1)
+    assert all(map(torch.equal, alone, check(problem, 6, num_stages=num_stages, group_parts=1)))

@@ -9,7 +9,7 @@ import torch
 
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N
-from blocktune.kernels.hopper.backward.parts import _walks, default_parts
+from blocktune.kernels.hopper.backward.parts import _walks, default_parts, heads_per_group
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
@@ -65,3 +65,13 @@ def test_walks_are_the_blocks_that_see_a_key(
         rows = seen[:, place * BLOCK_N : (place + 1) * BLOCK_N].any(1).nonzero()[:, 0].tolist()
         blocks = range(rows[0] // BLOCK_M, rows[-1] // BLOCK_M + 1) if rows else range(1)
         assert abs(walk - len(blocks)) <= 1, place
+
+
+def test_more_heads_take_turns_in_a_fixed_order() -> None:
+    """So many that no more than 8 tiles of a head are in work at a time, and all where there are few."""
+    fixed = Features.parse("deterministic")
+    assert heads_per_group(shape(16, 16, batch=4), 1) == 8
+    assert heads_per_group(shape(16, 16, batch=4, features=fixed), 1) == 16
+    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=16384, features=fixed), 1) == 16
+    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=512, features=fixed), 1) == 64
+    assert heads_per_group(shape(16, 4, features=fixed), 2) == 8

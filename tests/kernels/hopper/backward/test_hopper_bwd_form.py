@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import bounds
+from blocktune.kernels.hopper.backward import adders, bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
-from blocktune.kernels.hopper.backward.arguments import Bounds
 from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
@@ -27,7 +26,6 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     bounds_of,
     form_of,
-    is_wide,
     keys_of_block,
     scale_arguments,
     width_of,
@@ -56,6 +54,7 @@ def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "",
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
     monkeypatch.setattr(bounds, "gl", language)
+    monkeypatch.setattr(adders, "gl", language)
 
 
 def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
@@ -63,11 +62,6 @@ def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int,
     return bounds.query_range.fn(  # type: ignore[no-any-return]
         n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
     )
-
-
-def limits_of(problem: AttentionShape) -> Bounds:
-    upper, lower = bounds_of(problem)
-    return Bounds(upper=upper, lower=lower, queries=problem.seqlen_q, keys=problem.seqlen_k)
 
 
 def seen_by(problem: AttentionShape) -> torch.Tensor:
@@ -124,49 +118,66 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
                 ] == []
 
 
-def warps_that_pass(problem: AttentionShape) -> int:
-    """Wide heads: every warp of the warpgroup; else the warp that adds."""
-    return 4 if is_wide(problem) else 1
-
-
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
-    """Tiles in the order in which they are taken, the last keys first; each finds counted what it waits for, and no
+    """Tiles in the order in which they are taken, the first keys first; each finds counted what it waits for, and no
     tile that adds zeros counts."""
     for problem in problems(head_dim):
         if not form_of(problem):
             continue
-        block_n, limits, warps = keys_of_block(problem), limits_of(problem), warps_that_pass(problem)
+        block_n, (_, lower) = keys_of_block(problem), bounds_of(problem)
         counted: dict[int, int] = {}
-        for n in reversed(range(-(-problem.seqlen_k // block_n))):
+        for n in range(-(-problem.seqlen_k // block_n)):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = bounds.turn_of.fn(n, m, limits, any_seen, BLOCK_M, block_n, warps, form_of(problem))
+                turn = adders.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
-                    counted[m] = counted.get(m, 0) + warps
+                    counted[m] = counted.get(m, 0) + 1
 
 
 @pytest.mark.parametrize("lengths", [(4096, 4096), (2048, 4096), (4096, 2048)])
 @pytest.mark.parametrize("window", [None, (1024, 0), (512, 200)])
 @pytest.mark.parametrize("head_dim", [128, 256])
-def test_tiles_that_begin_together_need_not_wait(
+def test_tiles_that_begin_together_wait_in_one_step_alone(
     lengths: tuple[int, int], window: tuple[int, int] | None, head_dim: int, as_python: None
 ) -> None:
-    """Whoever comes before a tile at a block of queries is there earlier, or in the same step where the diagonal begins
-    before the first query."""
+    """Whoever comes before a tile at a block of queries is there in the same step or earlier."""
     words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
     causal = LOWER_RIGHT if window is None else NO
     problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
-    block_n, form = keys_of_block(problem), form_of(problem)
+    block_n, form, (_, lower) = keys_of_block(problem), form_of(problem), bounds_of(problem)
     added_at: dict[tuple[int, int], int] = {}
     for n in range(problem.seqlen_k // block_n):
         first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
-        for m in range(first, end, BLOCK_M) if any_seen else ():
-            turn = bounds.turn_of.fn(n, m, limits_of(problem), any_seen, BLOCK_M, block_n, 1, form)
-            added_at[m, turn] = (m - first) // BLOCK_M
-    ahead = [at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn]
-    assert min(ahead) == (0 if bounds_of(problem)[0] > 0 else block_n // BLOCK_M)
+        for place in range(first, end, BLOCK_M) if any_seen else ():
+            m = bounds.block_at.fn(place, first, end, BLOCK_M, form)
+            turn = adders.turn_of.fn(n, m, lower, any_seen, block_n, form)
+            added_at[m, turn] = (place - first) // BLOCK_M
+    assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= 0
+
+
+@pytest.mark.parametrize("word", ["", "deterministic"])
+def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(word: str, as_python: None) -> None:
+    problem = shape(700, 700, LOWER_RIGHT, f"window=200:-1 {word}")
+    first, low, high, end, _ = walk(problem, 128, 128)
+    form = form_of(problem)
+    places = range(first, end, BLOCK_M)
+    blocks = [bounds.block_at.fn(place, first, end, BLOCK_M, form) for place in places]
+    assert blocks == (list(reversed(places)) if word else list(places))
+    assert [bounds.is_later.fn(m, blocks[0], form) for m in blocks] == [False] + [True] * (len(blocks) - 1)
+    unmasked = range(*bounds.places_of.fn(first, low, high, end, form), BLOCK_M)
+    assert {bounds.block_at.fn(place, first, end, BLOCK_M, form) for place in unmasked} == set(
+        range(low, high, BLOCK_M)
+    )
+
+
+def test_walks_that_go_back_begin_where_others_end() -> None:
+    for masks in (UPPER, LOWER, EDGE, TAIL, UPPER | TAIL, LOWER | EDGE):
+        ahead, back = masks | GENERAL, masks | GENERAL | ORDERED
+        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.ends_masked(back)
+        assert hopper_bwd_form.ends_masked(ahead) == hopper_bwd_form.begins_masked(back)
+        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.has_masks(masks)
 
 
 QUESTIONS = {
@@ -266,7 +277,7 @@ def test_a_soft_cap_goes_into_two_factors() -> None:
     assert scale_arguments(shape(64, 64), 0.5, Extras()) == (0.5, 0.5 * log2_e, None)
     assert scale_arguments(shape(64, 64), 0.0, Extras())[1] == pytest.approx(1e-30 * log2_e)
     capped = scale_arguments(shape(64, 64, features="softcap"), 0.5, Extras(softcap=20.0))
-    assert capped == pytest.approx((0.5, 20.0 * log2_e, 2 * log2_e * 0.5 / 20.0))
+    assert capped == pytest.approx((0.5, 20.0 * log2_e, 0.5 / 20.0))
 
 
 @pytest.mark.parametrize("batch", [1, 3])

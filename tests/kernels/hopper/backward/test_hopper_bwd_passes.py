@@ -135,7 +135,7 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
     lse_log2, delta = (torch.full((count,), float("nan"), device=DEVICE) for _ in range(2))
     sums = torch.full((count, width), float("nan"), device=DEVICE)
     counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
-    turns = torch.full((count // 32,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
+    turns = torch.full((count // 64,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
     programs = padded(length) // 32
     prepare_rows_kernel[(programs * HEADS * sequences,)](
         out, dout, lse, lse_log2, delta, sums, counter, turns, begins, *out.stride()[:3], *dout.stride()[:3],
@@ -154,7 +154,7 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
         assert (delta[end:last] == 0).all()
         assert not sums[row:last].any()
         if turns is not None:
-            assert not turns[row // 32 : last // 32].any()
+            assert not turns[row // 64 : last // 64].any()
 
 
 @pytest.mark.parametrize(("packed", "length"), [(False, 70), (True, 129)])

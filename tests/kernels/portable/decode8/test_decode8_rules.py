@@ -1,5 +1,6 @@
 """Decoding over 8-bit caches: what it cannot compute, its defaults, and what the compiler makes of it."""
 
+import collections
 import re
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compiled_code, resources_of
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from tests.kernels.portable.decode8.test_flash_decode8 import HOPPER, KERNEL, config_of, short_shape
+from tests.support.machine_code import loops, machine_code, mnemonic
 from tests.support.triton_modes import compiled_here
 
 LLAMA: dict[str, Any] = {"batch": 8, "num_heads": 32, "num_heads_kv": 8, "seqlen_k": 8192, "head_dim": 128}
@@ -81,13 +83,44 @@ def test_whole_tiles_on_hopper_need_operands_swizzled_alike(
     assert KERNEL.violations(KERNEL.default_config(shape, limits), shape, limits) == ()
 
 
+@pytest.mark.parametrize(
+    ("features", "batch", "wanted"),
+    [
+        ("", 8, "16x64 w4 s4 overlap=1 splits=8"),
+        ("", 64, "16x64 w4 s4 overlap=0 splits=1"),
+        ("token_scales", 8, "16x128 w4 s4 overlap=1 splits=4"),
+        ("token_scales", 64, "16x128 w4 s4 overlap=0 splits=1"),
+        ("page=16", 8, "16x64 w4 s2 overlap=1 splits=8"),
+    ],
+)
+def test_the_default_fills_the_multiprocessors_at_one_time(features: str, batch: int, wanted: str) -> None:
+    """132 of them hold four programs of 64 keys, or two of 128."""
+    assert KERNEL.default_config(llama("e4m3", features, batch=batch), HOPPER).label == f"{KERNEL.name} {wanted}"
+
+
+@compiled_here
+@pytest.mark.parametrize("kind", ["e4m3", "int8"])
+def test_words_of_the_cache_stay_together(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thread takes 32 words from a tile. Each is permuted once; what is left are conversions of e4m3, or a logical
+    instruction and a subtraction for two numbers of int8. All loads are of 16 bytes but those of sums over warps."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = llama(kind)
+    (loop,) = loops(machine_code(KERNEL, KERNEL.default_config(shape, HOPPER), shape, tmp_path))
+    names = collections.Counter(mnemonic(text).partition(".")[0] for _, text in loop)
+    converted = {"LOP3": 0, "HADD2": 0} if kind == "e4m3" else {"LOP3": 64, "HADD2": 64}
+    assert {name: names[name] for name in ("PRMT", *converted)} == {"PRMT": 32} | converted
+    assert names["LDSM"] == 20
+    assert names["BAR"] <= 5
+
+
 @compiled_here
 @pytest.mark.parametrize("cc", [(9, 0), (10, 0)], ids=str)
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
 def test_the_default_converts_in_registers_without_spills(
     kind: str, cc: tuple[int, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Pairs of e4m3 by one instruction; int8 by none. Values are transposed on their way, not loaded byte by byte."""
+    """Pairs of e4m3 by one instruction; int8 by none. Values are transposed on their way, not loaded byte by byte.
+    Registers leave room for 16 warps."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     shape, limits = llama(kind), limits_for(cc)
     config = KERNEL.default_config(shape, limits)

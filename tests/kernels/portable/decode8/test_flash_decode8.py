@@ -326,5 +326,8 @@ def test_layouts_are_free() -> None:
     KERNEL.bind(config_of(), short.wide.shape)(q, k, v, out, None, 0.25, short.extras)
     assert (out.double() - wanted).norm() <= 4e-3 * wanted.norm()
     odd = torch.zeros(*v.shape[:3], 17, dtype=v.dtype)[..., :16]
-    assert "even addresses" in (KERNEL.layout_problem(q, k, odd) or "")
+    assert "rows of the values must begin at even addresses" in (KERNEL.layout_problem(q, k, odd) or "")
+    assert "rows of the keys must begin at even addresses" in (KERNEL.layout_problem(q, odd, v) or "")
+    far = torch.empty_strided((1, 1, 1, 16), (1 << 24, 1 << 24, 1 << 23, 1), dtype=v.dtype, device="meta")
+    assert "less than 8388608 elements apart" in (KERNEL.layout_problem(q, far, v) or "")
     assert KERNEL.layout_problem(q, k, v) is None

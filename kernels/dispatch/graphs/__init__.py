@@ -1,0 +1,1 @@
+"""Calls in compiled and exported graphs: the ops that stand for them."""

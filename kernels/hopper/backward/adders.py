@@ -1,0 +1,183 @@
+"""The two warps that add dq in a fixed order, in Gluon, and whose turn it is.
+
+Tiles of a head add their part of dq of a block of queries by turns, the one with the first keys first. A turn is the
+number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for those of its head
+alone that were taken before it. The first unfinished tile of all therefore never waits for long: it is in work (its
+block took it, and every tile before it in that block's queue is finished), and what it waits for is finished.
+
+What makes it fast, and is easily lost when the code changes:
+
+1. To await a turn, add, wait until the addition is complete and pass the turn on takes about as long as a step. The two
+   warps take the steps of a block in turns, so that one waits while the other one adds. (The warpgroups would wait in
+   every step. A turn that is passed on one step later, when its additions are complete without a wait, is too late
+   where all tiles begin with the same queries: on an H200 16 % slower with every key seen.)
+2. dQ of a step has memory of its own for each warp where that fits: the warpgroups go on while it waits for its turn.
+3. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
+   block, and follow each other through it and all others in the order in which they are taken: one that follows a step
+   later never waits again. The longest tiles under a diagonal are those of the first keys: short ones come last.
+4. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
+
+Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
+They tell the warp whose step it is (`dq_full`, one for each warp and warpgroup): a warp that waited for the steps of
+both could take one for the other.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from blocktune.kernels.hopper.backward.bounds import (
+    bounds_of,
+    count_key_tiles,
+    head_row,
+    locate_keys,
+    query_range,
+    sequence,
+)
+from blocktune.kernels.hopper.backward.form import has_lower
+from blocktune.kernels.hopper.backward.steps import add_out
+from blocktune.kernels.hopper.common.device_functions import advance
+
+
+@gluon.constexpr_function
+def await_asm():
+    return """{
+.reg .pred p;
+.reg .b32 found;
+setp.lt.s32 p, $2, 0;
+@p bra DONE;
+AGAIN:
+ld.acquire.gpu.global.b32 found, [$1];
+setp.ne.s32 p, found, $2;
+@p bra AGAIN;
+DONE:
+fence.proxy.async.global;
+mov.b32 $0, $2;
+}"""
+
+
+@gluon.constexpr_function
+def pass_asm():
+    return """{
+.reg .pred p, q;
+cp.async.bulk.wait_group 0;
+bar.warp.sync 0xffffffff;
+elect.sync _|p, 0xffffffff;
+setp.ge.s32 q, $2, 0;
+and.pred p, p, q;
+@p red.release.gpu.global.add.s32 [$1], 1;
+mov.b32 $0, $2;
+}"""
+
+
+@gluon.jit
+def await_turn(turn, count):
+    """Until `count` tiles have been counted there; at once if it is negative."""
+    ASM: gl.constexpr = await_asm()
+    address = turn.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pass_turn(turn, count):
+    """Counts a tile once the additions of this warp are complete in global memory, whichever lane issued them; does not
+    if `count` is negative."""
+    ASM: gl.constexpr = pass_asm()
+    address = turn.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def turn_of(n, m, lower, seen, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+    """How many tiles have added to the queries from m on when it is tile n's turn: those before it from the first one
+    on that holds a key which query m sees. -1 where the tile adds only zeros."""
+    first = 0
+    if has_lower(FORM):
+        first = gl.maximum(m + lower, 0) // BLOCK_N
+    return gl.where(seen, n - first, -1)
+
+
+@gluon.jit
+def receive_alone(ring, place, parity):
+    """As `receive`, for one warp."""
+    mbarrier.wait(ring.full.index(place), parity)
+    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [1], [0])).item()
+    mbarrier.arrive(ring.empty.index(place), count=1)
+    place, parity = advance(place, parity, 2)
+    return tile, place, parity
+
+
+@gluon.jit
+def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
+    """Adds both warpgroups' halves of dQ of a block of queries, and gives their memory back."""
+    ROWS: gl.constexpr = dq_desc.block_type.shape[0]
+    FIRST: gl.constexpr = OWN * 2 if memory.dq.shape[0] == 4 else 0
+    for half in gl.static_range(2):
+        mbarrier.wait(memory.dq_full.index(OWN * 2 + half), phase)
+        add_out(dq_desc, [(block * 2 + half) * ROWS, 0], memory.dq.index(FIRST + half))
+    for half in gl.static_range(2):
+        tma.store_wait(1 - half)
+        mbarrier.arrive(memory.dq_empty.index(FIRST + half), count=1)
+
+
+@gluon.jit
+def add_panel(memory, dq_desc, block, phase, OWN: gl.constexpr, W: gl.constexpr, panel: gl.constexpr):
+    """Adds a panel of dQ from warpgroup W, and gives its memory back."""
+    ROWS: gl.constexpr = dq_desc.block_type.shape[0]
+    PANELS: gl.constexpr = memory.k.shape[0]
+    mbarrier.wait(memory.dq_full.index(OWN * 2 + W), phase)
+    add_out(dq_desc, [(block * PANELS + panel) * ROWS, 0], memory.dq.index(W))
+    tma.store_wait(0)
+    mbarrier.arrive(memory.dq_empty.index(W), count=1)
+
+
+@gluon.jit
+def add_panels(memory, dq_desc, block, phase, OWN: gl.constexpr):
+    """Adds all panels of dQ of a block of queries, about in the order in which the warpgroups have them."""
+    PANELS: gl.constexpr = memory.k.shape[0]
+    add_panel(memory, dq_desc, block, 0 if PANELS == 4 else phase, OWN, 1, 2)
+    add_panel(memory, dq_desc, block, 0, OWN, 0, 0)
+    if PANELS == 4:
+        add_panel(memory, dq_desc, block, 1, OWN, 1, 3)
+    add_panel(memory, dq_desc, block, 1, OWN, 0, 1)
+
+
+@gluon.jit
+def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
+    """Adds dQ of every second step of this block to the sums when it is the tile's turn.
+
+    OWN: 0 for its first, third, ... step, 1 for the others. WIDE: heads are wider than 128.
+    """
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[1 if WIDE else 0]
+    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
+    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
+    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    others = OWN + 0  # steps of the other warp before the next own one: 0 or 1
+    phase = 0
+    place = 0
+    parity = 0
+    tile, place, parity = receive_alone(ring, place, parity)
+    while tile < key_tiles * batch_heads:
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
+        begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
+        _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
+        first, _low, _high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        for member in range(group_size):
+            row = head_row(
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+            )  # fmt: skip
+            for m in range(end - (1 + others) * BLOCK_M, first - BLOCK_M, -2 * BLOCK_M):
+                block = (row + m) // BLOCK_M
+                count = turn_of(n, m, below, seen, BLOCK_N, FORM)
+                await_turn(turns + block, count)
+                if WIDE:
+                    add_panels(memory, dq_desc, block, phase, OWN)
+                else:
+                    add_halves(memory, dq_desc, block, phase, OWN)
+                pass_turn(turns + block, count)
+                phase ^= 1
+            others ^= (end - first) // BLOCK_M & 1
+        tile, place, parity = receive_alone(ring, place, parity)

@@ -1,0 +1,258 @@
+"""The Hopper attention backwards as they are launched, in Gluon: shared memory, barriers, and which warps do what.
+
+The warps of heads up to 128 are in warps.py, those of wider ones in wide_warps.py, and those that add dq in a fixed
+order in adders.py.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from blocktune.kernels.hopper.backward.adders import adder
+from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
+from blocktune.kernels.hopper.backward.form import is_ordered
+from blocktune.kernels.hopper.backward.warps import consumer, producer
+from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
+
+SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
+"""Run-time integers that are not compiled in."""
+BOUNDS = ("rows", "upper", "lower")
+"""More of them, None in the plain form: rows of a head (packed) or of a head and batch entry in the workspace, and
+between which keys a query i sees: i + lower and i + upper."""
+
+
+@gluon.jit
+def open_dq(memory, FORM: gl.constexpr):
+    """Sets up the barriers of dQ that other warps add, where they do."""
+    PLACES: gl.constexpr = memory.dq.shape[0]
+    if is_ordered(FORM):
+        for i in gl.static_range(4):
+            mbarrier.init(memory.dq_full.index(i), count=1)
+        for i in gl.static_range(PLACES):
+            mbarrier.init(memory.dq_empty.index(i), count=1)
+
+
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
+def flash_bwd_hopper_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
+    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
+    turns,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr, PARTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
+):  # fmt: skip
+    """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
+    order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
+    scale times log2(e). batch_heads: batch * num_heads_kv.
+
+    What the plain FORM has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
+    turns (int32 zeros, one for every 64 rows of the workspace), and with a soft cap cap_in = scale / softcap, when
+    scale_log2 is softcap times log2(e).
+
+    PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
+    batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
+    part leaves gradients of its own, which `join_parts_kernel` adds up. DQ_SLOTS: of how many steps there is dQ in
+    shared memory, two in a fixed order where that fits.
+    """
+    dtype: gl.constexpr = q_desc.dtype
+    RANK: gl.constexpr = len(q_desc.block_type.shape)
+    BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
+    D: gl.constexpr = q_desc.block_type.shape[RANK - 1]
+    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # a half of the queries of dS is a whole panel of the swizzle
+    DS_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 if DEFER else 128, element_bitwidth=16, rank=2)
+    # [BLOCK_N, head_dim]
+    k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
+    v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
+    # [STAGES, BLOCK_M, head_dim]
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
+    do_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_M, D], TILE_L)
+    # [2, BLOCK_N, BLOCK_M]
+    ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
+    # [2 * DQ_SLOTS, a part of BLOCK_M * head_dim]
+    DQ: gl.constexpr = [2 * DQ_SLOTS] + dq_desc.block_type.shape  # noqa: RUF005
+    dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
+    # [STAGES, BLOCK_M]
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_desc.layout)
+    tile_numbers = new_tile_numbers()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    memory = Memory(
+        k=k_smem,
+        v=v_smem,
+        q=q_smem,
+        do=do_smem,
+        lse=lse_smem,
+        delta=delta_smem,
+        ds=ds_smem,
+        dq=dq_smem,
+        q_full=new_barriers(STAGES),
+        do_full=new_barriers(STAGES),
+        empty=new_barriers(STAGES),
+        ds_full=new_barriers(2),
+        dq_full=new_barriers(4) if is_ordered(FORM) else None,
+        dq_empty=new_barriers(2 * DQ_SLOTS) if is_ordered(FORM) else None,
+    )
+    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
+    mbarrier.init(kv_full, count=1)
+    mbarrier.init(kv_empty, count=2)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(memory.q_full.index(i), count=1)
+        open_slot(memory.do_full, memory.empty, i, 2)
+    for i in gl.static_range(2):
+        mbarrier.init(memory.ds_full.index(i), count=2)
+        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
+    open_dq(memory, FORM)
+    fence_async_shared()
+    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads_kv=num_heads_kv,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        rows=rows,
+        upper=upper,
+        lower=lower,
+        cu_q=cu_q,
+        cu_k=cu_k,
+    )
+    OPTIONS: gl.constexpr = Options(
+        STAGES=STAGES,
+        CAUSAL=CAUSAL,
+        GROUPED=GROUPED,
+        DEFER=DEFER,
+        FOLD_LSE=FOLD_LSE,
+        FOLD_DELTA=FOLD_DELTA,
+        NAMED=NAMED,
+        PERSISTENT=PERSISTENT,
+        FORM=FORM,
+        PARTS=PARTS,
+    )
+    if is_ordered(FORM):
+        gl.warp_specialize([
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
+            (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, False, OPTIONS)),
+            (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, False, OPTIONS)),
+        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
+        ], [4, 1], [240, 24])  # fmt: skip
+
+
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
+def flash_bwd_hopper_wide_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
+    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
+    turns,
+    PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
+    FORM: gl.constexpr,
+):  # fmt: skip
+    """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
+    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero."""
+    dtype: gl.constexpr = q_desc.dtype
+    RANK: gl.constexpr = len(q_desc.block_type.shape)
+    BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
+    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # [PANELS, BLOCK_N, 64]
+    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    # [V_PANELS, BLOCK_N, 64]
+    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK, 64], TILE_L)
+    # [STAGES * PANELS, BLOCK_M, 64]
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
+    # [DO_STAGES * V_PANELS, BLOCK_M, 64]
+    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
+    # [BLOCK_N, BLOCK_M]
+    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
+    p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # [2, BLOCK_M, 64]
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    # [STAGES, BLOCK_M]
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
+    # [DO_STAGES, BLOCK_M]
+    delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK], delta_desc.layout)
+    tile_numbers = new_tile_numbers()
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    memory = WideMemory(
+        k=k_smem,
+        v=v_smem,
+        q=q_smem,
+        do=do_smem,
+        lse=lse_smem,
+        delta=delta_smem,
+        p=p_smem,
+        ds=ds_smem,
+        dq=dq_smem,
+        q_full=new_barriers(STAGES),
+        q_empty=new_barriers(STAGES),
+        do_full=new_barriers(DO_STAGES),
+        do_empty=new_barriers(DO_STAGES),
+        exchanged=new_barriers(2),
+        dq_full=new_barriers(4) if is_ordered(FORM) else None,
+        dq_empty=new_barriers(2) if is_ordered(FORM) else None,
+    )
+    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
+    mbarrier.init(kv_full, count=1)
+    mbarrier.init(kv_empty, count=2)
+    for i in gl.static_range(STAGES):
+        open_slot(memory.q_full, memory.q_empty, i, 2)
+    for i in gl.static_range(DO_STAGES):
+        open_slot(memory.do_full, memory.do_empty, i, 2)
+    for i in gl.static_range(2):
+        mbarrier.init(memory.exchanged.index(i), count=1)
+        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
+    open_dq(memory, FORM)
+    fence_async_shared()
+    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    sizes = Sizes(
+        seqlen_q=seqlen_q,
+        seqlen_k=seqlen_k,
+        num_heads_kv=num_heads_kv,
+        group_size=group_size,
+        batch_heads=batch_heads,
+        head_group=head_group,
+        rows=rows,
+        upper=upper,
+        lower=lower,
+        cu_q=cu_q,
+        cu_k=cu_k,
+    )
+    OPTIONS: gl.constexpr = WideOptions(
+        STAGES=STAGES,
+        DO_STAGES=DO_STAGES,
+        CAUSAL=CAUSAL,
+        FOLD_LSE=FOLD_LSE,
+        FOLD_DELTA=FOLD_DELTA,
+        NAMED=NAMED,
+        PERSISTENT=PERSISTENT,
+        FORM=FORM,
+    )
+    if is_ordered(FORM):
+        gl.warp_specialize([
+            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
+            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
+            (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, True, OPTIONS)),
+            (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, True, OPTIONS)),
+        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
+            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
+        ], [4, 1], [240, 24])  # fmt: skip
