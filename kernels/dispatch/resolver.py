@@ -35,7 +35,7 @@ from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 
 logger = logging.getLogger("blocktune")
 
@@ -69,9 +69,11 @@ class Trial:
 
     @property
     def is_plain(self) -> bool:
-        """Whether an output without log-sum-exp, features and sinks is computed, which the canary knows."""
+        """Whether tensors of 16 bits or more give an output without log-sum-exp, features and sinks, which the canary
+        knows."""
         lse, *rest = self.arguments[4:]
-        return lse is None and len(rest) == 1 and self.shape.causal is not Causal.LOWER_RIGHT
+        knows = self.shape.causal is not Causal.LOWER_RIGHT and self.shape.dtype != FP8
+        return knows and lse is None and len(rest) == 1
 
     def steps(self, table: ConfigTable, limits: ComputeLimits, *, strict: bool) -> Iterator[Candidate | Rejection]:
         """Yield the configs down the ladder that compute the call, and why others do not."""

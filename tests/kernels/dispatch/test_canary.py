@@ -11,14 +11,16 @@ from torch import Tensor
 
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.resolver import Trial
 from blocktune.kernels.dispatch.sdpa_arguments import plain_call
 from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
 from tests.support.dispatch_fakes import tensors as dispatch_tensors
 
@@ -215,3 +217,21 @@ def test_an_exact_config_is_not_compared(kernel: LyingKernel) -> None:
     assert canary.counts == {}
     Dispatcher(ListSource([tuned(shape, config(), Origin.BORROWED)]))(*dispatch_tensors(shape))
     assert canary.counts == {"compared": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "causal", "sums", "is_compared"),
+    [
+        ("bfloat16", Causal.UPPER_LEFT, False, True),
+        (FP8, Causal.UPPER_LEFT, False, False),
+        ("bfloat16", Causal.UPPER_LEFT, True, False),
+        ("bfloat16", Causal.LOWER_RIGHT, False, False),
+    ],
+)
+def test_what_the_canary_does_not_know_is_not_compared(
+    dtype: str, causal: Causal, sums: bool, is_compared: bool
+) -> None:
+    query, key, value = tensors(getattr(torch, dtype))
+    call = Call.of(causal=causal, scale=0.125)
+    shape = call.shape(query[:, :, 1:], key, value, Direction.FORWARD)
+    assert Trial.of(shape, query[:, :, 1:], key, value, call, sums=sums).is_plain is is_compared
