@@ -127,7 +127,8 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...]:
         )
         for place, tensor in enumerate(given)
     ]
-    return rounds_products(given[0]), is_capturing(given[0]), _recording(), *kinds
+    recording = _recording() if any(tensor.requires_grad for tensor in given) else 0
+    return rounds_products(given[0]), is_capturing(given[0]), recording, *kinds
 
 
 def _guard(given: Sequence[Tensor], served: Serves) -> Guard:
