@@ -19,9 +19,9 @@ MULTIPROCESSORS = 132
 GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 16
-"""Heads that tiles of a fixed order of additions belong to in turns, at least and under any mask: those of one head that
-begin together wait for one another. On an H200 half as many were up to 5 % slower for heads of 256 columns, and twice
-as many up to 4 % for narrow ones: they read more than the L2 cache keeps."""
+"""Heads that tiles of a fixed order of additions belong to in turns, at least and under any mask: tiles of one head
+that begin together wait for one another. On an H200 half as many were 3 % slower for heads of 256 columns, and twice as
+many up to 4 % for narrow ones: they read more than the L2 cache keeps."""
 TILE_STEPS, PARTIAL_TILE_STEPS = 3, 5
 """What a tile costs besides its blocks of queries, in the time of one: of whole groups, and of parts, which are added
 up afterwards."""
