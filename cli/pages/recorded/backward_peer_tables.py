@@ -31,8 +31,8 @@ def block(path: Path) -> str:
     environment = document["environment"]
     software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()))
     caption = (
-        f"{document['device']}, {document['created_at'][:10]} ({software}): medians of 11 rounds in turns, the L2 "
-        f"cache overwritten before every launch.{commit_sentence(row['commit'] for row in document['rows'])}"
+        f"{document['device']}, {document['created_at'][:10]} ({software}): medians of 11 or 12 rounds in turns, the "
+        f"L2 cache overwritten before every launch.{commit_sentence(row['commit'] for row in document['rows'])}"
     )
     rows = document["rows"]
     groups = markdown_table(GROUPS, _groups(rows))

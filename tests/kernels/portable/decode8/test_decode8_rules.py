@@ -86,10 +86,10 @@ def test_whole_tiles_on_hopper_need_operands_swizzled_alike(
 @pytest.mark.parametrize(
     ("features", "batch", "wanted"),
     [
-        ("", 8, "16x64 w4 s4 overlap=1 splits=8"),
+        ("", 8, "16x64 w4 s4 overlap=1 splits=4"),
         ("", 64, "16x64 w4 s4 overlap=0 splits=1"),
-        ("token_scales", 8, "16x128 w4 s4 overlap=1 splits=4"),
-        ("token_scales", 64, "16x128 w4 s4 overlap=0 splits=1"),
+        ("token_scales", 8, "16x128 w4 s3 overlap=1 splits=4"),
+        ("token_scales", 64, "16x128 w4 s3 overlap=0 splits=1"),
         ("page=16", 8, "16x64 w4 s2 overlap=1 splits=8"),
     ],
 )

@@ -1,0 +1,27 @@
+"""Tables of measurements that are one table: results/DEVICE.NAME.table.json, which says how they were taken."""
+
+from pathlib import Path
+
+from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
+
+SUFFIX = ".table.json"
+FORMAT, SCHEMA = "blocktune-table", 1
+
+
+def block(path: Path) -> str:
+    """Return the table of a file under a sentence that says how it came about.
+
+    Raises:
+        UsageError: it holds no such table.
+    """
+    if not path.exists():
+        return "This was not measured yet."
+    document = read_document(path, "table", FORMAT, SCHEMA)
+    software = ", ".join(f"{name} {version}" for name, version in sorted(document["environment"].items()))
+    caption = (
+        f"{document['device']}, {document['created_at'][:10]} ({software}): {document['how']}"
+        f"{commit_sentence([document['commit']])}"
+    )
+    return f"{caption}\n\n{markdown_table(document['columns'], document['rows'])}"
