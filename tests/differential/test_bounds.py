@@ -52,7 +52,8 @@ def test_what_is_lost_is_seen(value: float) -> None:
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("name", ["out", "k"])
 def test_rounding_over_the_largest_number_is_let_through(name: str, sign: float) -> None:
-    truth, theirs = changed(sign * 65500.0), changed(sign * 65490.0)  # three times this error are 30, and 65520 is at 20
+    """Three times PyTorch's error are 30, and 65520 is 20 away."""
+    truth, theirs = changed(sign * 65500.0), changed(sign * 65490.0)
     found = judged(changed(sign * INF), name, theirs, truth)
     assert (found.lost, found.error, found.is_right) == (0, 20.0, True)
     assert found.ratio == pytest.approx(20.0 / 30.0, rel=1e-3)
