@@ -82,7 +82,7 @@ def _scores(query: Tensor, key: Tensor, hidden: Tensor, scale: float, softcap: f
     slope: Tensor | float = 1.0
     if softcap:
         bent = (scores / softcap).tanh()
-        scores, slope = softcap * bent, 1.0 - bent.square()
+        scores, slope = softcap * bent, (1.0 - bent.square()).masked_fill(hidden, 0.0)  # of a NaN, too
     return scores.masked_fill(hidden, -torch.inf), slope
 
 

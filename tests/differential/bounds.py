@@ -16,7 +16,9 @@ probability.
 
 Where a value is not finite:
 
-* Truth, rounded to the type, and PyTorch both finite: ours must be finite and within the bound.
+* Truth, rounded to the type, and PyTorch both finite: ours must be finite and within the bound. An infinity of the
+  truth's sign counts as the least number that rounds to it, 65520 in float16, where that is within the bound of the
+  truth. Farther from the edge it is an error.
 * Truth finite, PyTorch not: the type overflows on the way. Ours must be right in the output, by the bound with E of the
   definition computed in float32 and rounded. Gradients are excused: their factors are stored in the type.
 * Truth and PyTorch both not finite: the output must not be finite either: a NaN that a query sees is not swallowed. In
@@ -82,16 +84,27 @@ def compared(
         own = torch.maximum(own, _largest(wider - truth, right & wider.isfinite()))
     else:
         judged = known
+    bound = FACTOR * own + floor
+    ours = _with_edges(ours, truth, bound, dtype)
     present = ours.isfinite()
     lost = judged & ~present
     if poisoned:
         lost = lost & known
         judged = right if is_output else known
     error = torch.where(judged & present, (ours - truth).abs(), 0.0)
-    ratio = (error / (FACTOR * own + floor)).amax()
+    ratio = (error / bound).amax()
     swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & is_output
     found = torch.stack((ratio, error.amax(), own, lost.sum().double(), swallowed.sum().double())).tolist()
     return Comparison(name, found[0], found[1], found[2], int(found[3]), int(found[4]))
+
+
+def _with_edges(ours: Tensor, truth: Tensor, bound: Tensor, dtype: torch.dtype) -> Tensor:
+    """Ours, with the least number that rounds to infinity in the place of infinities that the bound explains."""
+    limits = torch.finfo(dtype)
+    half_step = limits.max * limits.eps / (2.0 - limits.eps) / 2.0  # between the largest numbers of the type
+    edge = (limits.max + half_step) * truth.sign()
+    explained = (ours == edge * float("inf")) & ((edge - truth).abs() <= bound)
+    return torch.where(explained, edge, ours)
 
 
 def _largest(error: Tensor, where: Tensor) -> Tensor:

@@ -49,6 +49,37 @@ def test_what_is_lost_is_seen(value: float) -> None:
     assert (found.lost, found.is_right) == (1, False)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("name", ["out", "k"])
+def test_rounding_over_the_largest_number_is_let_through(name: str, sign: float) -> None:
+    """Three times PyTorch's error are 30, and 65520 is 20 away."""
+    truth, theirs = changed(sign * 65500.0), changed(sign * 65490.0)
+    found = judged(changed(sign * INF), name, theirs, truth)
+    assert (found.lost, found.error, found.is_right) == (0, 20.0, True)
+    assert found.ratio == pytest.approx(20.0 / 30.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("value", [INF, -INF, NAN])
+def test_infinities_far_from_the_largest_number_are_lost(value: float) -> None:
+    far, near = changed(65480.0), changed(65500.0)
+    found = judged(changed(value), truth=far, theirs=changed(65470.0))
+    assert (found.lost, found.is_right) == (1, False)
+    found = judged(changed(value), truth=near, theirs=near)
+    assert (found.lost, found.is_right) == (1, False)
+    if value != INF:
+        assert judged(changed(value), truth=near, theirs=changed(65490.0)).lost == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_the_edge_is_the_least_number_that_rounds_to_infinity(dtype: torch.dtype) -> None:
+    largest = torch.tensor([torch.finfo(dtype).max], dtype=torch.float64)
+    far = largest * 0.9
+    found = compared("k", largest * INF, largest, far, largest * 0, largest * 0, dtype, poisoned=False)
+    edge = largest + found.error
+    assert edge.to(dtype).isinf().all()
+    assert (largest + found.error * 0.999).to(dtype).isfinite().all()
+
+
 def test_a_number_in_the_place_of_none_is_seen_in_the_output() -> None:
     none = changed(NAN)
     found = judged(TRUTH, truth=none, theirs=none, poisoned=True)

@@ -23,12 +23,7 @@ from blocktune.tuner.correctness.forward import (
     tile_norms,
 )
 from blocktune.tuner.correctness.head_groups import MIN_GROUPS, chosen_groups
-from blocktune.tuner.correctness.inputs import SOFTCAP, Inputs, make_inputs
-
-TANH_ERROR = 2**-11
-"""Relative error of the instruction by which kernels may compute a soft cap of 16-bit numbers (PTX ISA, tanh)."""
-PLAIN_SCORES = 6.0
-"""Hardly a score of a plain question is greater."""
+from blocktune.tuner.correctness.inputs import Inputs, make_inputs
 
 
 class FeatureQuestion:
@@ -103,18 +98,9 @@ def make_feature_questions(shape: AttentionShape, *, device: str, seed: int) -> 
     inputs, groups = make_inputs(shape, device=device, seed=seed), chosen_groups(shape, seed)
     hard = inputs.scaled(HARD_QUERY_SCALE[shape.dtype])
     return (
-        FeatureQuestion(inputs, groups, tolerance_of(shape, PLAIN[shape.dtype], PLAIN_SCORES)),
-        FeatureQuestion(hard, groups[:MIN_GROUPS], tolerance_of(shape, HARD[shape.dtype], SOFTCAP)),
+        FeatureQuestion(inputs, groups, PLAIN[shape.dtype]),
+        FeatureQuestion(hard, groups[:MIN_GROUPS], HARD[shape.dtype]),
     )
-
-
-def tolerance_of(shape: AttentionShape, tolerance: Tolerance, scores: float) -> Tolerance:
-    """Return the tolerance of a shape whose scores are up to `scores`, given that of the same shape without a soft cap:
-    an error of scores is one of the log-sum-exp, and a relative one of probabilities."""
-    if not shape.features.softcap or shape.dtype == "float32":
-        return tolerance
-    error = TANH_ERROR * scores
-    return Tolerance(tolerance.output + error, tolerance.lse + error)
 
 
 def empty_out(inputs: Inputs) -> Any:

@@ -175,7 +175,8 @@ def walk_queries(
         ds = p * (dp - delta[None, :])
         if SOFTCAP:
             ds *= derivative
-        if PACKED and SUMS == 2:  # the rows behind this sequence are another one's
+        # past the end the derivative may be NaN, and the copy engine finds rows of another sequence
+        if (SOFTCAP and CHECK) or (PACKED and SUMS == 2):
             ds = tl.where(rows[None, :] < seqlen_q, ds, 0.0)
         narrow = ds.to(q.dtype)
         dk = tl.dot(narrow, q, dk, input_precision=PRECISION)

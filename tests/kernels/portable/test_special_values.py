@@ -43,12 +43,19 @@ def labels(config: KernelConfig) -> str:
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: Causal, mask: torch.Tensor | None = None
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: Causal,
+    mask: torch.Tensor | None = None,
+    softcap: float = 0.0,
 ) -> torch.Tensor:
     """Attention with zeros where a query sees no key, or none but infinite ones."""
     group = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
     scores = q @ k.mT * q.shape[-1] ** -0.5
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     if mask is not None:
         scores = scores + mask.to(scores.dtype)
     if causal is not Causal.NONE:
@@ -67,11 +74,11 @@ def hide(qkv: Tensors, keys: slice) -> list[torch.Tensor]:
 
 
 def expected(
-    shape: AttentionShape, qkv: Tensors, dout: torch.Tensor, mask: torch.Tensor | None = None
+    shape: AttentionShape, qkv: Tensors, dout: torch.Tensor, mask: torch.Tensor | None = None, softcap: float = 0.0
 ) -> list[torch.Tensor]:
     """The output and the gradients; of infinite elements, and where these meet a probability of 0, there are none."""
     leaves = [tensor.double().requires_grad_() for tensor in qkv]
-    out = attention(*leaves, shape.causal, mask)
+    out = attention(*leaves, shape.causal, mask, softcap)
     return [out.detach(), *torch.autograd.grad(out, leaves, dout.double())]
 
 
@@ -139,6 +146,24 @@ def test_backwards_with_infinite_keys(config: KernelConfig, causal: Causal, keys
     for found, right in zip(
         backward(shape, config, qkv, dout), expected(shape, qkv, dout)[1:], strict=True
     ):  # dq of the infinite column alone is not finite
+        close(found, right, TOLERANCE[dtype])
+
+
+@runs
+@pytest.mark.few(4)
+@pytest.mark.parametrize("config", BACKWARD, ids=labels)
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_soft_caps_of_infinite_keys(config: KernelConfig, causal: Causal, dtype: str) -> None:
+    """A capped score is finite, and no gradient passes it. Of a row past the end the derivative would be NaN."""
+    shape = shape_of("softcap", causal=causal, dtype=dtype)
+    qkv, dout, extras = hide(tensors(shape), HIDDEN["some"]), drawn(shape), Extras(softcap=1.0)
+    out, *gradients = expected(shape, qkv, dout, softcap=1.0)
+    close(forward(shape, KernelConfig.of("flash_fwd_general", TILE), qkv, extras)[0], out, TOLERANCE[dtype])
+    _, dk, dv = gradients
+    assert dk.isfinite().all()
+    assert dv.isfinite().all()
+    for found, right in zip(backward(shape, config, qkv, dout, extras), gradients, strict=True):
         close(found, right, TOLERANCE[dtype])
 
 
