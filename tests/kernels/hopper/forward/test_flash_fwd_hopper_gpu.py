@@ -159,7 +159,7 @@ def test_soft_cap(features: str, head_dim: int) -> None:
 @pytest.mark.parametrize("features", ["", "window=200:0", "softcap"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192])
 def test_sinks(features: str, head_dim: int) -> None:
-    """Of four heads: one that is none, and one next to which nothing is left of the keys. Also of rows without keys."""
+    """One of four heads has no sink, and the sink of another outweighs all its keys. Some rows see no keys."""
     sinks = torch.tensor([0.5, 4.0, float("-inf"), 200.0], device="cuda").bfloat16()
     for causal, rows in itertools.product(Causal, (1000, 1500)):
         problem = shape_of(rows, 1300, head_dim, features, causal=causal)

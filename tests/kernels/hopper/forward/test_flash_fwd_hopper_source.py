@@ -122,7 +122,7 @@ def compare(out: torch.Tensor, lse: torch.Tensor, expected: torch.Tensor, expect
     assert ((lse - expected_lse)[seen].abs() <= LSE_TOLERANCE).all()
 
 
-SINKS = {"usual": (0.5, -2.0), "one that is none": (float("-inf"), 6.0), "above all scores": (200.0, -0.5)}
+SINKS = {"usual": (0.5, -2.0), "no sink in one head": (float("-inf"), 6.0), "above all scores": (200.0, -0.5)}
 """Of two heads."""
 
 

@@ -32,9 +32,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 KINDS = ("kv=e4m3", "kv=int8", "token_scales kv=e4m3", "token_scales kv=int8", "page=16 kv=e4m3")
 TIMED = KINDS[:4]
-BARS = {8: 1.45, 64: 1.7}
-"""How many times as fast as 16 bits a cache of half the bytes is to be read, by the batch. At batch 8 a launch's own
-17 us, which both have, leave no more than 1.6; measured was 1.50 to 1.56."""
+BAR = 1.7
+"""How many times as fast as 16 bits a cache of half the bytes is to be read. An H200 misses it at batch 8
+(results/h200.decode8.table.json)."""
 ROUNDS = 20
 TILES = ((16, 64, 4), (16, 128, 4), (16, 128, 8))
 """block_m, block_n and num_warps that are tried, next to the defaults."""
@@ -120,7 +120,7 @@ def test_half_of_the_bytes_take_little_more_than_half_of_the_time(batch: int) ->
         rounds = clock.rounds([baseline, own], ROUNDS)
         ratios[kind] = median_ratio(column(rounds, 0), column(rounds, 1))
         print(f"batch {batch}, {kind}: {ratios[kind]:.2f} x our fastest 16-bit decoding, by {config.label}")
-    assert {kind: ratio for kind, ratio in ratios.items() if ratio < BARS[batch]} == {}
+    assert {kind: ratio for kind, ratio in ratios.items() if ratio < BAR} == {}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
