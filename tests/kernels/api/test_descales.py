@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktune import flash_attn_with_kvcache
+from blocktune import Dispatcher, flash_attn_with_kvcache
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
 from blocktune.kernels.values.features import CacheType, Features
@@ -18,6 +18,9 @@ from tests.kernels.api.test_flash_api import DEVICES, assert_ours, no_plans, ran
 __all__ = ["no_plans"]  # a fixture of every test
 
 pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+REFERENCE = Dispatcher()
+"""Serves the calls in float64, by PyTorch: the plans of the dispatcher under test are to be ours alone."""
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 SIZES: dict[str, tuple[int, ...]] = {"number": (), "heads": (2,), "batch": (3, 2)}
@@ -80,7 +83,7 @@ def test_a_cache_stands_for_its_numbers_times_a_scale(
     entries = torch.arange(3, device=device)
     wide = [cache.double() * factor(scale.double(), entries) for cache, scale in zip((k, v), scales, strict=True)]
     given["alibi_slopes"] = given.get("alibi_slopes")
-    wanted = flash_attn_with_kvcache(q.double(), *wide, **given, return_softmax_lse=True)
+    wanted = flash_attn_with_kvcache(q.double(), *wide, **given, return_softmax_lse=True, dispatcher=REFERENCE)
     assert found[0].dtype is q.dtype
     assert_same(found, wanted, device)
     assert_ours(device)
@@ -106,7 +109,7 @@ def test_scales_are_found_where_the_keys_are(device: str, rows: int, where: dict
     found = flash_attn_with_kvcache(q, k, v, **given, k_descale=scales[0], v_descale=scales[1])
     entries = torch.zeros(6, dtype=torch.long, device=device)
     wide = [cache.double() * factor(scale.double(), entries) for cache, scale in zip((k, v), scales, strict=True)]
-    wanted = flash_attn_with_kvcache(q.double(), *wide, **given)
+    wanted = flash_attn_with_kvcache(q.double(), *wide, **given, dispatcher=REFERENCE)
     assert_same([found], [wanted], device)
     assert_ours(device)
 
@@ -175,7 +178,7 @@ def test_a_decoder_appends_a_row_in_every_step(device: str, dtype: torch.dtype, 
             assert torch.equal(cache[entries, lengths.long()].float(), shortened(new, own, dtype)[:, 0].float())
             wide.append(cache.double() * own.double())
         lengths = lengths + 1
-        wanted = flash_attn_with_kvcache(q.double(), *wide, cache_seqlens=lengths, causal=True)
+        wanted = flash_attn_with_kvcache(q.double(), *wide, cache_seqlens=lengths, causal=True, dispatcher=REFERENCE)
         assert_same([out], [wanted], device)
     assert_ours(device)
 

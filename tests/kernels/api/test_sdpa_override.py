@@ -17,7 +17,7 @@ from blocktune.kernels.api import sdpa_override
 from blocktune.kernels.api.sdpa_override import BACKWARD, FORWARD, NAME, override
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.plans import KernelPlan
+from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
@@ -264,7 +264,7 @@ def test_dropout_and_mixed_directions_stay_lossless_on_the_gpu(monkeypatch: pyte
 
         def forward_only(self: Dispatcher, *arguments: Any) -> Any:
             if arguments[-1] is Direction.BACKWARD:
-                return Explanation(rung=Rung.SDPA, reason="the test wants it")
+                return TorchPlan(Explanation(rung=Rung.SDPA, reason="the test wants it"))
             return plan_of(self, *arguments)
 
         monkeypatch.setattr(Dispatcher, "plan", forward_only)
