@@ -7,8 +7,12 @@ from typing import Any, Protocol
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.tuner.measure.protocol import FLUSH_PER_L2, HEAT_SECONDS, IDLE_SECONDS, MIN_FLUSH_BYTES, rotated
 
-_MAX_HEAD_START = 64
+_LEAST_HEAD_START, _MAX_HEAD_START = 2, 64
 """Flushes: about 2 ms on an H200. A host that is not ahead after that is not ahead at all."""
+
+_CALM_ROUNDS = 32
+"""Rounds without a late launch after which half the head start is tried: one hiccup of the host must not slow down all
+that follows."""
 
 _FLUSHES_PER_WAIT = 16
 
@@ -52,7 +56,8 @@ class CudaTurnClock:
         self._torch, self._l2 = torch, l2
         size = FLUSH_PER_L2 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush: Any = torch.empty(max(size, MIN_FLUSH_BYTES), dtype=torch.uint8, device="cuda")
-        self._head_start = 2
+        self._head_start = _LEAST_HEAD_START
+        self._calm_rounds = 0
         self._idle_since = 0.0
 
     def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
@@ -82,8 +87,17 @@ class CudaTurnClock:
         while True:
             times, late = self._attempt(launches, order)
             if not late or self._head_start >= _MAX_HEAD_START:
+                self._grow_calm(late)
                 return times
             self._head_start *= 2
+            self._calm_rounds = 0
+
+    def _grow_calm(self, late: bool) -> None:
+        """Count a round, and halve the head start after many without a late launch."""
+        self._calm_rounds = 0 if late else self._calm_rounds + 1
+        if self._calm_rounds >= _CALM_ROUNDS:
+            self._head_start = max(_LEAST_HEAD_START, self._head_start // 2)
+            self._calm_rounds = 0
 
     def _attempt(self, launches: Sequence[HookedLaunch], order: Sequence[int]) -> tuple[tuple[float, ...], bool]:
         event = self._torch.cuda.Event

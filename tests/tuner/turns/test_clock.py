@@ -119,3 +119,12 @@ def test_a_gpu_that_was_idle_is_loaded_first(gpu: Gpu, monkeypatch: pytest.Monke
     gpu.log.clear()
     timed.rounds([Launch(gpu, "a")], 1)
     assert gpu.log[0] == "flush"
+
+
+def test_a_head_start_that_one_hiccup_made_long_becomes_short_again(gpu: Gpu) -> None:
+    gpu.late = 1
+    timed = CudaTurnClock("cold")
+    timed.rounds([Launch(gpu, "a")], 33)
+    gpu.log.clear()
+    timed.rounds([Launch(gpu, "a")], 1)
+    assert gpu.log.count("flush") == 2

@@ -1,13 +1,16 @@
 """Which config wins, and how often each is timed."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.tuner.turns.race import LEAST_ROUNDS, STAGES, TIE, Samples, race
+from blocktune.tuner.turns import race as race_module
+from blocktune.tuner.turns.race import BATCH, LAST_ROUNDS, LAST_SECONDS, LEAST_ROUNDS, STAGES, TIE, Samples, race
 
 
 def configs(count: int) -> list[UserConfig]:
@@ -67,7 +70,7 @@ def test_the_fastest_wins_and_slow_ones_get_few_rounds() -> None:
     assert standing.time_us(entered[2]) == pytest.approx(100, rel=0.06)
     assert [gpu.rounds[number] for number in (0, 1)] == [STAGES[0][0]] * 2
     assert gpu.rounds[3] == STAGES[0][0] + STAGES[1][0]
-    assert gpu.rounds[4] == gpu.rounds[2] == sum(rounds for rounds, _ in STAGES)
+    assert gpu.rounds[4] == gpu.rounds[2] == STAGES[0][0] + STAGES[1][0] + BATCH
 
 
 def test_of_equals_the_first_in_the_list_wins_whatever_the_noise() -> None:
@@ -101,6 +104,22 @@ def test_slow_kernels_are_timed_less_often() -> None:
     gpu = Gpu([50_000.0, 51_000.0])
     race(configs(2), gpu)
     assert gpu.rounds[0] == STAGES[0][0] + STAGES[1][0] + LEAST_ROUNDS
+
+
+def test_a_config_at_the_margin_is_timed_until_it_is_told_apart() -> None:
+    gpu = Gpu([100.0 * (TIE + 0.002), 100.0], noise=0.01)
+    standing = race(configs(2), gpu)
+    assert standing is not None
+    assert BATCH < gpu.rounds[0] - STAGES[0][0] - STAGES[1][0] <= LAST_ROUNDS
+    assert len(standing.samples_us[configs(2)[0]]) > BATCH
+
+
+def test_a_slow_host_ends_the_last_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0, LAST_SECONDS / 2)
+    monkeypatch.setattr(race_module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    gpu = Gpu([100.0 * TIE, 100.0], noise=0.01)
+    race(configs(2), gpu)
+    assert gpu.rounds[0] == STAGES[0][0] + STAGES[1][0] + 2 * BATCH
 
 
 def test_what_does_not_run_cannot_win() -> None:
