@@ -64,6 +64,11 @@ def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[Us
     return list(_winners.get((device.key, kernel, source_hash), ()))
 
 
+def is_given_winners() -> bool:
+    """Return whether this process was given winners, or its environment names files of them."""
+    return bool(_winners) or bool(os.environ.get(VARIABLE))
+
+
 def load_frozen(name: str | Path) -> int:
     """Take the winners of a frozen file, once in a process; returns how many it holds.
 

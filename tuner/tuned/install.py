@@ -1,7 +1,8 @@
 """`install`: the tuner under every `@triton.autotune` of a process, libraries included, without a change to them.
 
-Triton's `Autotuner.run` is replaced, so kernels that were decorated before count, too. Templates of Inductor have a
-tuner of their own and stay as they are; so does every kernel that is named out.
+Triton's `Autotuner.run` is replaced, so kernels that were decorated before count, too. Its constructor is replaced as
+well: the first kernel that a library decorates starts the process that compiles. Templates of Inductor have a tuner of
+their own and stay as they are; so does every kernel that is named out.
 """
 
 import fnmatch
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.tuned.call import jitted_function
@@ -17,6 +19,7 @@ from blocktune.kernels.tuned.frozen import load_frozen
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.tuned.ahead import prepare
 from blocktune.tuner.tuned.autotune import TunedAutotuner
 from blocktune.tuner.tuned.decide import decide
 
@@ -28,9 +31,10 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """What is installed: Triton's own method, which kernels are meant, and how they are tuned."""
+    """What is installed: Triton's own methods, which kernels are meant, and how they are tuned."""
 
     stock: Run
+    stock_init: Run
     only: tuple[str, ...]
     without: tuple[str, ...]
     settings: Settings
@@ -70,9 +74,11 @@ def install(
     if frozen is not None:
         load_frozen(frozen)
     with _lock:
-        stock = Autotuner.run if _installed is None else _installed.stock
-        _installed = _Installed(stock, tuple(only), tuple(without), settings or Settings())
-        Autotuner.run = _run
+        stock = (Autotuner.run, Autotuner.__init__)
+        if _installed is not None:
+            stock = (_installed.stock, _installed.stock_init)
+        _installed = _Installed(*stock, tuple(only), tuple(without), settings or Settings())
+        Autotuner.run, Autotuner.__init__ = _run, _init
 
 
 def uninstall() -> None:
@@ -80,7 +86,8 @@ def uninstall() -> None:
     global _installed
     with _lock:
         if _installed is not None:
-            Autotuner.run, _installed = _installed.stock, None
+            Autotuner.run, Autotuner.__init__ = _installed.stock, _installed.stock_init
+            _installed = None
 
 
 def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -95,6 +102,18 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     if kernel is None:
         return installed.stock(self, *args, **kwargs)
     return self.fn.run(*args, **kwargs, **kernel.options(args, kwargs))
+
+
+def _init(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Make a tuner as Triton does, and let the package of its kernel be imported where it will be compiled."""
+    installed = _installed
+    if installed is None:  # uninstalled by another thread since
+        Autotuner.__init__(self, *args, **kwargs)
+        return
+    installed.stock_init(self, *args, **kwargs)
+    name = f"{self.base_fn.__module__}:{self.base_fn.__qualname__}"
+    if installed.covers(name) and not knobs.runtime.interpret:
+        prepare(name, installed.settings)
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
