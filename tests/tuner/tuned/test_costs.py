@@ -69,7 +69,7 @@ def set_blocks(named: dict[str, Any]) -> None:
 def test_code_that_is_counted_has_the_winners_blocks(gpu: FakeGpu) -> None:
     """The descriptors of a call keep the blocks of the config that was launched last."""
     gpu.time_us = lambda launch: 100.0  # so that the first config wins after all have taken turns to the end
-    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256)]
+    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256, 512)]
     kernel = autotune(configs, ["n"])(row_kernel)
     rows = TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])
     kernel[(8,)](rows, torch.zeros(8), 1024)
