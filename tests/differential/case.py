@@ -61,7 +61,8 @@ class CompileClass:
     `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the mask's rows have an odd length
     in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked, padded: an index picks the entries of a
     contiguous cache, whose first rows hold no keys. cache_type: of a cache of 8 bits; scales: what its numbers are
-    multiplied with, one `number`, or one for each of the `heads`, for each head of the `batch`, or for all `tokens`.
+    multiplied with, one `number`, or one for each of the `heads`, for each head of the `batch`, for all `tokens`, or
+    `none` at all.
     """
 
     entry: Entry

@@ -29,6 +29,7 @@ USUAL_DIMS = (64, 128, 96, 256, 80, 192, 32)
 
 
 SCALES = ("number", "heads", "batch", "tokens")
+NO_SCALES = "none"
 """For what a cache of 8 bits may have a scale each."""
 
 
@@ -60,8 +61,9 @@ def compile_classes(draw: Callable[[Any], Any]) -> CompileClass:
             where = draw(weighted({"": 2, "picked": 1, "padded": 1, "picked padded": 1}))
             common |= {name: name in where for name in ("picked", "padded")}
         if entry is Entry.KVCACHE and common["dtype"] != "float32":
-            common["cache_type"] = draw(weighted({"": 3, "float8_e4m3fn": 1, "int8": 1}))
-            common["scales"] = common["cache_type"] and draw(st.sampled_from(SCALES))
+            common["cache_type"] = draw(weighted({"": 3, "float8_e4m3fn": 2, "int8": 1}))
+            own = (NO_SCALES,) if common["cache_type"] == "float8_e4m3fn" else ()  # int8 stands for nothing by itself
+            common["scales"] = common["cache_type"] and draw(st.sampled_from((*SCALES, *own)))
         return CompileClass(**common)
     special = draw(weighted({"": 28, "rank": 1, "refusals": 1}))
     common["mask"] = draw(weighted({"none": 10, "boolean": 4, "additive": 3, "float32": 1}))

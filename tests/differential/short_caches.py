@@ -16,11 +16,11 @@ LEAST, MOST = -6, -3
 
 @dataclass(frozen=True, slots=True)
 class ShortCache:
-    """given: the scales of keys and of values as the call gets them. own: those of every row, float32 [batch, rows,
-    heads, 1], and placed: as the cache has its rows."""
+    """given: the scales of keys and of values as the call gets them, if any. own: those of every row, float32 [batch,
+    rows, heads, 1], and placed: as the cache has its rows."""
 
     dtype: torch.dtype
-    given: tuple[Tensor, Tensor]
+    given: tuple[Tensor, Tensor] | None
     own: tuple[Tensor, Tensor]
     placed: tuple[Tensor, Tensor]
 
@@ -29,17 +29,20 @@ class ShortCache:
         """That of a case, the same one for the same case on the same kind of device."""
         generator, kind = torch.Generator(device).manual_seed(case.seed + 2), case.kind
         full = case.batch, case.seqlen_k, kind.heads_kv
-        sizes = {"number": (), "heads": full[2:], "batch": (case.batch, kind.heads_kv), "tokens": full}[kind.scales]
+        sizes = {"none": (), "number": (), "heads": full[2:], "batch": (case.batch, kind.heads_kv), "tokens": full}[
+            kind.scales
+        ]
         exponents = [torch.randint(LEAST, MOST + 1, sizes, generator=generator, device=device) for _ in range(2)]
-        scales = [torch.exp2(own.float()) for own in exponents]
+        scales = [torch.exp2(own.float() * (kind.scales != "none")) for own in exponents]
         own = [(scale[:, None] if kind.scales == "batch" else scale).expand(full)[..., None] for scale in scales]
         placed = [cache.placed(each) for each in own]
-        given = [each[..., 0] for each in placed] if kind.scales == "tokens" else scales
-        return cls(getattr(torch, kind.cache_type), _pair(given), _pair(own), _pair(placed))
+        given = _pair([each[..., 0] for each in placed] if kind.scales == "tokens" else scales)
+        absent = kind.scales == "none"
+        return cls(getattr(torch, kind.cache_type), None if absent else given, _pair(own), _pair(placed))
 
     def arguments(self) -> dict[str, Any]:
         """What the call gets besides."""
-        return dict(zip(("k_descale", "v_descale"), self.given, strict=True))
+        return {} if self.given is None else dict(zip(("k_descale", "v_descale"), self.given, strict=True))
 
     def read(self, *rows: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [batch, heads, rows, columns] as the nearest numbers that 8 bits stand for."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.differential.case import Alignment, Case, CompileClass, Entry, Layout, class_from_json, class_to_json
-from tests.differential.classes import MAX_DIM, SCALES, UNIT, dims_deck, planned_classes
+from tests.differential.classes import MAX_DIM, NO_SCALES, SCALES, UNIT, dims_deck, planned_classes
 from tests.differential.strategies import MAX_ELEMENTS, MAX_PAIRS, drawn_cases
 from tests.differential.tensors import inputs_of, view_of
 
@@ -40,7 +40,7 @@ def test_cases_differ(some: list[Case]) -> None:
 
 
 def test_everything_that_a_cache_takes_is_drawn() -> None:
-    kinds = [kind for kind in islice(planned_classes(13), 300) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
+    kinds = [kind for kind in islice(planned_classes(13), 900) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
     caches = [kind for kind in kinds if kind.entry is Entry.KVCACHE]
     assert {kind.page_size for kind in caches} == {0, 16, 48, 64, 256}
     assert {(kind.picked, kind.padded) for kind in caches if not kind.page_size} == {
@@ -49,7 +49,7 @@ def test_everything_that_a_cache_takes_is_drawn() -> None:
     assert {kind.page_size for kind in kinds if kind.entry is Entry.VARLEN} == {0, 16, 48}
     assert {kind.sinks for kind in kinds} == {False, True}
     assert {kind.cache_type for kind in caches} == {"", "float8_e4m3fn", "int8"}
-    assert {kind.scales for kind in caches} == {"", *SCALES}
+    assert {kind.scales for kind in caches} == {"", NO_SCALES, *SCALES}
     found = [case for number, kind in enumerate(caches) for _, case in drawn_cases(kind, number, 3)]
     assert {case.num_splits for case in found} == {0, 1, 3, 16}
     assert {case.interleaved for case in found if case.rotary} == {False, True}

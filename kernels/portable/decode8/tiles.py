@@ -61,16 +61,13 @@ def weights_step(scores, heights, m_i, l_i):
 def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constexpr, OF_TOKENS: tl.constexpr):
     """(where the scales of a key head begin, what all of its numbers are multiplied with): the first counts where every
     token has one, the second where the head has."""
-    if scales is None:
-        return None, 1.0
+    scales += head * stride_h
+    if not (IN_PAGES and OF_TOKENS):
+        scales += batch * stride_b
+    if OF_TOKENS:
+        return scales, 1.0
     else:
-        scales += head * stride_h
-        if not (IN_PAGES and OF_TOKENS):
-            scales += batch * stride_b
-        if OF_TOKENS:
-            return scales, 1.0
-        else:
-            return scales, tl.load(scales)
+        return scales, tl.load(scales)
 
 
 @triton.jit
@@ -237,11 +234,14 @@ def flash_decode8_kernel(
         v_base += batch * stride_vb
     else:
         table += batch * stride_table
-    k_scales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
-    v_scales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+    k_scale, v_scale = 1.0, 1.0
+    if KScales is not None:
+        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+    if VScales is not None:
+        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
     row_scale *= k_scale
     acc, l_i, m_i = decode8_split(
-        q, k_base, v_base, k_scales, v_scales, row_scale, table, rows, slopes, low, high,
+        q, k_base, v_base, KScales, VScales, row_scale, table, rows, slopes, low, high,
         stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
         length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, cap_log2,
         HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,

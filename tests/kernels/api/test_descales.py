@@ -192,6 +192,7 @@ def test_numbers_and_their_absence(device: str) -> None:
     assert torch.equal(bare, ones)
     half = flash_attn_with_kvcache(q / 64, k, v, v_descale=0.5)
     assert_same([half], [bare * 0.5], device)
+    assert_ours(device)
 
 
 @pytest.mark.parametrize("device", DEVICES)

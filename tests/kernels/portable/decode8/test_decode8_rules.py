@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from blocktune.kernels.base.specialize import specialize
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
+from blocktune.kernels.portable.decode8.tiles import flash_decode8_kernel
 from blocktune.kernels.registry import default_kernel
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape
@@ -134,6 +136,20 @@ def test_the_default_converts_in_registers_without_spills(
     assert re.search(r"ldmatrix\S*\.trans", ptx)
     assert not re.search(r"ld\.shared\.[bu]8\b", ptx)
     assert re.search(r"cp\.async\.cg\.shared\.global", ptx)
+
+
+@compiled_here
+@pytest.mark.parametrize("absent", [("KScales", "VScales"), ("KScales",), ("VScales",)], ids=" and ".join)
+def test_a_cache_without_scales_compiles(
+    absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton 3.6 refuses a function that returns None among other things, which the interpreter lets pass."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape, config = llama("e4m3"), config_of(16, 64, 2, 4, 2)
+    given = KERNEL.example_arguments(config, shape) | dict.fromkeys(absent)
+    options = KERNEL.compile_spec(config, shape).options
+    compiled = compiled_code(specialize(flash_decode8_kernel, given, options), (9, 0))
+    assert resources_of(compiled).spill_bytes == 0
 
 
 @compiled_here
