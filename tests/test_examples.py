@@ -40,7 +40,7 @@ def test_every_example_is_run() -> None:
     assert [script.name for script in SCRIPTS] == sorted(PRINTED)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_prints_what_it_promises(script: Path, tmp_path: Path) -> None:
     if script.name == "hugging_face.py":

@@ -33,12 +33,14 @@ def test_a_changed_export_is_taken_whole_or_refused(tmp_path: Path, tried: int) 
     assert not note.startswith("0 were taken")
 
 
+@pytest.mark.exhaustive
 def test_what_a_killed_search_of_a_locked_store_acknowledged_is_stored(tmp_path: Path) -> None:
     found = told("killed_locked", tmp_path, 2, 0)
     assert found["lost"] == 0
     assert found["acknowledged"] > 0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("tried", [20, pytest.param(200, marks=exhaustive)])
 def test_what_a_command_reads_of_a_damaged_file_is_sound_or_said_to_be_short(tried: int) -> None:
     command = [*program("faults"), "--only", "answers", "--runs", str(tried), "--seed", str(tried)]

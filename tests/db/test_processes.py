@@ -63,10 +63,12 @@ def new_places(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int]
     return lambda count: [make() for _ in range(count)]
 
 
+@pytest.mark.few(1)
 def test_processes_create_one_store_together(new_places: Callable[[int], list[str]]) -> None:
     herd("create", PROCESSES, *new_places(30 if FULL else 2))
 
 
+@pytest.mark.few(1)
 def test_no_write_of_many_processes_is_lost(target: str, document: Path) -> None:
     each = 100 if FULL else 5
     herd("write", PROCESSES, target, document, each)
@@ -78,6 +80,7 @@ def test_no_write_of_many_processes_is_lost(target: str, document: Path) -> None
         assert store.health().rows["environment"] == 1
 
 
+@pytest.mark.few(1)
 def test_readers_see_whole_trials_while_others_write(
     store: ResultStore, target: str, start: Callable[..., Worker], document: Path, trial: Trial
 ) -> None:
@@ -94,6 +97,7 @@ def test_readers_see_whole_trials_while_others_write(
     assert len(store.trials()) == 40
 
 
+@pytest.mark.few(1)
 def test_a_killed_writer_loses_nothing_that_was_acknowledged(
     target: str, start: Callable[..., Worker], document: Path
 ) -> None:

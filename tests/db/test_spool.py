@@ -232,6 +232,7 @@ def test_a_file_that_others_may_write_is_not_believed(
     assert "another user can change" in caplog.text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("is_locked", [True, False])
 def test_a_killed_search_loses_nothing_that_it_said(
     short: ResultStore, path: Path, trial: Trial, is_locked: bool

@@ -35,6 +35,7 @@ def outcomes(setup: Setup, jobs: list[dict[str, Any]], workers: int = 1) -> tupl
     return records, pool.problems
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_planted_faults_are_named_by_their_case() -> None:
     scales = (None, planted.WRONG, planted.LOST, planted.RAISES, planted.DEAD, planted.HANGS, 0.5)
@@ -65,6 +66,7 @@ def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().err.startswith("error: A GPU is required here.")
 
 
+@pytest.mark.exhaustive
 def test_the_rest_of_a_class_runs_after_a_death() -> None:
     drawn = [case.scale for _, case in drawn_cases(KIND, 11, 30)]
     scale = next(scale for scale in drawn[:-1] if scale is not None and drawn.count(scale) <= 2)
@@ -77,6 +79,7 @@ def test_the_rest_of_a_class_runs_after_a_death() -> None:
     assert [verdict == "dead" for verdict in verdicts] == [each == scale for each in drawn]
 
 
+@pytest.mark.exhaustive
 def test_workers_that_cannot_start_are_named_and_end_the_run() -> None:
     records, problems = outcomes(Setup(device="cpu", subject="no_such_module"), [{"case": calls(None)[0]}])
     assert records == []
@@ -84,6 +87,7 @@ def test_workers_that_cannot_start_are_named_and_end_the_run() -> None:
     assert "no_such_module" in problems[0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_report_counts_what_ran_and_may_be_added_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "cpu.differential.json"

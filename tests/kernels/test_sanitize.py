@@ -134,6 +134,7 @@ def test_the_plan_runs_races_where_threads_share_memory_by_barriers() -> None:
     assert [tool for _, tool in sanitize.plan(["flash_v1"], ["racecheck"])] == ["none", "racecheck"]
 
 
+@pytest.mark.exhaustive
 def test_all_of_it_runs_from_the_command_line(checker: MakeChecker, tmp_path: Path) -> None:
     program, path = checker(CLEAN).program, tmp_path / "here.sanitizer.json"
     arguments = ["--record", str(path), "--sanitizer", program, "--kernel", "flash_v1"]

@@ -30,6 +30,7 @@ def page(browser: Any, report_file: Path) -> Iterator[Page]:
     opened.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1440, False)], ids=["phone", "desk"])
 def test_every_view_opens_without_an_error_or_a_request(
     browser: Any, report_file: Path, width: int, dark: bool
@@ -48,6 +49,7 @@ def test_every_view_opens_without_an_error_or_a_request(
     opened.close()
 
 
+@pytest.mark.few(1)
 def test_the_first_paint_comes_at_once(page: Page) -> None:
     """In the fastest of three loads: other tests have the processors, too."""
     painted_ms = []
@@ -258,6 +260,7 @@ def test_a_sweep_without_a_time_says_why(browser: Any, tmp_path: Path) -> None:
     opened.close()
 
 
+@pytest.mark.few(1)
 def test_it_prints_in_dark_ink(browser: Any, report_file: Path) -> None:
     opened = Page(browser, report_file, dark=True)
     opened.page.emulate_media(media="print", color_scheme="light")

@@ -48,6 +48,7 @@ def click_at(page: Page, selector: str) -> None:
     page.settle()
 
 
+@pytest.mark.few(1)
 def test_the_largest_tile_that_keeps_two_blocks_on_an_h200(page: Page) -> None:
     go_to(page, "Occupancy", "occupancy")
     assert "NVIDIA H200" in page.text("#gpu-A option:checked")
@@ -58,6 +59,7 @@ def test_the_largest_tile_that_keeps_two_blocks_on_an_h200(page: Page) -> None:
     assert (answer["blocks/SM at least"], answer["tile"]) == ("2", "128 x 128")
 
 
+@pytest.mark.few(1)
 def test_why_256_by_128_is_slow(page: Page) -> None:
     go_to(page, "Sweep", "sweeps")
     click_at(page, SLOW_TILE)
@@ -73,6 +75,7 @@ def test_why_256_by_128_is_slow(page: Page) -> None:
     assert re.search(r"[1-9][\d,]* B per thread are spilled to memory", panel)
 
 
+@pytest.mark.few(2)
 def test_whether_the_card_was_throttled(page: Page) -> None:
     go_to(page, "Search", "search")
     assert page.text("#throttled") == (

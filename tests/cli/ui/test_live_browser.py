@@ -38,6 +38,7 @@ def wait_for_text(page: Page, selector: str, text: str) -> None:
     page.page.locator(selector).filter(has_text=text).first.wait_for(timeout=WAIT_MS)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("width", [390, 1440], ids=["phone", "desk"])
 def test_every_view_opens_without_an_error_or_a_foreign_request(browser: Any, server: LiveServer, width: int) -> None:
     opened = Page(browser, server.url, width=width)
@@ -67,6 +68,7 @@ def test_a_new_trial_appears_and_the_best_is_followed(page: Page, add: Add) -> N
     assert page.problems == []
 
 
+@pytest.mark.few(1)
 def test_a_config_is_compiled_on_request(page: Page) -> None:
     page.page.locator("#what-if-kernel").select_option("flash_fwd")
     page.page.locator("#what-if-block_m").fill("77")
@@ -84,6 +86,7 @@ def test_a_config_is_compiled_on_request(page: Page) -> None:
     assert [each for each in page.problems if "422" not in each] == []
 
 
+@pytest.mark.few(1)
 def test_a_shape_is_picked_by_its_fields(page: Page) -> None:
     page.page.locator("#shape-form summary").click()
     page.page.locator("#shape-seq").fill("8192")
@@ -117,6 +120,7 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
         opened.close()
 
 
+@pytest.mark.few(1)
 def test_trouble_with_the_store_is_a_message_in_the_page(page: Page, db: Path) -> None:
     sound = db.read_bytes()
     for path in [path for path in db.parent.iterdir() if path != db]:
@@ -131,6 +135,7 @@ def test_trouble_with_the_store_is_a_message_in_the_page(page: Page, db: Path) -
     page.page.locator("#problem .message").wait_for(state="detached", timeout=WAIT_MS)
 
 
+@pytest.mark.exhaustive
 def test_a_page_without_a_database_waits_for_one(browser: Any, tmp_path: Path) -> None:
     db = tmp_path / "later.db"
     with live_server(db) as server:
@@ -146,6 +151,7 @@ def test_a_page_without_a_database_waits_for_one(browser: Any, tmp_path: Path) -
         opened.close()
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_ends_is_a_message_in_the_page(browser: Any, db: Path) -> None:
     with live_server(db) as server:
         opened = Page(browser, server.url)

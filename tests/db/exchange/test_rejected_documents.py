@@ -176,6 +176,7 @@ def places(value: Any, at: tuple[str | int, ...] = ()) -> list[tuple[str | int, 
     return [place for key, inner in entries for place in ((*at, key), *places(inner, (*at, key)))]
 
 
+@pytest.mark.exhaustive
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_junk_anywhere_is_rejected_or_harmless(document: Document, data: st.DataObject) -> None:

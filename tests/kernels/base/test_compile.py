@@ -51,7 +51,7 @@ def supported() -> list[tuple[str, tuple[int, int]]]:
     ]
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("kernel", "cc"), supported())
 def test_default_config_compiles_without_spills(kernel: str, cc: tuple[int, int], head_dim: int) -> None:
@@ -67,7 +67,7 @@ def other_schedules() -> Iterator[tuple[str, tuple[int, int], int]]:
         yield from ((kernel, cc, schedule) for schedule in (IN_ORDER, AHEAD, AHEAD_FIXED) if schedule != own)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kernel", "cc", "schedule"), list(other_schedules()))
 def test_every_other_schedule_compiles(kernel: str, cc: tuple[int, int], schedule: int) -> None:
     config = default(kernel, cc, schedule=schedule)

@@ -138,6 +138,7 @@ def test_a_copy_of_what_nothing_wrote_is_right_only_where_it_is_overwritten_unre
         assert unwritten_reads(listing(with_line(0, copy, between, write, RIGHT[0])))
 
 
+@pytest.mark.exhaustive
 @compiled_here
 def test_the_wrong_code_of_an_old_assembler_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Values of 32 columns next to queries of 64, at their own width: as the kernels must not be compiled."""

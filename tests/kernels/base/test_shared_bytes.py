@@ -253,6 +253,7 @@ def test_prediction_of_float32_is_exact_below_tensor_memory(
     assert predicted_bytes(config, problem, cc) == allocated_bytes(config, problem, cc)
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(
     TRITON > (3, 6),
     reason="later versions of Triton take less tensor memory in float32, which no formula follows yet",

@@ -68,7 +68,7 @@ def _compiled(spec: Any, arch: int) -> Any:
 
 
 @compiled_here
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", NARROW, ids=str)
 def test_values_narrower_than_queries_compile_to_legal_code(case: Case) -> None:
     assert list(problems(case)) == []

@@ -144,6 +144,7 @@ FEATURES = """
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_calls_with_features_train_by_the_real_kernels() -> None:
     command = python(BEGIN + textwrap.dedent(FEATURES))

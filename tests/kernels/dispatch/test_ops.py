@@ -78,6 +78,7 @@ def compiled(function: Any, *, dynamic: bool = False) -> tuple[Any, CompileCount
     return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=counter), counter
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_one_graph_forward_and_backward(kernels: tuple[FeatureForward, FeatureBackward], dynamic: bool) -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

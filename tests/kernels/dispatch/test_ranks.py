@@ -75,6 +75,7 @@ def test_ranks_may_differ(device: str) -> None:
         assert_alike(arguments, torch.randn(2, 3, L, S, device=device))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("leading", [(3,), (2, 3, 4)])
 def test_a_compiled_graph_has_them_too(leading: tuple[int, ...]) -> None:
     arguments, mask = inputs(leading, "cpu"), torch.randn(L, S)

@@ -20,6 +20,7 @@ def shape(head_dim: int = 64, dtype: str = "float16", causal: Causal = Causal.NO
     return AttentionShape(**sizes, head_dim=head_dim, head_dim_v=head_dim, dtype=dtype, causal=causal)
 
 
+@pytest.mark.few(3)
 @compiled_here
 @pytest.mark.parametrize("cc", INSTRUCTIONS)
 @pytest.mark.parametrize("kernel", HISTORICAL)

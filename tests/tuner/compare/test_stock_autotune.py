@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import Future
 
+import pytest
 import torch
 
 from blocktune.db.records.records import Outcome
@@ -87,6 +88,7 @@ def main() -> None:
     print(json.dumps(tuning.to_json() | {"problems": problems, "final": question.problem(out)}))
 
 
+@pytest.mark.exhaustive
 def test_every_config_of_every_kernel_is_tried_and_right() -> None:
     configs = some_configs()
     assert {config.kernel for config in configs} == {

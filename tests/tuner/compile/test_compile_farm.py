@@ -90,6 +90,7 @@ def submit(farm: CompileFarm, fakes: Any, name: str, cc: tuple[int, int] = (9, 0
     return farm.submit(name, fakes.config(name), fakes.SHAPE, cc)
 
 
+@pytest.mark.exhaustive
 def test_farm_harmful_compiles_cost_one_result_each(make_farm: MakeFarm, fakes: Any) -> None:
     farm = make_farm()
     names = ("chatty", "aborting", "product", "killed", "broken", "product")
@@ -111,6 +112,7 @@ def test_farm_harmful_compiles_cost_one_result_each(make_farm: MakeFarm, fakes: 
     assert results[5].resources == results[2].resources
 
 
+@pytest.mark.exhaustive
 def test_farm_timeout_kills_the_compiler_s_child_too(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
     farm = make_farm(timeout_s=3)
     result = submit(farm, fakes, "sleeping").result()
@@ -209,6 +211,7 @@ farm.submit("sleeping", compile_fakes.config("sleeping"), compile_fakes.SHAPE, (
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("fakes")
 def test_farm_killed_parent_leaves_no_process(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", PARENT], cwd=tmp_path) as parent:

@@ -37,6 +37,7 @@ def compiled(fakes: Any, cc: tuple[int, int], **values: int) -> Any:
         return compile_resources(fakes.get_kernel("product"), config, fakes.SHAPE, cc)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("cc", "tensor_cores"),
     [((7, 5), "none"), ((8, 0), "mma"), ((9, 0), "wgmma"), ((10, 0), "tcgen05"), ((12, 0), "mma")],
@@ -74,6 +75,7 @@ def test_the_log_of_a_compile_spares_a_second_run_of_ptxas(fakes: Any, monkeypat
     assert len(logs) == 1
 
 
+@pytest.mark.exhaustive
 def test_threads_that_compile_at_once_leave_the_process_as_it_was(
     fakes: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

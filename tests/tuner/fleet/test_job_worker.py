@@ -34,6 +34,7 @@ def gpu(number: int) -> DeviceSpec:
     return dataclasses.replace(device_named("h200"), uuid=f"GPU-{number}", source="driver")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_two_workers_keep_everything_in_one_store_and_a_second_run_answers_from_it(tmp_path: Path) -> None:
     place = tmp_path / "store.db"

@@ -151,6 +151,7 @@ def test_what_a_kernel_prints_is_no_answer(runner: GpuRunner) -> None:
     assert runner.measure(config("chatty")).outcome is Outcome.OK
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("kernel", "outcome", "words"),
     [
@@ -291,6 +292,7 @@ def test_a_worker_that_cannot_start_is_an_error() -> None:
     runner.close()
 
 
+@pytest.mark.exhaustive
 def test_the_worker_dies_with_a_parent_that_is_killed() -> None:
     code = (
         f"from {__name__} import *\n"

@@ -107,6 +107,7 @@ def test_float32_operands_are_two_tiles_each() -> None:
         assert places(held)["K"] == places(held)["V"] == (tile, Place.SHARED_MEMORY)
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("cc", "blocks"),

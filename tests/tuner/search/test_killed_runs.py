@@ -25,6 +25,7 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+@pytest.mark.exhaustive
 def test_killed_runs_lose_nothing_and_measure_nothing_twice(folder: Path) -> None:
     command = [*program("killed_runs"), str(folder), str(KILLS), "0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)

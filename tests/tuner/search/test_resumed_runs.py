@@ -116,6 +116,7 @@ with ResultStore.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("measured", [2, 17])
 def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measured: int) -> None:
     path = tmp_path / "store.db"
@@ -137,6 +138,7 @@ def test_a_killed_run_resumes_and_measures_nothing_again(tmp_path: Path, measure
     assert report.best.trials == 60
 
 
+@pytest.mark.exhaustive
 def test_an_exhaustive_run_measures_again_whom_a_race_had_stopped(store: ResultStore) -> None:
     class Raced(Replay):
         def measure(self, config: KernelConfig) -> Measurement:
@@ -155,6 +157,7 @@ def test_an_exhaustive_run_measures_again_whom_a_race_had_stopped(store: ResultS
     assert sum(report.outcomes.values()) == len(landscape.SPACE.feasible)
 
 
+@pytest.mark.exhaustive
 def test_a_study_is_kept_beside_the_store_and_goes_on_with_it(store: ResultStore, tmp_path: Path) -> None:
     import optuna
 

@@ -73,6 +73,7 @@ def test_of_processes_that_start_at_once_one_tunes_and_all_agree(tmp_path: Path,
     assert len({label for _, label in answers[2:]}) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_without_a_store_processes_tune_one_after_the_other(tmp_path: Path) -> None:
     answers = started(tmp_path, "/dev/null/store.db", "tunes", "tunes")

@@ -27,6 +27,7 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
 
+@pytest.mark.exhaustive
 def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = replace(tune_call.machine(), isolated_command=program("fake_measure_worker"))
     monkeypatch.setattr(tune_call, "machine", lambda: tools)

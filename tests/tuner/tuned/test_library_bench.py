@@ -108,6 +108,7 @@ def test_what_is_missing_of_a_row_is_measured_by_the_next_process(
     assert step_row["difference"] == {"winner": 0.0, "expanded": 0.0}
 
 
+@pytest.mark.exhaustive
 def test_what_is_measured_again_keeps_the_choice_of_tritons_tuner_and_the_search(
     bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +132,7 @@ def test_what_is_measured_again_keeps_the_choice_of_tritons_tuner_and_the_search
     assert document["steps"][0]["difference"] == {"winner": 0.0, "expanded": 0.0}
 
 
+@pytest.mark.exhaustive
 def test_a_pass_may_be_made_for_some_of_its_kernels(
     bench: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +267,7 @@ def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
+@pytest.mark.exhaustive
 def test_a_start_that_takes_too_long_says_how_long_its_step_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """The imports before it do not count."""
     code = "import json, time; print(json.dumps({'step_began': time.monotonic() - 5.0}), flush=True); time.sleep(60)"

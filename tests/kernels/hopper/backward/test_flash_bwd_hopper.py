@@ -202,7 +202,7 @@ def spills(head_dim: int, causal: Causal, group: int) -> int:
 
 
 @compiled_here
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize("causal", MASKS)
 @pytest.mark.parametrize("head_dim", [64, 128])
@@ -227,7 +227,7 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
 
 @compiled_here
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("head_dim", "changes"),
     [

@@ -79,7 +79,7 @@ def loops_of_products(code: list[tuple[int, str]]) -> list[list[str]]:
 
 @compiled_here
 @pytest.mark.slow
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("head_dim", "causal", "features", "spilled"), FORMS, ids=str)
 def test_machine_code(
     head_dim: int, causal: Causal, features: str, spilled: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,6 +154,7 @@ def check(
     return found
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
@@ -161,6 +162,7 @@ def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("others", ["window=70:9", "softcap", "window=100:-1 softcap"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
@@ -174,6 +176,7 @@ def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
     check(shape_of(130, 257, head_dim, "deterministic", causal=UPPER_LEFT, **sizes), group_parts=1)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_a_fixed_order_is_the_same_however_many_blocks_there_are(head_dim: int, causal: Causal) -> None:
@@ -183,6 +186,7 @@ def test_a_fixed_order_is_the_same_however_many_blocks_there_are(head_dim: int, 
         assert all(map(torch.equal, alone, found))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize(("causal", "window"), [(LOWER_RIGHT, ""), (NO, "window=50:20")])
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
@@ -192,6 +196,7 @@ def test_packed_sequences(head_dim: int, causal: Causal, window: str, order: str
     check(problem, lengths=lengths)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("num_stages", [2, 3])
 @pytest.mark.parametrize("features", ["", "window=100:40"])
 @pytest.mark.parametrize("head_dim", [64, 128, 192])

@@ -158,7 +158,7 @@ COMPILED = [
 
 
 @compiled_here
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("problem", COMPILED, ids=lambda problem: problem.label)
 def test_default_config_compiles_to_what_it_is_meant_to_be(problem: AttentionShape, cache: Path) -> None:
     best = KERNEL.default_config(problem, HOPPER)

@@ -41,6 +41,7 @@ def test_scores_of_any_size(causal: Causal) -> None:
     other.check_huge_scores(shape_of(200, 300, causal=causal), KERNEL)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("sinks", SINKS)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

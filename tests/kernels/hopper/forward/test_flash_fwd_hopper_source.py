@@ -241,6 +241,7 @@ def test_soft_cap_with_the_error_of_its_instruction(
     assert ((lse - right_lse).abs() <= 2**-11 * min(softcap, 8 * query_scale) + LSE_TOLERANCE).all()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sinks", SINKS)
 @pytest.mark.parametrize("features", ["", "window=20:9", "softcap"])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(200, 200), (300, 100)])
@@ -257,6 +258,7 @@ SEQUENCES = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("lengths_q", "lengths_k"), SEQUENCES)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(

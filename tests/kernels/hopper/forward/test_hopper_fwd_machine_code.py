@@ -47,7 +47,7 @@ ALSO_COMPILED = [loaded(64, 8192, Causal.NONE), loaded(128, 8192, Causal.NONE), 
 
 
 @compiled_here
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "problem",
     [*COMPILED, *(pytest.param(problem, marks=pytest.mark.exhaustive) for problem in ALSO_COMPILED)],
@@ -86,6 +86,7 @@ class Sunk(FlashForwardHopper):
         )
 
 
+@pytest.mark.exhaustive
 @compiled_here
 def test_sinks_stay_out_of_the_loop(cache: Path) -> None:
     problem = loaded(128, 8192, Causal.UPPER_LEFT)
@@ -99,6 +100,7 @@ def test_sinks_stay_out_of_the_loop(cache: Path) -> None:
         assert len(positions(sunk, "MUFU.EX2")) == len(positions(plain, "MUFU.EX2"))
 
 
+@pytest.mark.exhaustive
 @compiled_here
 def test_a_soft_cap_takes_one_special_function(cache: Path) -> None:
     problem = loaded(64, 4096, Causal.UPPER_LEFT, "softcap")

@@ -183,7 +183,7 @@ COMPILED = [  # and the bytes spilled by Triton 3.6 and 3.9
 
 
 @compiled_here
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("problem", "spilled", "spilled_later"), COMPILED, ids=[problem.label for problem, *_ in COMPILED]
 )

@@ -135,6 +135,7 @@ def test_every_head_dimension(head_dim: int, head_dim_v: int) -> None:
     check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=Causal.LOWER_RIGHT))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("block_m", "block_n", "stages"), [(128, 64, 2), (192, 128, 3), (256, 64, 4), (128, 128, 2)])
 def test_every_block(block_m: int, block_n: int, stages: int) -> None:
     own = {"block_m": block_m, "block_n": block_n, "num_stages": stages}

@@ -42,6 +42,7 @@ def test_overlap_needs_its_hardware() -> None:
     assert "needs programmatic dependent launch" in text
 
 
+@pytest.mark.few(2)
 @compiled_here
 @pytest.mark.parametrize(
     ("cc", "block_m", "warps", "stages"),

@@ -156,6 +156,7 @@ def test_defaults_break_no_rule(cc: tuple[int, int], queries: int, dtype: str, h
     assert config.block_m == 64 or KERNEL.violations(replace(config, block_m=2 * config.block_m), shape, limits_for(cc))
 
 
+@pytest.mark.few(1)
 @compiled_here
 @pytest.mark.parametrize(("head_dim", "warps", "most_spilled"), [(128, 4, 0), (256, 8, 20)])
 def test_hopper_s_defaults_hardly_spill(

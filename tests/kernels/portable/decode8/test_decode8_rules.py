@@ -100,6 +100,7 @@ def test_the_default_fills_the_multiprocessors_at_one_time(features: str, batch:
     assert KERNEL.default_config(llama("e4m3", features, batch=batch), HOPPER).label == f"{KERNEL.name} {wanted}"
 
 
+@pytest.mark.few(1)
 @compiled_here
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
 def test_words_of_the_cache_stay_together(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_words_of_the_cache_stay_together(kind: str, monkeypatch: pytest.MonkeyP
     assert names["BAR"] <= 5
 
 
+@pytest.mark.few(2)
 @compiled_here
 @pytest.mark.parametrize("cc", [(9, 0), (10, 0)], ids=str)
 @pytest.mark.parametrize("kind", ["e4m3", "int8"])
@@ -138,6 +140,7 @@ def test_the_default_converts_in_registers_without_spills(
     assert re.search(r"cp\.async\.cg\.shared\.global", ptx)
 
 
+@pytest.mark.few(1)
 @compiled_here
 @pytest.mark.parametrize("absent", [("KScales", "VScales"), ("KScales",), ("VScales",)], ids=" and ".join)
 def test_a_cache_without_scales_compiles(

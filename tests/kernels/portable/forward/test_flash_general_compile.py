@@ -25,7 +25,7 @@ def shape(features: str, head_dim: int = 128, causal: Causal = Causal.NONE, dtyp
 
 
 @compiled_here
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("cc", TENSOR_CORES)
 @pytest.mark.parametrize(
     ("features", "causal"),
