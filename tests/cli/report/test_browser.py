@@ -49,7 +49,6 @@ def test_every_view_opens_without_an_error_or_a_request(
     opened.close()
 
 
-@pytest.mark.few(1)
 def test_the_first_paint_comes_at_once(page: Page) -> None:
     """In the fastest of three loads: other tests have the processors, too."""
     painted_ms = []
@@ -260,7 +259,6 @@ def test_a_sweep_without_a_time_says_why(browser: Any, tmp_path: Path) -> None:
     opened.close()
 
 
-@pytest.mark.few(1)
 def test_it_prints_in_dark_ink(browser: Any, report_file: Path) -> None:
     opened = Page(browser, report_file, dark=True)
     opened.page.emulate_media(media="print", color_scheme="light")

@@ -68,7 +68,6 @@ def test_a_new_trial_appears_and_the_best_is_followed(page: Page, add: Add) -> N
     assert page.problems == []
 
 
-@pytest.mark.few(1)
 def test_a_config_is_compiled_on_request(page: Page) -> None:
     page.page.locator("#what-if-kernel").select_option("flash_fwd")
     page.page.locator("#what-if-block_m").fill("77")
@@ -86,7 +85,6 @@ def test_a_config_is_compiled_on_request(page: Page) -> None:
     assert [each for each in page.problems if "422" not in each] == []
 
 
-@pytest.mark.few(1)
 def test_a_shape_is_picked_by_its_fields(page: Page) -> None:
     page.page.locator("#shape-form summary").click()
     page.page.locator("#shape-seq").fill("8192")
@@ -120,7 +118,6 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
         opened.close()
 
 
-@pytest.mark.few(1)
 def test_trouble_with_the_store_is_a_message_in_the_page(page: Page, db: Path) -> None:
     sound = db.read_bytes()
     for path in [path for path in db.parent.iterdir() if path != db]:

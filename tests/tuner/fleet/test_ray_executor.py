@@ -37,7 +37,6 @@ def of_kind(events: list[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
-@pytest.mark.few(1)
 def test_two_jobs_are_made_and_their_trials_are_in_the_driver_s_store(fleet: RayFleet) -> None:
     """The second one finds what was compiled while the first one measured."""
     fleet.script(seconds=0.01, hold=True)

@@ -124,7 +124,6 @@ def test_a_race_stops_nobody_who_is_near_the_best(sweeps: list[Sweep]) -> None:
     assert found["rounds_saved"] > 0.5
 
 
-@pytest.mark.few(1)
 def test_the_default_strategy_needs_twenty_measurements(replays: list[Replay]) -> None:
     runs = [replay.run(DEFAULT, seed=seed, measurements=20) for replay in replays for seed in range(SEEDS)]
     regrets = [run.regret(20) for run in runs]
