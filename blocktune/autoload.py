@@ -12,6 +12,8 @@ VARIABLE = "BLOCKTUNE_AUTOTUNE"
 def install_by_environment() -> None:
     """Install the tuner where the environment says so."""
     if os.environ.get(VARIABLE) == "1":
-        from blocktune.tuner.tuned.install import install
+        from blocktune.kernels.tuned.settings import Settings
+        from blocktune.tuner.tuned.install import install_without_compiler
 
-        install()
+        # every process inherits the variable, and most launch no kernel
+        install_without_compiler(only=(), without=(), settings=Settings(), frozen=None)

@@ -26,11 +26,13 @@ power cap (0x04) is left out: large GPUs run into it whenever they work."""
 
 @functools.cache
 def _nvml() -> Nvml | None:
-    """Return NVML, open until the process ends; None, said once, where there is none."""
-    nvml = Nvml.open()
-    if nvml is None:
-        _log.warning("No GPU telemetry: NVML does not answer. Clocks and temperatures stay unknown.")
-    return nvml
+    """Return NVML, open until the process ends; None where there is none."""
+    return Nvml.open()
+
+
+@functools.cache
+def _warn_without_nvml() -> None:
+    _log.warning("No GPU telemetry: NVML does not answer. Clocks and temperatures stay unknown.")
 
 
 def nvml_devices() -> tuple[DeviceSpec, ...]:
@@ -63,6 +65,8 @@ class GpuMonitor:
     def __init__(self, uuid: str | None, *, own_processes: int = 0):
         self._own_processes = own_processes
         nvml = _nvml() if uuid is not None else None
+        if uuid is not None and nvml is None:
+            _warn_without_nvml()
         self._gpu = nvml.gpu(uuid) if nvml is not None and uuid is not None else None
 
     @property

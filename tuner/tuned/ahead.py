@@ -1,7 +1,8 @@
 """The process that compiles, started while the program still imports the library whose kernels it will launch.
 
-An import of a library takes seconds, and the process that compiles needs its own. It begins with the first autotuned
-kernel of a package, unless nothing of the package is likely to be compiled: then it begins at the first miss.
+Imports take seconds, and the process that compiles needs its own: first PyTorch and Triton, then the library. It begins
+with `install()` where the store knows no kernel at all, and with the first autotuned kernel of a package of which the
+store knows none. Elsewhere nothing is likely to be compiled, and it begins at the first miss.
 """
 
 import logging
@@ -23,35 +24,46 @@ _packages: set[str] = set()
 """Those of which a kernel was seen."""
 
 
+def begin(settings: Settings) -> None:
+    """Start the process that compiles, in the background, where the store knows no kernel of the GPUs here."""
+    if _may_tune(settings):
+        _in_background("torch", "")  # which every library imports first
+
+
 def prepare(kernel: str, settings: Settings) -> None:
-    """Let another process import the package of a kernel, `module:function`, once for each package.
-
-    It does so in the background, and not where a miss is unlikely: no GPU, a strict process, a frozen file, or a store
-    that knows kernels of the package; nor in a child of `multiprocessing`, of which there may be many.
-    """
+    """Let that process import the package of a kernel, `module:function`, in the background, where the store knows no
+    kernel of it; once for each package."""
     package = _package_of(kernel)
-    if package in _packages:
-        return
-    _packages.add(package)
+    if package != "__main__" and package not in _packages and _may_tune(settings):
+        _packages.add(package)
+        _in_background(kernel, package)
+
+
+def _may_tune(settings: Settings) -> bool:
+    """Return whether this process may come to tune something: not a strict one, one with a frozen file, or a child of
+    `multiprocessing`, of which there may be many."""
     alone = multiprocessing.parent_process() is None
-    if alone and package != "__main__" and not settings.of_environment().strict and not is_given_winners():
-        threading.Thread(target=_start, args=(kernel,), name="blocktune-ahead", daemon=True).start()
+    return alone and not settings.of_environment().strict and not is_given_winners()
 
 
-def _start(kernel: str) -> None:
+def _in_background(kernel: str, package: str) -> None:
+    threading.Thread(target=_start, args=(kernel, package), name="blocktune-ahead", daemon=True).start()
+
+
+def _start(kernel: str, package: str) -> None:
     devices = nvml_devices()
-    if devices and not any(_knows(_package_of(kernel), device) for device in devices):
+    if devices and not any(_knows(package, device) for device in devices):
         compile_ahead.start(kernel)
 
 
 def _knows(package: str, device: DeviceSpec) -> bool:
-    """Return whether the store has winners of a package's kernels on such a device."""
+    """Return whether the store has winners of a package's kernels, or of any kernel where none is named, on a GPU."""
     try:
         rows = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
     except StoreError as error:  # which a miss says as well, where it matters
-        logger.debug("No stored configs of %s: %s", package, error)
+        logger.debug("No stored configs of %s: %s", package or "any package", error)
         return False
-    return any(_package_of(str(row["kernel"])) == package for row in rows)
+    return any(not package or _package_of(str(row["kernel"])) == package for row in rows)
 
 
 def _package_of(kernel: str) -> str:

@@ -19,7 +19,7 @@ from blocktune.kernels.tuned.frozen import load_frozen
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.tuned.ahead import prepare
+from blocktune.tuner.tuned.ahead import begin, prepare
 from blocktune.tuner.tuned.autotune import TunedAutotuner
 from blocktune.tuner.tuned.decide import decide
 
@@ -58,6 +58,8 @@ def install(
 ) -> None:
     """Tune every kernel under `@triton.autotune` of this process from now on; a second call changes how.
 
+    Where nothing was tuned on this GPU before, the process that compiles begins at once: call this early.
+
     Args:
         only: names of the kernels that are meant, `module:function` with wildcards; all unless given.
         without: names of kernels that stay with Triton's own tuner.
@@ -67,6 +69,15 @@ def install(
     Raises:
         UsageError: a name is a text where a sequence belongs, or the frozen file is not in order.
     """
+    settings = settings or Settings()
+    install_without_compiler(only=only, without=without, settings=settings, frozen=frozen)
+    begin(settings)
+
+
+def install_without_compiler(
+    *, only: Sequence[str], without: Sequence[str], settings: Settings, frozen: str | None
+) -> None:
+    """Install, and leave the process that compiles to the first kernel: arguments and errors as of `install`."""
     global _installed
     for what, names in (("only", only), ("without", without)):
         if isinstance(names, str):
@@ -77,7 +88,7 @@ def install(
         stock = (Autotuner.run, Autotuner.__init__)
         if _installed is not None:
             stock = (_installed.stock, _installed.stock_init)
-        _installed = _Installed(*stock, tuple(only), tuple(without), settings or Settings())
+        _installed = _Installed(*stock, tuple(only), tuple(without), settings)
         Autotuner.run, Autotuner.__init__ = _run, _init
 
 

@@ -10,6 +10,7 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from blocktune.autoload import VARIABLE, install_by_environment
 from blocktune.kernels.tuned.settings import STRICT_VARIABLE, Settings
 from blocktune.tuner.tuned import ahead
 from blocktune.tuner.tuned.install import install, uninstall
@@ -48,26 +49,38 @@ def compiler(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler
 def decorate() -> Any:
     """Let a library decorate a kernel, and wait for what that starts."""
     kernel = triton.autotune(CONFIGS, ["n"])(scale_kernel.fn)
-    for thread in threading.enumerate():
-        if thread.name == "blocktune-ahead":
-            thread.join()
+    settle()
     return kernel
 
 
-def test_the_first_kernel_of_a_package_starts_it(compiler: Compiler) -> None:
+def settle() -> None:
+    """Wait for what began in the background."""
+    for thread in threading.enumerate():
+        if thread.name == "blocktune-ahead":
+            thread.join()
+
+
+def test_it_begins_with_install_and_takes_a_package_with_its_first_kernel(compiler: Compiler) -> None:
     decorate()
     assert not compiler.started
     install()
+    settle()
+    assert compiler.started == ["torch"]
     assert isinstance(decorate(), Autotuner)
     decorate()
-    assert compiler.started == [NAME]
+    assert compiler.started == ["torch", NAME]
     uninstall()
     assert Autotuner.__init__ is STOCK_INIT
 
 
-def test_a_package_that_the_store_knows_is_not_imported_ahead(compiler: Compiler) -> None:
-    install()
+def test_nothing_begins_ahead_where_the_store_knows_the_package(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment begins nothing by itself: processes without a kernel inherit it."""
+    monkeypatch.setenv(VARIABLE, "1")
+    install_by_environment()
     scale_kernel[(1,)](torch.ones(1000), 1000, 2.0)  # which is tuned, and stored
+    install()
     decorate()
     assert not compiler.started
 
@@ -76,11 +89,10 @@ def test_a_package_that_the_store_knows_is_not_imported_ahead(compiler: Compiler
 def test_kernels_that_are_not_tuned_start_nothing(compiler: Compiler, options: dict[str, Any]) -> None:
     install(**options)
     decorate()
-    assert not compiler.started
+    assert NAME not in compiler.started
 
 
 def test_nor_do_processes_that_tune_nothing(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    install()
     for owner, name, value in (
         (ahead, "nvml_devices", tuple),
         (ahead, "is_given_winners", lambda: True),
@@ -88,8 +100,10 @@ def test_nor_do_processes_that_tune_nothing(compiler: Compiler, monkeypatch: pyt
     ):
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, value)
+            install()
             decorate()
         ahead._packages.clear()
     monkeypatch.setenv(STRICT_VARIABLE, "1")
+    install()
     decorate()
     assert not compiler.started
