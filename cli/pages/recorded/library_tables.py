@@ -50,7 +50,8 @@ def block(path: Path) -> str:
 
 def _caption(document: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
-    commit = commit_sentence([document.get("commit"), *(row.get("commit") for row in document["kernels"])])
+    rows = (*document["kernels"], *document["starts"], *document["processes"])
+    commit = commit_sentence([document.get("commit"), *(row.get("commit") for row in rows)])
     return f"Run on one {document['device']}, {document['date']}, with {software}.{commit}"
 
 

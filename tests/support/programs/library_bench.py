@@ -30,6 +30,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.tuner.measure.environment import source_commit
 from tests.support import library_measures, library_steps
 from tests.support.library_calls import handed_over
 from tests.support.library_document import ended, forget_failures, measure_again, note, read, write
@@ -198,7 +199,7 @@ def start_times(path: Path, model: str, tuner: str, seconds: float, meanwhile: s
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory() as folder:
         for start in ("cold", "second"):
-            row = {"model": model, "tuner": tuner, "start": start, "meanwhile": meanwhile}
+            row = {"model": model, "tuner": tuner, "start": start, "meanwhile": meanwhile, "commit": source_commit()}
             row |= library_starts.timed_start(model, tuner, folder, end - time.monotonic())
             document = read(path)
             document["starts"] = [each for each in document["starts"] if not row.items() >= _key_of(each).items()]
@@ -233,7 +234,7 @@ def _key_of(row: Mapping[str, Any]) -> dict[str, Any]:
 def process_agreement(path: Path, model: str, count: int, seconds: float) -> None:
     """Start processes at once on empty caches and compare what they launch with."""
     document = read(path)
-    row = {"model": model, **library_starts.agreement(model, count, seconds)}
+    row = {"model": model, "commit": source_commit(), **library_starts.agreement(model, count, seconds)}
     document["processes"] = [each for each in document["processes"] if each["model"] != model] + [row]
     write(path, document)
     sys.stdout.write(json.dumps(row) + "\n")
