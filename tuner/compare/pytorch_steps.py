@@ -43,9 +43,10 @@ def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec, questi
 
 
 def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
-    """Compute the same by pieces of queries, each of which merges pieces of keys, with sums in float32.
+    """Compute the same by pieces of queries, each of which merges pieces of keys, in float32.
 
-    Only the scores of a piece are in memory. A query without keys gives 0.
+    Only the scores of a piece are in memory. A query without keys gives 0. Products of 16 bits would round the scores of
+    every piece, which together are more than the check allows.
     """
     k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
     pieces = [
@@ -67,14 +68,14 @@ def _attended(shape: AttentionShape, q: Any, k: Any, v: Any, first_row: int) -> 
         finite = torch.where(new == -math.inf, 0.0, new)  # a row that has seen no key yet
         exponentials, fade = torch.exp(scores - finite), torch.exp(most - finite)
         weight = weight * fade + exponentials.sum(-1, keepdim=True)
-        total = total * fade + (exponentials.to(q.dtype) @ v[:, :, start : start + KEY_CHUNK]).float()
+        total = total * fade + exponentials @ v[:, :, start : start + KEY_CHUNK].float()
         most = new
     return torch.where(weight > 0, total / weight, 0.0).to(q.dtype)
 
 
 def _scores(shape: AttentionShape, q: Any, k: Any, first_row: int, first_key: int) -> Any:
     """Return the scores of a piece of queries and one of keys, -inf where the mask hides a key."""
-    scores = ((q * softmax_scale(shape)) @ k.transpose(-1, -2)).float()
+    scores = (q.float() * softmax_scale(shape)) @ k.float().transpose(-1, -2)
     if shape.causal is not Causal.NONE:
         rows = torch.arange(first_row, first_row + q.shape[2], device=q.device)[:, None] + shape.causal_offset
         scores.masked_fill_(torch.arange(first_key, first_key + k.shape[2], device=q.device) > rows, -math.inf)

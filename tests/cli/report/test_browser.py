@@ -159,7 +159,7 @@ def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, t
     dashes = [
         opened.page.locator(f"#ladder-{number} .mark-rect path[stroke-dasharray='5,3']").count() for number in range(3)
     ]
-    assert dashes == [0, 0, 8]
+    assert dashes == [0, 0, 9]
     opened.close()
 
 

@@ -66,7 +66,7 @@ def test_ladder_winners_and_replays_are_those_of_their_files(data: dict[str, Any
     page = data["data"]
     steps = json.loads((RESULTS / "h200.ladder.json").read_text())["rows"][0]["steps"]
     assert [step["time_us"] for step in page["ladder"][0]["rows"][0]["steps"]] == [
-        step["timing"]["median_us"] for step in steps
+        step["timing"] and step["timing"]["median_us"] for step in steps
     ]
     bests = json.loads((RESULTS / "h200.json").read_text())["bests"]
     assert sorted(winner["time_us"] for winner in page["winners"]) == sorted(best["time_us"] for best in bests)
@@ -211,7 +211,7 @@ def test_numbers_that_are_not_finite_are_refused(tune: Any, tmp_path: Path) -> N
     pytest.importorskip("altair", reason="charts need altair")
     path = tmp_path / "a.ladder.json"
     path.write_text(
-        (RESULTS / "h200.ladder.json").read_text().replace('"over_v2": 0.065', '"predicted_us": NaN, "x": 0.')
+        re.sub('"over_v2": [0-9]', '"predicted_us": NaN, "x": 0', (RESULTS / "h200.ladder.json").read_text())
     )
     result = tune("report", path, "--out", tmp_path / "r.html")
     assert result.exit_code == 2

@@ -180,6 +180,15 @@ def test_standard_and_chunked_attention_are_attention(
     torch.testing.assert_close(chunked_attention(shape, q, k, v), expected, atol=1e-5, rtol=1e-4)
 
 
+def test_chunks_of_16_bits_add_no_error_of_their_own() -> None:
+    """An H200 found 7.1e-3 where 6e-3 is allowed when the scores of each piece were rounded."""
+    shape = AttentionShape(batch=1, num_heads=2, seqlen_q=512, seqlen_k=4096, head_dim=64, dtype="bfloat16")
+    q, k, v = (torch.randn(1, 2, length, 64).bfloat16() for length in (512, 4096, 4096))
+    expected, _ = attention_reference(q.double(), k.double(), v.double())
+    error = (chunked_attention(shape, q, k, v).double() - expected).norm() / expected.norm()
+    assert error < 2.0**-8
+
+
 def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
     question, _ = questions_of(SMALL, device="cpu", seed=0)
     with pytest.raises(UsageError, match="keeps all scores, 256 MiB a head"):
@@ -219,6 +228,10 @@ def test_every_step_is_predicted_near_what_was_measured() -> None:
     row = next(row for row in rows if row["shape"]["direction"] == "forward")
     shape = AttentionShape.from_json(row["shape"])
     for step in row["steps"]:
+        if (
+            step["predicted_us"] is None or step["timing"] is None
+        ):  # PyTorch's own kernel; chunks that failed their check
+            continue
         if step["config"] is None:
             predicted = predicted_standard_us(shape, H200)
         else:

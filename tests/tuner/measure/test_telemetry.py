@@ -23,8 +23,10 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
     fake = FakeNvml()
     fake.install(monkeypatch)
     telemetry._nvml.cache_clear()
+    telemetry._warn_without_nvml.cache_clear()
     yield fake
     telemetry._nvml.cache_clear()
+    telemetry._warn_without_nvml.cache_clear()
 
 
 def test_what_nvml_does_not_answer_is_unknown(library: FakeNvml) -> None:
