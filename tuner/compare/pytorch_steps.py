@@ -45,8 +45,8 @@ def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec, questi
 def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
     """Compute the same by pieces of queries, each of which merges pieces of keys, in float32.
 
-    Only the scores of a piece are in memory. A query without keys gives 0. Products of 16 bits would round the scores of
-    every piece, which together are more than the check allows.
+    Only the scores of a piece are in memory. A query without keys gives 0. Products of 16 bits would round every piece,
+    which adds up to more than the check allows.
     """
     k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
     pieces = [
