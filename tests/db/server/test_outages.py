@@ -112,6 +112,7 @@ def test_a_server_that_stays_away_is_given_up(own_server: PostgresServer, trial:
         assert store.trials() == [trial]
 
 
+@pytest.mark.timeout(600)  # two processors need minutes to import for 64 processes
 @pytest.mark.parametrize(("count", "each"), [(32, 1), pytest.param(64, 50, marks=pytest.mark.exhaustive)])
 def test_many_writers_share_the_few_connections_of_a_server(
     own_server: PostgresServer, document: Path, count: int, each: int
@@ -122,8 +123,8 @@ def test_many_writers_share_the_few_connections_of_a_server(
     own_server.settings["max_connections"] = "12"
     own_server.start()
     try:
-        with writers(count, place, document, each, patience_seconds=240) as herd:
-            herd.wait(timeout=280)
+        with writers(count, place, document, each, patience_seconds=480) as herd:
+            herd.wait(timeout=560)
     finally:
         own_server.stop("fast")
         del own_server.settings["max_connections"]
