@@ -9,6 +9,7 @@ from torch import Tensor
 from blocktune.kernels.values.short_numbers import shortened
 from tests.differential.caches import Cache
 from tests.differential.case import Case
+from tests.differential.classes import NO_SCALES
 
 LEAST, MOST = -6, -3
 """Of the logarithms of scales. They are powers of two, so that the computation's type holds what 8 bits stand for."""
@@ -29,15 +30,13 @@ class ShortCache:
         """That of a case, the same one for the same case on the same kind of device."""
         generator, kind = torch.Generator(device).manual_seed(case.seed + 2), case.kind
         full = case.batch, case.seqlen_k, kind.heads_kv
-        sizes = {"none": (), "number": (), "heads": full[2:], "batch": (case.batch, kind.heads_kv), "tokens": full}[
-            kind.scales
-        ]
-        exponents = [torch.randint(LEAST, MOST + 1, sizes, generator=generator, device=device) for _ in range(2)]
-        scales = [torch.exp2(own.float() * (kind.scales != "none")) for own in exponents]
+        sizes = {NO_SCALES: (), "number": (), "heads": full[2:], "batch": (case.batch, kind.heads_kv), "tokens": full}
+        size, absent = sizes[kind.scales], kind.scales == NO_SCALES
+        exponents = [torch.randint(LEAST, MOST + 1, size, generator=generator, device=device) for _ in range(2)]
+        scales = [torch.exp2(own.float() * (not absent)) for own in exponents]
         own = [(scale[:, None] if kind.scales == "batch" else scale).expand(full)[..., None] for scale in scales]
         placed = [cache.placed(each) for each in own]
         given = _pair([each[..., 0] for each in placed] if kind.scales == "tokens" else scales)
-        absent = kind.scales == "none"
         return cls(getattr(torch, kind.cache_type), None if absent else given, _pair(own), _pair(placed))
 
     def arguments(self) -> dict[str, Any]:

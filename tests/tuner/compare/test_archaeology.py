@@ -228,10 +228,8 @@ def test_every_step_is_predicted_near_what_was_measured() -> None:
     row = next(row for row in rows if row["shape"]["direction"] == "forward")
     shape = AttentionShape.from_json(row["shape"])
     for step in row["steps"]:
-        if (
-            step["predicted_us"] is None or step["timing"] is None
-        ):  # PyTorch's own kernel; chunks that failed their check
-            continue
+        if step["predicted_us"] is None or step["timing"] is None:
+            continue  # PyTorch's own kernel; chunks that failed their check
         if step["config"] is None:
             predicted = predicted_standard_us(shape, H200)
         else:
