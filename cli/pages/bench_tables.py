@@ -10,7 +10,7 @@ from blocktune.cli.shared.render import commit_sentence, counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare.report import PEERS, fastest_peer
+from blocktune.tuner.compare.report import PEERS, UNTUNED, fastest_peer, out_of_the_box
 
 NOTHING = (
     "No results are here yet: `tune bench --out results/DEVICE.bench.json` measures them, `make results` shows them."
@@ -94,6 +94,7 @@ class BenchRow:
         self.load: Mapping[str, Any] = row.get("load") or {}
         self.shape = AttentionShape.from_json(row["shape"])
         self.entries = {entry["name"]: entry for entry in row["contenders"]}
+        self.own = out_of_the_box(self.entries)
 
     @property
     def is_decoding(self) -> bool:
@@ -102,8 +103,8 @@ class BenchRow:
 
     @property
     def winner(self) -> str | None:
-        """The kernel of the tuned config."""
-        return (self.entries.get("tuned", {}).get("config") or {}).get("kernel")
+        """The kernel of the tuned config, or of what an untuned call gets."""
+        return (self.entries.get(self.own, {}).get("config") or {}).get("kernel")
 
     def place(self) -> tuple[Any, ...]:
         shape = self.shape
@@ -117,7 +118,7 @@ class BenchRow:
 
     def cells(self, further: Sequence[str] = (), *, with_load: bool = False) -> list[str]:
         """Return the row's cells; further: kernels, with their own best config, and guests."""
-        rates = [self.rate(name) for name in ("default", "paper", "triton_autotune", "tuned", "cudnn")]
+        rates = [self.rate(name) for name in ("default", "paper", "triton_autotune", self.own, "cudnn")]
         shape = self.shape
         length = f"{shape.seqlen_k} keys, batch {shape.batch}" if self.is_decoding else f"{shape.seqlen_q}"
         load = self._load_cells() if with_load else ()
@@ -136,8 +137,8 @@ class BenchRow:
         name, ratio = self.best_peer, self.ratio(BEST)
         if name is None or ratio is None:
             return "-"
-        tuned = self.timing("tuned") or {}
-        over = tuned.get("over_best") or (tuned.get("over_cudnn") if name == "cudnn" else None)
+        own = self.timing(self.own) or {}
+        over = own.get("over_best") or (own.get("over_cudnn") if name == "cudnn" else None)
         interval = f"{over['median']:.3f} ({over['low']:.3f} to {over['high']:.3f})" if over else f"{ratio:.3f}"
         return f"{interval}, {GUESTS.get(name, PEERS[name])}"
 
@@ -148,11 +149,11 @@ class BenchRow:
 
     def _rate_of(self, kernel: str) -> str:
         """Return the rate of a kernel's best config, which is the tuned one where the kernel has won."""
-        return self.rate("tuned" if self.winner == kernel else kernel)
+        return self.rate(self.own if self.winner == kernel else kernel)
 
     def ratio(self, rival: str) -> float | None:
         """Return the rival's time over that of the tuned config."""
-        ours, theirs = self.timing("tuned"), self.timing(rival)
+        ours, theirs = self.timing(self.own), self.timing(rival)
         return theirs["median_us"] / ours["median_us"] if ours and theirs else None
 
     def timing(self, name: str) -> Mapping[str, Any] | None:
@@ -221,8 +222,18 @@ def measured(document: Mapping[str, Any]) -> str:
     return (
         f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
         f"{environment['power_limit_w']} W), kernels {kernels}, by {commands}: "
-        f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}"
+        f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}{_untuned(document)}"
     )
+
+
+def _untuned(document: Mapping[str, Any]) -> str:
+    """Return a sentence about the rows whose shapes were not tuned; empty without such."""
+    names = [[entry["name"] for entry in row["contenders"]] for row in document["rows"]]
+    count = sum(UNTUNED in own for own in names)
+    if not count:
+        return ""
+    rows = "The shapes were" if count == len(names) else f"{count} of the {len(names)} shapes were"
+    return f" {rows} not tuned: `tuned` is what their calls get all the same."
 
 
 def _has_kernels(document: Mapping[str, Any]) -> bool:

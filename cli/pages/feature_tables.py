@@ -8,7 +8,7 @@ from blocktune.cli.shared.render import counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compare.report import PEERS
+from blocktune.tuner.compare.report import PEERS, TUNED, out_of_the_box
 
 SUFFIX = "-features.bench.json"
 """Of files whose shapes differ in what they ask for and not in size."""
@@ -82,7 +82,10 @@ def passes_table(document: Mapping[str, Any]) -> str:
 
 
 def _by_name(row: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    return {entry["name"]: entry for entry in row["contenders"]}
+    """Return the contenders of a row by name, of a shape that was not tuned what its calls get as the tuned one."""
+    entries = {entry["name"]: entry for entry in row["contenders"]}
+    own = entries.pop(out_of_the_box(entries), None)
+    return entries | ({} if own is None else {TUNED: own})
 
 
 def _best_of(kernel: str, entries: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:

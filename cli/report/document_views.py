@@ -7,9 +7,7 @@ from blocktune.cli.report.sources import Document
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-
-OWN = ("tuned", "default", "paper", "triton_autotune")
-"""Contenders of a bench that are ours, or our kernels searched by another tuner: no peers."""
+from blocktune.tuner.compare.report import fastest_peer, out_of_the_box
 
 View = dict[str, Any]
 
@@ -40,15 +38,14 @@ def _bench_row(row: Mapping[str, Any]) -> View:
     shape = AttentionShape.from_json(row["shape"])
     contenders = [_contender(entry) for entry in row["contenders"] if entry["timing"] is not None]
     times = {entry["name"]: float(entry["time_us"]) for entry in contenders}
-    peers = {name: time for name, time in times.items() if name not in OWN}
-    peer = min(peers, key=lambda name: peers[name], default=None)
+    peer, own_us = fastest_peer(times), times.get(out_of_the_box(times))
     return {
         "label": shape.label,
         "shape": shape.to_json(),
         "contenders": contenders,
         "peer": peer,
-        "over_peer": _ratio(None if peer is None else peers[peer], times.get("tuned")),
-        "over_default": _ratio(times.get("default"), times.get("tuned")),
+        "over_peer": _ratio(None if peer is None else times[peer], own_us),
+        "over_default": _ratio(times.get("default"), own_us),
         "before": row.get("before"),
         "after": row.get("after"),
     }

@@ -41,9 +41,9 @@ def bench(
 ) -> None:
     """Time the tuned config against the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
-    All of a shape are checked first and timed in turns. The shapes must have been tuned on this GPU before.
+    All of a shape are checked first and timed in turns. Of a shape that was not tuned, what its calls get takes part.
     A file that exists is added to, so that a long bench can be made in parts.
-    A tuned config whose result is wrong ends the command with 7, after all shapes.
+    A config that calls get and that is wrong ends the command with 7, after all shapes.
 
     \b
     tune bench --seq 8192 --dim 64
@@ -64,7 +64,7 @@ def bench(
     device = current_device()
     file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
     with ResultStore.open(db) as store, gpu_lock(device.uuid, note), CompileFarm(need_code=True) as farm:
-        compile_ahead(store, device, shapes, farm)  # the first shape that is not tuned ends the run before it begins
+        compile_ahead(store, device, shapes, farm)  # a winner of other sources ends the run before it begins
         clock = CudaClock()
         wrong: list[str] = []
         for number, shape in enumerate(shapes, start=1):
@@ -81,9 +81,9 @@ def bench(
                 clock=clock,
             )
             file.add(comparison, _command(), datetime.now(UTC).isoformat(timespec="seconds"))
-            tuned = comparison.entry("tuned")
-            if tuned is not None and tuned.problem:
-                wrong.append(f"{shape.label}: {tuned.problem}")
+            own = comparison.own
+            if own is not None and own.problem:
+                wrong.append(f"{shape.label}: {own.problem}")
             if not as_json:
                 _show(comparison.to_json())
     if as_json:
@@ -93,7 +93,7 @@ def bench(
         _summarize([row for row in file.document["rows"] if row["label"] in labels])
     if wrong:
         raise VerificationError(
-            f"A tuned config must compute what the reference does, but {'; '.join(wrong)}. "
+            f"A config that calls get must compute what the reference does, but {'; '.join(wrong)}. "
             "Tune the shape again by `tune run`."
         )
 
@@ -157,17 +157,18 @@ def _cells(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print the geometric means of the tuned config over the others, each over the shapes that have both."""
-    from blocktune.tuner.compare.report import PEERS
+    from blocktune.tuner.compare.report import PEERS, out_of_the_box
 
     times = [
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
     ]
     for row in times:
         row |= {"best peer": min(peers)} if (peers := [row[name] for name in PEERS if name in row]) else {}
-    for rival in dict.fromkeys(name for row in times for name in row if name != "tuned"):
-        ratios = [row[rival] / row["tuned"] for row in times if rival in row and "tuned" in row]
+    own = [(row, row.pop(out_of_the_box(row), None)) for row in times]
+    for rival in dict.fromkeys(name for row in times for name in row):
+        ratios = [row[rival] / time_us for row, time_us in own if rival in row and time_us is not None]
         if ratios:
-            say(f"tuned over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
+            say(f"ours over {rival}: {geometric_mean(ratios):.3f}x (geometric mean of {len(ratios)} shapes)")
 
 
 def geometric_mean(ratios: Iterable[float]) -> float:

@@ -2,14 +2,15 @@
 
     comparison = compare(shape, store=store, device=current_device())
 
-Who takes part: the stored winner (`tuned`), the kernel's `default`, the `paper`'s rule, the best stored config of every
-other kernel that was searched (by the kernel's name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-3 and -4
-(`fa3`, `fa4`) where they are installed, for 8-bit tensors our 16-bit default over the same numbers (`bfloat16`), and on
-request PyTorch's FlexAttention (`flex`), `standard` attention and what stock autotune finds (`triton_autotune`). Each
-result is checked against the reference before anything is timed; who fails or is missing stays in the comparison, with
-the reason. Times are taken as tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests
-before every round and stays cool, and `sustained`, in which it works without a break, as in training. Clock and power
-of the whole measurement stand in the comparison.
+Who takes part: the stored winner (`tuned`; of a shape that has none, what its calls get all the same: `untuned`), the
+kernel's `default`, the `paper`'s rule, the best stored config of every other kernel that was searched (by the kernel's
+name), PyTorch's back ends (`cudnn`, `fa2`), FlashAttention-3 and -4 (`fa3`, `fa4`) where they are installed, for 8-bit
+tensors our 16-bit default over the same numbers (`bfloat16`), and on request PyTorch's FlexAttention (`flex`),
+`standard` attention and what stock autotune finds (`triton_autotune`). Each result is checked against the reference
+before anything is timed; who fails or is missing stays in the comparison, with the reason. Times are taken as
+tuner/measure/protocol.py says, in one of two regimes: `burst`, in which the card rests before every round and stays
+cool, and `sustained`, in which it works without a break, as in training. Clock and power of the whole measurement stand
+in the comparison.
 """
 
 import time
@@ -29,7 +30,7 @@ from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.compare.line_up import LineUp
 from blocktune.tuner.compare.peers import BACKENDS
-from blocktune.tuner.compare.report import Comparison, Entry
+from blocktune.tuner.compare.report import TUNED, UNTUNED, Comparison, Entry
 from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
@@ -71,7 +72,7 @@ def compare(
         bind: makes a launcher of a config; None asks the config's kernel.
 
     Raises:
-        NoFeasibleConfigError: the store has no config for the shape that was measured with the present kernels.
+        NoFeasibleConfigError: the stored winner is not one that was measured with the present kernels.
         UsageError: the shape does not fit the device's memory.
     """
 
@@ -111,12 +112,13 @@ def own_configs(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -
     """Return our configs that take part, by their names; None for a rule that has no config for the shape.
 
     Raises:
-        NoFeasibleConfigError: the store has no config for the shape that was measured with the present kernels.
+        NoFeasibleConfigError: the stored winner is not one that was measured with the present kernels.
     """
     tuned = tuned_config(store, device, shape)
-    contenders = find_contenders(shape, device, competing(), ())
-    named = {"tuned": tuned, "default": contenders.default, "paper": contenders.paper}
-    return named | best_of_others(store, device, shape, tuned)
+    contenders = find_contenders(shape, device, competing(), store.nearest(device, shape))
+    own = {UNTUNED: contenders.untuned} if tuned is None else {TUNED: tuned}
+    named = own | {"default": contenders.default, "paper": contenders.paper}
+    return named | ({} if tuned is None else best_of_others(store, device, shape, tuned))
 
 
 def compile_ahead(
@@ -131,18 +133,19 @@ def compile_ahead(
     wait([compiler.submit(config.kernel, config, shape, device.limits.cc) for shape, config in dict.fromkeys(wanted)])
 
 
-def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig:
-    """Return the stored winner of a shape on a device, measured with the kernels as they are.
+def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) -> KernelConfig | None:
+    """Return the stored winner of a shape on a device; None where it was not tuned.
 
     Raises:
-        NoFeasibleConfigError: the store has no such winner.
+        NoFeasibleConfigError: the winner is not one that was measured with the kernels as they are.
     """
     best = store.best(device, shape)
-    problem = _unusable(best)
-    if best is None or problem:
+    if best is None:
+        return None
+    if problem := _unusable(best):
         raise NoFeasibleConfigError(
-            f"A shape that is compared must have been tuned on {device.name}, but {problem} for {shape.label}. "
-            f"Tune it first: {tune_command(shape)}"
+            f"To be compared a winner must have been measured on {device.name}, but {problem} for {shape.label}. "
+            f"Tune it again: {tune_command(shape)}"
         )
     return best.config
 
@@ -181,9 +184,7 @@ def tune_command(shape: AttentionShape) -> str:
     )
 
 
-def _unusable(best: Best | None) -> str:
-    if best is None:
-        return "the store holds no config"
+def _unusable(best: Best) -> str:
     if best.origin is not Origin.MEASURED:
         return f"the stored config is only {best.origin}"
     if best.kernel_hash != get_kernel(best.config.kernel).source_hash:

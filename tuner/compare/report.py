@@ -1,7 +1,7 @@
 """What a comparison of one shape says: who took part, who did not and why, and the times."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,6 +20,9 @@ PEERS = {
     "flex": "FlexAttention",
 }
 """Contenders that others have written, by name, as tables call them."""
+
+TUNED, UNTUNED = "tuned", "untuned"
+"""What a call out of the box gets, by whether the store has a winner of its shape."""
 
 FEW_QUERIES = 16
 """Most queries with which a forward is bound by reading keys and values. Their rate is what counts then."""
@@ -92,6 +95,11 @@ class Comparison:
         """The name of the fastest peer; None where none was timed."""
         return fastest_peer({entry.name: entry.timing.median_us for entry in self.entries if entry.timing})
 
+    @property
+    def own(self) -> Entry | None:
+        """What a call out of the box gets."""
+        return self.entry(out_of_the_box([entry.name for entry in self.entries]))
+
     def entry(self, name: str) -> Entry | None:
         return next((entry for entry in self.entries if entry.name == name), None)
 
@@ -106,6 +114,11 @@ class Comparison:
             "contenders": [entry.to_json() for entry in self.entries],
             "load": None if self.load is None else self.load.to_json(),
         }
+
+
+def out_of_the_box(names: Collection[str]) -> str:
+    """Return the name, among those of a shape's contenders, of the one that a call out of the box gets."""
+    return UNTUNED if UNTUNED in names else TUNED
 
 
 def fastest_peer(times_us: Mapping[str, float]) -> str | None:

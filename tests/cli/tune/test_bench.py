@@ -87,8 +87,8 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
         "2.000x (0.990 to 1.010)",
         "paper was not timed: no block of this rule",
         "tried 10 configs in 60 s, compiling 5 of them; about 70 s with an empty cache",
-        "tuned over cudnn: 2.000x (geometric mean of 2 shapes)",
-        "tuned over best peer: 2.000x (geometric mean of 2 shapes)",
+        "ours over cudnn: 2.000x (geometric mean of 2 shapes)",
+        "ours over best peer: 2.000x (geometric mean of 2 shapes)",
     ):
         assert part in result.stdout, part
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]

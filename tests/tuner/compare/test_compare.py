@@ -12,7 +12,7 @@ from blocktune.db.records.records import Best, Environment, Outcome, Regime, Tri
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.reference import attention_reference
@@ -22,6 +22,7 @@ from blocktune.tuner.compare.compare import compare, tune_command
 from blocktune.tuner.compare.report import Comparison, timing_of
 from blocktune.tuner.measure import protocol
 from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.search.starting_configs import find_contenders
 
 DEVICE = device_named("h200")
 SHAPE = AttentionShape(
@@ -66,6 +67,15 @@ def bind(config: KernelConfig, shape: AttentionShape) -> Launch:
     def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
         assert lse is None
         out.copy_(attention_reference(q, k, v, causal=shape.causal, scale=scale)[0] * (2 if wrong else 1))
+
+    return launch
+
+
+def right(config: KernelConfig, shape: AttentionShape) -> Launch:
+    """A launcher that computes attention on the CPU, whatever the config."""
+
+    def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> None:
+        out.copy_(attention_reference(q, k, v, causal=shape.causal, scale=scale)[0])
 
     return launch
 
@@ -165,20 +175,28 @@ def test_a_backend_that_is_not_there_is_named(
     assert [entry["correct"] for entry in data["contenders"]] == [True, False, True, False, False, False]
 
 
+def test_a_shape_that_was_not_tuned_is_compared_by_what_its_calls_get(store: ResultStore) -> None:
+    expected = find_contenders(SHAPE, DEVICE, competing(), ()).untuned
+    comparison = compare(SHAPE, store=store, device=DEVICE, torch_device="cpu", clock=FakeClock(), bind=right)
+    assert comparison.entry("tuned") is None
+    assert comparison.own is comparison.entry("untuned")
+    assert comparison.own is not None
+    assert comparison.own.config == expected
+    assert comparison.own.timing is not None
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        (None, "holds no config"),
         ({"origin": Origin.PREDICTED, "time_us": None, "predicted_us": 9.0}, "only predicted"),
         ({"kernel_hash": "0" * 16}, "another source"),
     ],
-    ids=("missing", "predicted", "stale"),
+    ids=("predicted", "stale"),
 )
 def test_a_shape_without_a_usable_winner_names_the_command(
-    store: ResultStore, changes: dict[str, Any] | None, reason: str
+    store: ResultStore, changes: dict[str, Any], reason: str
 ) -> None:
-    if changes is not None:
-        assert store.set_best(winner(**changes))
+    assert store.set_best(winner(**changes))
     with pytest.raises(NoFeasibleConfigError, match=reason) as caught:
         compare(SHAPE, store=store, device=DEVICE, torch_device="cpu", clock=FakeClock(), bind=bind)
     assert "tune run --seq 64 --dim 64 --batch 1 --heads 2 --causal" in str(caught.value)
