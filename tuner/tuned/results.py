@@ -4,10 +4,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Environment, Outcome
 from blocktune.db.records.user_records import UserBest, UserTrial
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
@@ -15,9 +15,19 @@ from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned.known import listed_problem
 from blocktune.tuner.turns.race import Standing
 
+if TYPE_CHECKING:
+    from blocktune.db.user_store import UserKernelStore
+
 logger = logging.getLogger("blocktune")
 
-OpenStore = Callable[[], UserKernelStore]
+OpenStore = Callable[[], "UserKernelStore"]
+
+
+def open_store() -> "UserKernelStore":
+    """Return the user's store. With it comes SQLAlchemy, which takes a second to import."""
+    from blocktune.db.user_store import UserKernelStore
+
+    return UserKernelStore.open()
 
 
 @dataclass(frozen=True, slots=True)
