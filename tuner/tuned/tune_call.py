@@ -76,7 +76,7 @@ def _known_and_compiled(
     results: Results, compiler: CompileAhead
 ) -> tuple[Mapping[UserConfig, Ending], Mapping[UserConfig, Compiled | None]]:
     """Return how configs of a call ended before. Where nothing is known of its kernel, the whole list is compiled while
-    the store is made or asked, and how that ended is returned as well."""
+    the store is made or read, and how that ended is returned as well."""
     call, device = results.call, results.device
     if stored_winners(call.name, call.source_hash, device):
         return results.known(), {}
