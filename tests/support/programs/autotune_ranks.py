@@ -1,7 +1,7 @@
 """Ranks with a GPU each that launch the same autotuned kernel: whether they agree, and whether all of them end.
 
 python -m tests.support.programs.autotune_ranks --out results/h200.libraries.json       one rank for each GPU
-python -m tests.support.programs.autotune_ranks --fake 4                                on fake GPUs, no file
+python -m tests.support.programs.autotune_ranks --fake                                  on four fake ones, no file
 
 Every scenario starts with empty caches. A rank that has not ended after --seconds is killed, and counts as not ended.
 The fake GPUs do not agree on which config is the fastest.
@@ -38,6 +38,7 @@ from tests.support.autotuned_kernels import scale_kernel
 from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch, active
 from tests.support.forked_work import forked
 from tests.support.library_document import read, write
+from tests.support.programs import program
 
 SIZE = 1 << 22
 
@@ -158,13 +159,7 @@ def play(scenario: str, count: int, is_fake: bool, seconds: float) -> dict[str, 
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        os.environ |= {
-            "TRITON_CACHE_DIR": f"{folder}/triton",
-            "BLOCKTUNE_DB": f"{folder}/store.db",
-            "XDG_CACHE_HOME": f"{folder}/cache",
-        }
-        ranks = [Rank(number, count, folder, is_fake) for number in range(count)]
-        children = [forked(partial(be_rank, scenario, rank)) for rank in ranks]
+        children = [started(scenario, Rank(number, count, folder, is_fake)) for number in range(count)]
         ended = ended_in(children, begun + seconds)
         said = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     choices = {choice for each in said for choice in each["choices"]}
@@ -177,6 +172,20 @@ def play(scenario: str, count: int, is_fake: bool, seconds: float) -> dict[str, 
         "seconds": time.monotonic() - begun,
         "commit": source_commit(),
     }
+
+
+def started(scenario: str, rank: Rank) -> int:
+    """Begin a rank, with caches that it shares with the others, and return its process. One with a fake GPU is forked,
+    which saves its imports; CUDA wants a process of its own."""
+    os.environ |= {
+        "TRITON_CACHE_DIR": f"{rank.folder}/triton",
+        "BLOCKTUNE_DB": f"{rank.folder}/store.db",
+        "XDG_CACHE_HOME": f"{rank.folder}/cache",
+    }
+    if rank.is_fake:
+        return forked(partial(be_rank, scenario, rank))
+    words = ("--rank", scenario, str(rank.number), str(rank.count), str(rank.folder))
+    return os.spawnv(os.P_NOWAIT, sys.executable, [*program("autotune_ranks"), *words])
 
 
 def ended_in(children: Sequence[int], end: float) -> int:
@@ -196,29 +205,22 @@ def ended_in(children: Sequence[int], end: float) -> int:
     return well
 
 
-def gpus_here() -> tuple[int, str]:
-    """Return how many GPUs there are and their name, as a process of its own finds: who has used CUDA cannot fork."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "found"
-
-        def look() -> None:
-            path.write_text(json.dumps([torch.cuda.device_count(), current_device().name]))
-
-        os.waitpid(forked(look), 0)
-        count, name = json.loads(path.read_text())
-        return count, name
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, help="the file of library_bench that takes the rows")
-    parser.add_argument("--fake", type=int, default=0, metavar="RANKS")
+    parser.add_argument("--fake", action="store_true", help="four fake GPUs in the place of those that are here")
     parser.add_argument("--seconds", type=float, default=90.0, help="that a scenario may take")
+    parser.add_argument("--rank", nargs=4, metavar=("SCENARIO", "NUMBER", "COUNT", "FOLDER"), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    count, device = (given.fake, "fake GPU") if given.fake else gpus_here()
+    if given.rank:
+        scenario, number, count, folder = given.rank
+        be_rank(scenario, Rank(int(number), int(count), Path(folder), is_fake=False))
+        return
+    count = 4 if given.fake else torch.cuda.device_count()
+    device = "fake GPU" if given.fake else current_device().name
     rows = []
     for scenario in SCENARIOS:
-        rows.append({"device": device, **play(scenario, count, bool(given.fake), given.seconds)})
+        rows.append({"device": device, **play(scenario, count, given.fake, given.seconds)})
         sys.stdout.write(json.dumps(rows[-1]) + "\n")
         sys.stdout.flush()
     if given.out:

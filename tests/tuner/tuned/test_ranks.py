@@ -14,7 +14,7 @@ pytestmark = compiled_here
 @pytest.mark.exhaustive
 def test_ranks_agree_and_end_whatever_happens_to_one_of_them() -> None:
     result = subprocess.run(
-        [*program("autotune_ranks"), "--fake", "4"], capture_output=True, text=True, timeout=500, cwd=ROOT
+        [*program("autotune_ranks"), "--fake"], capture_output=True, text=True, timeout=500, cwd=ROOT
     )
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(row["scenario"], row["ended"], row["tuned_in_all"], row["disagreements"]) for row in rows] == [
