@@ -126,9 +126,7 @@ def heads_first(rows: Tensor) -> Tensor:
     return rows.permute(1, 2, 0, 3)
 
 
-def _attended(
-    query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring
-) -> tuple[Tensor, Tensor]:
+def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp over all keys."""
     sums = AttentionSums(query, value.shape[3], ring.queries, sinks)
     for step, arrived in ring.arriving(rows_first(key), rows_first(value)):
