@@ -19,7 +19,8 @@ WARPS = 4
 @triton.jit(do_not_specialize=["num_heads", "rows", "tiles"])
 def add_partial_kernel(
     Sum, Lse, Part, PartLse, Out, stride_sb, stride_sh, stride_sm, stride_lb, stride_lh, stride_pb, stride_ph,
-    stride_pm, stride_ob, stride_oh, stride_om, num_heads, rows, tiles, HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    stride_pm, stride_ob, stride_oh, stride_om, num_heads, rows, tiles,
+    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of a head): BLOCK_M rows of Out = Sum with Part, [batch, num_heads, rows, HEAD_DIM_V] of any types,
     and of Lse float32 [batch, num_heads, rows], written again with PartLse float32 contiguous. Out may be Sum. The last

@@ -1,9 +1,9 @@
 """Ranks of one host that launch an autotuned kernel, each on a GPU of its own: autotuned_ranks FOLDER [RANKS]
 
-Plays every scene with RANKS processes, 4 unless given, and empty caches: all launch and synchronise; one never launches;
-one dies while it measures; the store is away. Prints one JSON object: for each scene what every rank told, null where
-it told nothing, and the seconds of the slowest. Ranks are forked, which saves them from importing torch each. Without
-GPUs they are fake ones.
+Plays every scene with RANKS processes, 4 unless given, and empty caches: all launch and synchronise; one never
+launches; one dies while it measures; the store is away. Prints a line of JSON for each scene: what every rank told,
+null where it told nothing, and the seconds of the scene. Ranks are forked, which saves them from importing torch each.
+Without GPUs they are fake ones.
 """
 
 import json

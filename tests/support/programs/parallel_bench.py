@@ -9,20 +9,19 @@ From the root of the repository, with as many processes as there are GPUs:
 Parts, in this order unless --parts names some: `check` compares small calls with float64 on one device, `link` times
 messages, `alone` one GPU, `together` every length and schedule of all ranks and of two of them, a causal forward and
 one with backward, bf16 with 32 query heads of 128 over 8 key heads; `window` a window of 4096 over 65536 tokens a rank,
-`decode` one query over a cache of a million rows, `head_start` a ring whose messages get none, and `trace` says what the
-streams of a rank do. Rates count the FLOP
+`decode` one query over a cache of a million rows, `head_start` a ring whose messages get none, and `trace` says what
+the streams of a rank do. Rates count the FLOP
 of causal attention; `of_alone` is the rate over ranks times the rate of one GPU alone. What does not fit into the time
 is left out, and said. Each row is written when it is there; rank 0 prints one JSON object a line.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -39,96 +38,20 @@ from blocktune.kernels.parallel.plan.cost import Schedule, fastest, machine_of, 
 from blocktune.kernels.parallel.plan.schedule import possible
 from tests.support import parallel_rivals as rivals
 from tests.support.parallel_cases import Case, errors
-from tests.support.parallel_document import note, read
 from tests.support.parallel_problems import DIM, HEADS, HEADS_KV, check_cases, flop, problem
+from tests.support.rank_measures import Bench, agreed, measure, seconds, step, tensors, timed_row
 from tests.support.stream_trace import totals, traced
 
 WINDOW, WINDOW_LENGTH = 4096, 65536
 CACHE_ROWS = 1 << 20
+QUERIES = 50
+"""That follow each other, as those of a text do."""
 LINK_BYTES = (1 << 26, 1 << 10)
 PATIENCE_S = 60
 LONG = 1 << 19
 """Tokens from which a run takes seconds, and what matters most is measured first."""
 PARTS = ("check", "link", "alone", "together", "head_start", "trace", "window", "decode")
 MESH = "ring on a mesh"
-
-
-@dataclass
-class Bench:
-    """The time that is left, what was measured, and who measures.
-
-    groups: the first so many ranks, as a process group and as a mesh of one dimension. table: all ranks as a mesh of
-    two dimensions, None where they make none.
-    """
-
-    deadline: float
-    device: torch.device
-    length_alone: int
-    out: Path | None
-    groups: dict[int, tuple[Any, DeviceMesh]]
-    table: DeviceMesh | None
-
-    def __post_init__(self) -> None:
-        self.document = read(self.out, self.device) if self.out is not None and dist.get_rank() == 0 else {"rows": []}
-        self.alone: dict[str, float] = {}
-        self.rival: dict[str, tuple[str, bool]] = {}
-
-    def tell(self, **row: Any) -> None:
-        """Print a measurement on rank 0, and keep it."""
-        if dist.get_rank() == 0:
-            note(self.document, self.out, row)
-            print(json.dumps(row), flush=True)
-
-    def has(self, seconds: float) -> bool:
-        """Tell whether this much time is left on all ranks."""
-        return agreed(self.deadline - time.monotonic(), dist.ReduceOp.MIN) > seconds
-
-
-def agreed(value: float, way: Any, group: Any = None) -> float:
-    """Return the least or greatest value of the ranks, by way of their hosts."""
-    shared = torch.tensor([value], dtype=torch.float64)
-    dist.all_reduce(shared, way, group=group)
-    return float(shared)
-
-
-def tensors(length: int, device: torch.device) -> list[Tensor]:
-    """Return queries, keys and values of a rank, [1, heads, length, dim], in the memory order of projections."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return [
-        torch.randn(1, length, heads, DIM, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
-        for heads in (HEADS, HEADS_KV, HEADS_KV)
-    ]
-
-
-def step(attend: Callable[..., Any], leaves: list[Tensor], direction: str) -> None:
-    """Run a forward, or a forward and its backward."""
-    with torch.no_grad() if direction == "forward" else nullcontext():
-        out = attend(*leaves)
-        if direction == "both":
-            torch.autograd.grad(out, leaves, torch.ones_like(out))
-
-
-def settle(device: torch.device) -> None:
-    """Wait for what was launched."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
-def seconds(run: Callable[[], None], device: torch.device, group: Any) -> float:
-    """Return the time of one run after a first one, on the slowest rank of a group."""
-
-    def timed(repeats: int) -> float:
-        settle(device)
-        agreed(0.0, dist.ReduceOp.MAX, group)
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            run()
-        settle(device)
-        return agreed((time.perf_counter() - begin) / repeats, dist.ReduceOp.MAX, group)
-
-    timed(1)  # finds and tries configs
-    once = timed(1)
-    return once if once > 1.0 else timed(max(2, min(10, int(0.5 / once))))
 
 
 def check(bench: Bench) -> None:
@@ -204,40 +127,6 @@ def measure_alone(bench: Bench) -> None:
         bench.tell(**row, ms=round(ms, 3), tflops_a_rank=round(bench.alone[direction] / 1e12, 1))
 
 
-def measure(
-    bench: Bench, name: str, attend: Callable[..., Any], ranks: int, length: int, direction: str, **more: Any
-) -> None:
-    """Measure some ranks together, if there is time for it."""
-    window, group = more.get("window"), bench.groups[ranks][0]
-    work = flop(length, direction, window)
-    expected_s = work / ranks / bench.alone[direction]
-    row = {"kind": "window" if window else "together", "name": name, "ranks": ranks, "length": length}
-    row |= {"direction": direction, **more}
-    if not bench.has(4.5 * expected_s + 2):
-        bench.tell(**row, left_out="no time left")
-        return
-    told: dict[str, Any] = {}
-    if dist.get_rank() < ranks:
-        told = timed_row(bench, partial(step, attend, tensors(length // ranks, bench.device), direction), group)
-    if "ms" in told:
-        rate = work / ranks / told["ms"] * 1e3
-        told |= {"tflops_a_rank": round(rate / 1e12, 1), "of_alone": round(rate / bench.alone[direction], 4)}
-    bench.tell(**row, **told)
-
-
-def timed_row(bench: Bench, run: Callable[[], None], group: Any) -> dict[str, Any]:
-    """Return the time and the memory of a run, or why it has none."""
-    if bench.device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    try:
-        spent = seconds(run, bench.device, group)
-    except rivals.FAILURES as error:
-        return {"left_out": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
-    peak = torch.cuda.max_memory_allocated() / 2**30 if bench.device.type == "cuda" else 0.0
-    return {"ms": round(spent * 1e3, 3), "peak_gib": round(peak, 3)}
-
-
 def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None:
     """Measure every length with every schedule, and PyTorch's own ways, of so many ranks; those of fewer ranks only
     where a run takes no seconds."""
@@ -311,9 +200,7 @@ def measure_decode(bench: Bench) -> None:
             size = (1, total // ranks, HEADS_KV, DIM)
             caches = [torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2)]
             run = partial(context_parallel_decode, query, *caches, group=bench.groups[ranks][0])
-            told = timed_row(bench, lambda: [run() for _ in range(50)] and None, bench.groups[ranks][0])
-        if "ms" in told:
-            told["ms"] = round(told["ms"] / 50, 4)
+            told = timed_row(bench, run, bench.groups[ranks][0], repeats=QUERIES)
         bench.tell(kind="decode", name="one query", ranks=ranks, length=total, **told)
 
 

@@ -16,7 +16,6 @@ from blocktune.kernels.hardware.device import current_device, device_named
 from blocktune.kernels.parallel.block_attention import Numbers
 from blocktune.kernels.parallel.plan.blocks import Sight
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compile_key, compiled_code
 from tests.support.parallel_problems import DIM, check_cases, problem, shapes_of
@@ -56,7 +55,7 @@ def specs(ranks: int) -> dict[str, CompileSpec]:
     return found
 
 
-def compile_one(ranks: int, key: str) -> float:
+def compile_one(key: str) -> float:
     """Compile one of them, and return the seconds that it took."""
     begin = time.monotonic()
     compiled_code(KNOWN[key], (9, 0))
@@ -70,7 +69,7 @@ def main(ranks: int, processes: int) -> None:
     begin = time.monotonic()
     KNOWN.update(specs(ranks))
     with ProcessPoolExecutor(min(processes, len(KNOWN))) as pool:  # forked: they know what there is
-        spent = list(pool.map(compile_one, [ranks] * len(KNOWN), KNOWN))
+        spent = list(pool.map(compile_one, KNOWN))
     sys.stdout.write(f"{len(KNOWN)} kernels, {sum(spent):.0f} s of compiling in {time.monotonic() - begin:.0f} s\n")
 
 
