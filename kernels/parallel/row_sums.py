@@ -97,6 +97,7 @@ class AttentionSums:
         blocks = blocks if sinks is None else [*blocks, self._rows]
         self._out = RowSums(query, (*query.shape[:3], head_dim_v), blocks)
         self._query, self._head_dim_v, self._sinks = query, head_dim_v, sinks
+        self._dtype = torch.promote_types(query.dtype, torch.float32)
         self._lse: Tensor | None = None
 
     def add(self, rows: Range, part: Tensor, lse: Tensor) -> None:
@@ -110,13 +111,17 @@ class AttentionSums:
     def results(self) -> tuple[Tensor, Tensor]:
         """Return output and log-sum-exp over all keys."""
         if self._sinks is not None:
-            lse = self._sinks.to(self._sums().dtype)[:, None].expand_as(self._sums())
-            part = self._query.new_zeros(self._head_dim_v).expand(*lse.shape, -1)
-            self.add(self._rows, part, lse)
+            self._add_sinks(self._sinks)
         return self._out.results(), self._sums()
+
+    def _add_sinks(self, sinks: Tensor) -> None:
+        """Add a key with these logits and a value of zeros."""
+        sizes = self._query.shape[:3]
+        lse = sinks.to(self._dtype)[:, None].expand(sizes).contiguous()
+        part = self._query.new_zeros(self._head_dim_v).expand(*sizes, -1)
+        self.add(self._rows, part if self._lse is not None else part.contiguous(), lse)
 
     def _sums(self) -> Tensor:
         if self._lse is None:
-            dtype = torch.promote_types(self._query.dtype, torch.float32)
-            self._lse = self._query.new_full(self._query.shape[:3], -torch.inf, dtype=dtype)
+            self._lse = self._query.new_full(self._query.shape[:3], -torch.inf, dtype=self._dtype)
         return self._lse
