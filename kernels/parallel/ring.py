@@ -14,7 +14,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
-from blocktune.kernels.parallel.messages import Messages, ProcessGroup
+from blocktune.kernels.parallel.messages import Message, Messages, ProcessGroup
 from blocktune.kernels.parallel.plan.layout import Range
 from blocktune.kernels.parallel.plan.steps import Step, Transfer
 from blocktune.kernels.parallel.row_sums import AttentionSums, GradientSums
@@ -36,19 +36,22 @@ class Ring:
     numbers: Numbers
     dispatcher: Dispatcher
 
-    def arriving(self, *own: Tensor) -> Iterator[tuple[Step, list[Tensor]]]:
+    def arriving(self, *own: Tensor, outbox: "Outbox | None" = None) -> Iterator[tuple[Step, list[Tensor]]]:
         """Yield each step with the rows of keys and values that its blocks read, [rows, batch, heads, dim]; those of
-        the next step travel meanwhile."""
+        the next step travel meanwhile, and what is in the outbox with them. At the end all of it has arrived."""
+        outbox = Outbox([], []) if outbox is None else outbox
         rows, messages = list(own), Messages(self.group, [], [], "")
         for number, step in enumerate(self.steps):
             messages.wait()
-            arrived, later = rows, self.steps[number + 1 : number + 2]
-            for following in later:
+            arrived, sent, received = rows, [], []
+            for following in self.steps[number + 1 : number + 2]:
                 rows = [tensor.new_empty(following.num_rows, *tensor.shape[1:]) for tensor in own]
                 sent, received = _messages(following.sent, own), _messages(following.received, rows)
-                messages = Messages(self.group, sent, received, "keys and values")
-                _give_head_start(own[0])
+            messages = outbox.sent_with(self.group, sent, received)
+            _give_head_start(messages, own[0])
             yield step, arrived
+        messages.wait()
+        outbox.sent_with(self.group, [], []).wait()
 
     @property
     def queries(self) -> list[Range]:
@@ -62,25 +65,42 @@ class Ring:
         returned = [transfer.rows for step in others for transfer in step.sent]
         return [*(block.keys for block in first.blocks), *returned]
 
-    def returning(self, step: Step, found: list[Tensor]) -> "Returned":
-        """Send gradients of keys and values back to where they came from, and receive those of the rank's own."""
+    def returning(self, step: Step, found: list[Tensor], outbox: "Outbox") -> "Returned":
+        """Put gradients of keys and values into the outbox, with memory for those of the rank's own."""
         parts = [[_empty_rows(transfer, tensor) for transfer in step.sent] for tensor in found]
-        received = [(transfer.rank, part) for own in parts for transfer, part in zip(step.sent, own, strict=True)]
-        messages = Messages(self.group, _messages(step.received, found), received, "gradients of keys and values")
-        return Returned(messages, step.sent, parts)
+        outbox.sent.extend(_messages(step.received, found))
+        outbox.received.extend(
+            (transfer.rank, part) for own in parts for transfer, part in zip(step.sent, own, strict=True)
+        )
+        return Returned(step.sent, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Gradients of keys and values that leave with the next keys. Messages on their own would begin one after the
+    other, and the later ones find no multiprocessor: a kernel has taken all of them by then."""
+
+    sent: list[Message]
+    received: list[Message]
+
+    def sent_with(self, group: ProcessGroup, sent: list[Message], received: list[Message]) -> Messages:
+        """Send all of it after keys and values, and keep nothing."""
+        content = "gradients of keys and values" if self.sent or self.received else "keys and values"
+        messages = Messages(group, [*sent, *self.sent], [*received, *self.received], content)
+        self.sent.clear()
+        self.received.clear()
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
     """Gradients of a rank's keys and values that come back from ranks that read them."""
 
-    messages: Messages
     transfers: tuple[Transfer, ...]
     parts: list[list[Tensor]]
 
     def add_to(self, sums: list[GradientSums]) -> None:
-        """Wait for them and add them to the sums."""
-        self.messages.wait()
+        """Add them to the sums, once they have arrived."""
         for total, own in zip(sums, self.parts, strict=True):
             for transfer, part in zip(self.transfers, own, strict=True):
                 total.add(transfer.rows, heads_first(part))
@@ -109,10 +129,10 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         return *gradients, of_sinks, None
 
 
-def _give_head_start(tensor: Tensor) -> None:
+def _give_head_start(messages: Messages, tensor: Tensor) -> None:
     """Let messages that are under way begin before the next kernel: one that takes all multiprocessors of a GPU and
     keeps them would not let them begin before it ends."""
-    if tensor.is_cuda:
+    if messages.are_under_way and tensor.is_cuda:
         torch.cuda._sleep(HEAD_START_CYCLES)
 
 
@@ -142,17 +162,18 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ri
     """Return the gradients of query, key and value."""
     dq = GradientSums(query, query.shape, ring.queries)
     sums = [GradientSums(tensor, tensor.shape, ring.own_keys) for tensor in (key, value)]
-    under_way: Returned | None = None
-    for number, (step, arrived) in enumerate(ring.arriving(rows_first(key), rows_first(value))):
+    outbox, returned = Outbox([], []), list[Returned]()
+    for number, (step, arrived) in enumerate(ring.arriving(rows_first(key), rows_first(value), outbox=outbox)):
+        if len(returned) > 1:
+            returned.pop(0).add_to(sums)  # they left before the last step, and arrived with the keys of this one
         keys = [heads_first(one) for one in arrived]
         seen = [block.keys for block in step.blocks]
         found = sums if number == 0 else [GradientSums(one, one.shape, seen) for one in keys]
         _add_gradients(step, query, keys, rows, ring, [dq, *found])
-        if under_way is not None:
-            under_way.add_to(sums)
-        under_way = ring.returning(step, [rows_first(one.results()) for one in found]) if number else None
-    if under_way is not None:
-        under_way.add_to(sums)
+        if number:
+            returned.append(ring.returning(step, [rows_first(one.results()) for one in found], outbox))
+    for last in returned:
+        last.add_to(sums)
     return dq.results(), *(total.results() for total in sums)
 
 
@@ -169,7 +190,7 @@ def _add_gradients(
             total.add(where, one)
 
 
-def _messages(transfers: tuple[Transfer, ...], tensors: Any) -> list[tuple[int, Tensor]]:
+def _messages(transfers: tuple[Transfer, ...], tensors: Any) -> list[Message]:
     """Return what goes to or comes from each rank: contiguous rows of each tensor."""
     return [(transfer.rank, tensor[slice(*transfer.rows)]) for tensor in tensors for transfer in transfers]
 

@@ -113,7 +113,7 @@ def scene(name: str, roles: tuple[str, ...], folder: Path) -> list[Told | None]:
 
 
 def main(folder: Path, ranks: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}  # CUDA could not be forked
     folder.mkdir(parents=True, exist_ok=True)
     for name, roles in scenes(ranks).items():
         begin = time.monotonic()
