@@ -98,16 +98,15 @@ def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tens
         RankError: a rank took no part.
     """
     own = torch.cat([out, lse.unsqueeze(-1)], -1)
-    ranks = dist.get_world_size(group)
-    gathered = own.new_empty(ranks * own.shape[0], *own.shape[1:])
+    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
     try:
-        dist.all_gather_into_tensor(gathered, own, group=group)
+        dist.all_gather(parts, own, group=group)
     except RuntimeError as error:
         raise RankError(
             f"All ranks must take part in context_parallel_decode, but rank {dist.get_rank()} could not gather their "
             f"results: {str(error).splitlines()[0]}. Another rank ended or called something else: its error says why."
         ) from error
-    together = gathered.view(ranks, *own.shape)
+    together = torch.stack(parts)
     sums = together[..., -1]
     total = torch.logsumexp(sums, 0)
     weights = (sums - total.masked_fill(total.isneginf(), 0.0)).exp()

@@ -34,8 +34,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from blocktune import attention, context_parallel_attention, context_parallel_decode
 from blocktune.kernels.parallel import ring
-from blocktune.kernels.parallel.plan.cost import Schedule, fastest, machine_of, time_s
-from blocktune.kernels.parallel.plan.schedule import possible
+from blocktune.kernels.parallel.plan.schedule import Schedule, possible
 from tests.support import parallel_rivals as rivals
 from tests.support.parallel_cases import Case, errors
 from tests.support.parallel_problems import DIM, HEADS, HEADS_KV, check_cases, flop, problem
@@ -144,26 +143,22 @@ def measure_length(bench: Bench, ranks: int, length: int) -> None:
         first = [name for name in ways if name == Schedule.RING or name in theirs(bench, ranks)]
         jobs = sorted(jobs, key=lambda job: (job[0] not in first, job[1] == "forward"))
     for name, direction in jobs:
-        attend, more, within = ways[name]
+        attend, within = ways[name]
         with within():
-            measure(bench, name, attend, ranks, length, direction, **more)
-    own, machine = problem(length, ranks), machine_of(bench.device)
-    bench.tell(kind="choice", ranks=ranks, length=length, schedule=str(fastest(own, machine)))
+            measure(bench, name, attend, ranks, length, direction)
 
 
 def ours(bench: Bench, ranks: int, length: int) -> dict[str, Any]:
-    """Return our schedules: what attends, what the model expects of it, and where it is called."""
-    own, machine, found = problem(length, ranks), machine_of(bench.device), {}
-    alone_s = time_s(problem(length, 1), Schedule.RING, machine)
-    for schedule in possible(own):
-        if ranks == 2 and schedule is Schedule.ALL_GATHER:
-            continue  # of two ranks it is the ring
-        options = {"is_causal": True, "schedule": str(schedule), "group": bench.groups[ranks][0]}
-        model = {"model": round(alone_s / ranks / time_s(own, schedule, machine), 4)}
-        found[str(schedule)] = partial(context_parallel_attention, **options), model, nullcontext
+    """Return our schedules: what attends, and where it is called."""
+    schedules = [one for one in possible(problem(length, ranks)) if ranks > 2 or one is not Schedule.ALL_GATHER]
+    group = bench.groups[ranks][0]  # of two ranks the gather is the ring
+    found: dict[str, Any] = {
+        str(one): (partial(context_parallel_attention, is_causal=True, schedule=str(one), group=group), nullcontext)
+        for one in schedules
+    }
     if bench.table is not None and ranks == dist.get_world_size() and length < LONG:
         options = {"is_causal": True, "schedule": str(Schedule.RING), "group": bench.table}
-        found[MESH] = partial(context_parallel_attention, **options), {}, nullcontext
+        found[MESH] = partial(context_parallel_attention, **options), nullcontext
     return found
 
 
@@ -173,7 +168,7 @@ def theirs(bench: Bench, ranks: int) -> dict[str, Any]:
     within = {backend: partial(rivals.context_parallel_of, mesh, backend) for backend in bench.rival}
     within = within if dist.get_rank() < ranks else dict.fromkeys(bench.rival, nullcontext)
     return {
-        name: (partial(rivals.attend, grouped=grouped), {}, within[backend])
+        name: (partial(rivals.attend, grouped=grouped), within[backend])
         for backend, (name, grouped) in list(bench.rival.items())[:1]
     }
 
@@ -181,7 +176,7 @@ def theirs(bench: Bench, ranks: int) -> dict[str, Any]:
 def measure_window(bench: Bench) -> None:
     """Measure a window over equally many tokens a rank, of one rank and of more."""
     for ranks in bench.groups:
-        for layout in ("contiguous", "zigzag"):
+        for layout in ("contiguous", "zigzag") if ranks > 1 else ("contiguous",):
             options = {"is_causal": True, "window": (WINDOW, -1), "layout": layout, "group": bench.groups[ranks][0]}
             attend = partial(context_parallel_attention, **options)
             each = min(WINDOW_LENGTH, bench.length_alone)
