@@ -42,7 +42,7 @@ class Messages:
 
     @property
     def are_under_way(self) -> bool:
-        """Whether any were sent or are expected and nobody has waited for them."""
+        """Whether any were sent or are expected, and `wait` was not called."""
         return bool(self._works)
 
     def wait(self) -> None:

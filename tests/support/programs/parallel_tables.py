@@ -37,8 +37,8 @@ def schedules(document: Row) -> dict[str, Any]:
         "causal attention of one sequence, bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank "
         f"in half a second of calls, one schedule after the other. One GPU alone, at {alone[0]['length']:,} tokens: "
         f"{rates}. `auto` marks what the model takes where nothing was measured; its forwards are wrong by {worst:.1%} "
-        f"at most. By it a GPU reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the most "
-        "that a rank had allocated, its own tensors and their gradients included."
+        f"at most. By it a GPU reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the "
+        "most that a rank had allocated, its own tensors and their gradients included."
     )
     return table(document, how, SCHEDULES, rows)
 
