@@ -29,7 +29,7 @@ _KERNELS = (
     "the same in 10",
     "expanded, times as fast",
 )
-_RANKS = ("what happens", "ranks", "of them ended", "tuned in all", "disagreements")
+_RANKS = ("what happens", "ranks", "of them launched", "tuned in all", "configs")
 _CALLS = ("known launch of", "Triton's tuner", "this tuner", "of Triton's")
 _STARTS = ("first step of", "Triton's tuner", "this tuner", "times as fast")
 
@@ -154,12 +154,18 @@ def _processes(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _ranks(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [
-        (row["scenario"], str(row["ranks"]), str(row["ended"]), str(row["tuned_in_all"]), str(row["disagreements"]))
-        for row in rows
-    ]
-    devices = ", ".join(dict.fromkeys(row["device"] for row in rows))
-    return f"Ranks with a GPU each ({devices}):\n\n{markdown_table(_RANKS, lines)}" if rows else ""
+    """Return how ranks ended that have a GPU each, and what they launched with."""
+    lines = []
+    for row in rows:
+        told = [each for each in row["ranks"] if each]
+        numbers = (
+            len(row["ranks"]),
+            len(told),
+            sum(each["tuned"] for each in told),
+            len({each["config"] for each in told}),
+        )
+        lines.append((row["scene"], *map(str, numbers)))
+    return f"Ranks with a GPU each:\n\n{markdown_table(_RANKS, lines)}" if rows else ""
 
 
 def _calls(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -4,6 +4,7 @@ python -m tests.support.programs.library_bench winners --out results/h200.librar
 python -m tests.support.programs.library_bench starts --model fla --tuner stock --out results/h200.libraries.json
 python -m tests.support.programs.library_bench processes --model fla --out results/h200.libraries.json
 python -m tests.support.programs.library_bench calls --out results/h200.libraries.json
+python -m tests.support.programs.library_bench ranks --out results/h200.libraries.json
 
 A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
 where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
@@ -241,6 +242,15 @@ def process_agreement(path: Path, model: str, count: int, seconds: float) -> Non
     sys.stdout.write(json.dumps(row) + "\n")
 
 
+def rank_agreement(path: Path, ranks: int, seconds: float) -> None:
+    """Let a rank on every GPU launch one kernel, while some stay away or die."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = (*program("autotuned_ranks"), folder, str(ranks))
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=seconds, check=True)
+    write(path, read(path) | {"ranks": [json.loads(line) for line in done.stdout.splitlines()]})
+    sys.stdout.write(done.stdout)
+
+
 def warm_up() -> None:
     """Let the GPU and Triton's own launcher start before the first kernel is timed."""
     x = torch.ones(1 << 20, device="cuda")
@@ -250,7 +260,7 @@ def warm_up() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("winners", "starts", "processes", "calls", "measure"))
+    parser.add_argument("part", choices=("winners", "starts", "processes", "calls", "ranks", "measure"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--step", choices=tuple(library_steps.STEPS), action="append", help="for winners; all if not given"
@@ -278,6 +288,8 @@ def main() -> None:
         start_times(given.out, given.model, given.tuner, given.seconds, given.meanwhile)
     elif given.part == "calls":
         write(given.out, read(given.out) | {"calls": library_hits.known_calls()})
+    elif given.part == "ranks":
+        rank_agreement(given.out, torch.cuda.device_count(), given.seconds)
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 
