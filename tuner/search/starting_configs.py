@@ -11,6 +11,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.selection.untuned import shipped_untuned
+from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
@@ -30,9 +31,9 @@ MOST_REASONS = 4
 class Contenders:
     """The space, with the named configs in it.
 
-    expected: what the dispatcher takes while the shape is not tuned, whichever kernels are searched, which takes part
-    to the end, so that tuning never makes a call slower; then what it expects to be next. default: of the
-    first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
+    expected: what the dispatcher takes while the shape is not tuned, be it a winner that ships, whichever kernels are
+    searched, which takes part to the end, so that tuning never makes a call slower; then what it expects to be next.
+    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
     winners of near shapes. near: the rows of these.
     """
 
@@ -126,9 +127,9 @@ def expected_of_compiled(
 def _expected(
     shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
 ) -> tuple[KernelConfig, ...]:
-    """Return what the dispatcher would take for a shape that has none of its own; then what it expects to be next,
-    of the kernels that are searched."""
-    table = ConfigTable(rows, partial(shipped_untuned, device))
+    """Return what the dispatcher would take for a shape of which the store has no winner, by the store's others and
+    the results that ship; then what it expects to be next, of the kernels that are searched."""
+    table = ConfigTable((*rows, *JsonConfigs().configs(device)), partial(shipped_untuned, device))
     first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
     seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
     return first.config, *seeds[: SEEDS - 1]
