@@ -33,8 +33,8 @@ class Contenders:
 
     expected: what the dispatcher takes while the shape is not tuned, be it a winner that ships, whichever kernels are
     searched, which takes part to the end, so that tuning never makes a call slower; then what it expects to be next.
-    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
-    winners of near shapes. near: the rows of these.
+    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can.
+    neighbours: winners of near shapes. near: the rows of these.
     """
 
     space: SearchSpace
