@@ -1,10 +1,61 @@
 """What `python -m tests.support.programs.drawn_shapes` keeps, and the table that is made of it."""
 
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
 
+from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.shared.render import commit_sentence
 
 SUFFIX = ".drawn.json"
 """How the names of such files in results/ end."""
 
 FORMAT, SCHEMA = "blocktune-drawn", 1
 FEW_QUERIES = 16
-COLUMNS = ("shape", "untuned", "tuned", "untuned over fastest", "seconds")
+COLUMNS = ("shape", "untuned", "tuned", "untuned over fastest", "seconds of the search")
+NOTHING = (
+    "No shapes were drawn yet: `python -m tests.support.programs.drawn_shapes SEED results/DEVICE.drawn.json` does it, "
+    "`make results` shows them."
+)
+
+
+def block(path: Path) -> str:
+    """Return the table of a file, or how it would come about.
+
+    Raises:
+        UsageError: it holds nothing of the kind that its name says.
+    """
+    if not path.exists():
+        return NOTHING
+    document = read_document(path, "study of drawn shapes", FORMAT, SCHEMA)
+    caption = (
+        f"{len(document['rows'])} of {document['drawn']} shapes drawn with seed {document['seed']}, {document['device']} "
+        f"on {document['created_at'][:10]}: what a call got before the shape was tuned and what the search found, in "
+        "the same rounds."
+    )
+    table = markdown_table(COLUMNS, rows_of(document), words=(0,))
+    return "\n\n".join((caption, table, told(document), *commit_sentence(document)))
+
+
+def rows_of(document: Mapping[str, Any]) -> Iterable[list[str]]:
+    """Yield the cells of every shape, the greatest loss first."""
+    for row in sorted(document["rows"], key=lambda row: -row["untuned_over_fastest"]):
+        times = [f"{row[which]['time_us']:,.1f} µs" for which in ("untuned", "tuned")]
+        yield [row["shape"]["label"], *times, f"{row['untuned_over_fastest']:.3f}", f"{row['seconds']:.1f}"]
+
+
+def told(document: Mapping[str, Any]) -> str:
+    """Return the sentences below the table: means, and whether tuning made anything slower."""
+    rows = document["rows"]
+    losses = sorted(row["untuned_over_fastest"] for row in rows)
+    few = [row["untuned_over_fastest"] for row in rows if row["shape"]["seqlen_q"] <= FEW_QUERIES]
+    decoding = f", decoding and few queries alone {geometric_mean(few):.3f} ({len(few)})" if few else ""
+    slower = sum(row["tuned_is_slower"] for row in rows)
+    return (
+        f"Untuned over fastest: geometric mean {geometric_mean(losses):.3f}, 95th percentile "
+        f"{losses[math.ceil(0.95 * len(losses)) - 1]:.3f}, worst {losses[-1]:.3f}{decoding}. Tuning made "
+        f"{slower or 'none'} of them slower by more than the noise."
+    )

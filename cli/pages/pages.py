@@ -12,7 +12,7 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab import calibration_file
+from blocktune.cli.lab import calibration_file, drawn_file, transfer_file
 from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
 from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
@@ -84,6 +84,8 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),
+    (_ending(drawn_file.SUFFIX), drawn_file.block),
+    (lambda path: path.name == transfer_file.NAME, transfer_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
