@@ -32,12 +32,11 @@ def block(path: Path) -> str:
         return NOTHING
     document = read_document(path, "study of drawn shapes", FORMAT, SCHEMA)
     caption = (
-        f"{len(document['rows'])} of {document['drawn']} shapes drawn with seed {document['seed']}, {document['device']} "
-        f"on {document['created_at'][:10]}: what a call got before the shape was tuned and what the search found, in "
-        "the same rounds."
+        f"{len(document['rows'])} of {document['drawn']} shapes drawn with seed {document['seed']}, on "
+        f"{document['device']} on {document['created_at'][:10]}: what a call got before the shape was tuned and what "
+        f"the search found, in the same rounds.{commit_sentence([document['commit']])}"
     )
-    table = markdown_table(COLUMNS, rows_of(document), words=(0,))
-    return "\n\n".join((caption, table, told(document), *commit_sentence(document)))
+    return "\n\n".join((caption, markdown_table(COLUMNS, rows_of(document), words=(0,)), told(document)))
 
 
 def rows_of(document: Mapping[str, Any]) -> Iterable[list[str]]:

@@ -1,4 +1,4 @@
-"""What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out results/transfer.json`.
+"""What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
 
 Of each of two devices it reads winners (results/NAME.json), finals of both winners there (NAME-elsewhere.rematch.json,
 which `python -m tests.support.programs.winners_elsewhere` writes on such a GPU) and recorded sweeps. It needs no GPU.

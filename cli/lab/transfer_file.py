@@ -9,8 +9,8 @@ from typing import Any
 from blocktune.cli.shared.document_tables import markdown_table
 from blocktune.cli.shared.json_files import read_document
 
-NAME = "transfer.json"
-"""What such a file in results/ is called."""
+SUFFIX = ".transfer.json"
+"""How the names of such files in results/ end."""
 
 FORMAT, SCHEMA = "blocktune-transfer", 1
 
@@ -21,7 +21,7 @@ WINNER_COLUMNS = ("on", "winners of", "family", "shapes", "the same config", "me
 DECISION_COLUMNS = ("on", "what is taken for a shape that is not tuned", "sweeps", "mean", "95th percentile", "worst",
                     "decoding")  # fmt: skip
 NOTHING = (
-    "Two devices were not compared yet: `python -m blocktune.cli.lab.transfer h100 h200 --out results/transfer.json` "
+    "Two devices were not compared yet: `python -m blocktune.cli.lab.transfer h100 h200 --out results/h100-h200.transfer.json` "
     "does it, `make results` shows it."
 )
 

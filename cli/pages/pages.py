@@ -85,7 +85,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),
     (_ending(drawn_file.SUFFIX), drawn_file.block),
-    (lambda path: path.name == transfer_file.NAME, transfer_file.block),
+    (_ending(transfer_file.SUFFIX), transfer_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""

@@ -69,24 +69,29 @@ class Decision:
 
 
 def moved(own: Iterable[Best], other: Iterable[Best], rounds: RoundsOfShape) -> Iterator[Moved]:
-    """Yield the shapes that both devices have winners of today's kernels for; those that differ must have met.
+    """Yield the shapes that both devices have winners of today's kernels for; those that differ must have met here.
 
     Args:
         own: winners of the device.
         other: winners of the other device.
-        rounds: how different winners did here.
+        rounds: how different winners did here; the default met the own winner in the finals of its search.
     """
     there = {best.shape: best.config for best in other if is_live(best)}
     for best in own:
-        if best.shape not in there or not is_live(best):
-            continue
-        config, slowdown = there[best.shape], 1.0
-        if config != best.config:
-            met = rounds.get(best.shape.label, {})
-            if config not in met or best.config not in met:
-                continue
-            slowdown = met[config] / met[best.config]
-        yield Moved(shape=best.shape, own=best.config, other=config, slowdown=slowdown)
+        if best.shape in there and is_live(best):
+            config = there[best.shape]
+            slowdown = _slowdown(best, config, rounds.get(best.shape.label, {}))
+            if slowdown is not None:
+                yield Moved(shape=best.shape, own=best.config, other=config, slowdown=slowdown)
+
+
+def _slowdown(best: Best, config: KernelConfig, met: Mapping[KernelConfig, float]) -> float | None:
+    """Return a config's time over a winner's; None where they never met."""
+    if config == best.config:
+        return 1.0
+    if config in met and best.config in met:
+        return met[config] / met[best.config]
+    return best.speedup_over_default if config == best.default else None
 
 
 def decisions(
