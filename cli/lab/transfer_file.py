@@ -21,8 +21,8 @@ WINNER_COLUMNS = ("on", "winners of", "family", "shapes", "the same config", "me
 DECISION_COLUMNS = ("on", "what is taken for a shape that is not tuned", "sweeps", "mean", "95th percentile", "worst",
                     "decoding")  # fmt: skip
 NOTHING = (
-    "Two devices were not compared yet: `python -m blocktune.cli.lab.transfer h100 h200 --out results/h100-h200.transfer.json` "
-    "does it, `make results` shows it."
+    "Two devices were not compared yet: `python -m blocktune.cli.lab.transfer ONE OTHER --out "
+    "results/ONE-OTHER.transfer.json` does it, `make results` shows it."
 )
 
 
