@@ -1,7 +1,8 @@
 """What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
 
-Of each of two devices it reads winners (results/NAME.json), finals of both winners there (NAME-elsewhere.rematch.json,
-which `python -m tests.support.programs.winners_elsewhere` writes on such a GPU) and recorded sweeps. It needs no GPU.
+Of each of two devices it reads winners (results/NAME.json), finals of both winners there, if they met
+(NAME-elsewhere.rematch.json, which `python -m tests.support.programs.winners_elsewhere` writes on such a GPU), and
+recorded sweeps. It needs no GPU.
 """
 
 import argparse
@@ -54,12 +55,15 @@ def side(name: str, folder: Path) -> Side:
         name=name,
         bests=tuple(read_results(folder / f"{name}.json", trials=False).bests),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
-        rounds=met(read_document(folder / f"{name}-elsewhere.rematch.json", "results", REMATCH_FORMAT, REMATCH_SCHEMA)),
+        rounds=met(folder / f"{name}-elsewhere.rematch.json"),
     )
 
 
-def met(document: Mapping[str, Any]) -> RoundsOfShape:
-    """Return the times over the default's of a rematch."""
+def met(path: Path) -> RoundsOfShape:
+    """Return the times over the default's of a rematch; none where there was none."""
+    if not path.exists():
+        return {}
+    document = read_document(path, "results", REMATCH_FORMAT, REMATCH_SCHEMA)
     return {
         row["label"]: {
             KernelConfig.from_json(entry["config"]): entry["over_default"]

@@ -10,7 +10,6 @@ import pytest
 from blocktune.cli.lab import transfer, transfer_file
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.lab.sweep_file import Sweep
@@ -108,8 +107,11 @@ def test_without_a_file_the_page_says_how_it_would_come_about(tmp_path: Path) ->
     assert "python -m blocktune.cli.lab.transfer" in page
 
 
-def test_a_rematch_is_read_by_config() -> None:
+def test_a_rematch_is_read_by_config_if_there_was_one(tmp_path: Path) -> None:
+    file = tmp_path / "h100-elsewhere.rematch.json"
+    assert transfer.met(file) == {}
     entry = {"config": SHARED.config.to_json(), "over_default": 0.9}
     broken = {"config": OTHER.to_json(), "over_default": None}
-    found = transfer.met({"rows": [{"label": "s", "winners": [entry, broken]}]})
-    assert found == {"s": {KernelConfig.from_json(entry["config"]): 0.9}}
+    rows = [{"label": "s", "winners": [entry, broken]}]
+    file.write_text(json.dumps({"format": "blocktune-rematch", "schema": 1, "rows": rows}))
+    assert transfer.met(file) == {"s": {SHARED.config: 0.9}}
