@@ -99,7 +99,7 @@ def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: Comput
 def _goes_in_pairs(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, limits: ComputeLimits) -> bool:
     """Return whether several tiles of rows read the same contiguous keys, many of them each, and a multiprocessor holds
     two programs with `PAIRED_STAGES` buffers: one computes while the other waits. (With 128 rows and 128 columns, 4096
-    keys a program, an H100 and an H200 were 10 to 20 % faster than with one program and four buffers; with 512 slower.)
+    keys a program, an H200 and an H100 were 8 and 20 % faster than with one program and four buffers; with 512 slower.)
     """
     if shape.features.page_size or shape.group_size * shape.seqlen_q <= WARPGROUP_ROWS:
         return False
