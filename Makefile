@@ -34,8 +34,9 @@ WORKERS := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS)
 # What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some.
 PARALLEL := $(WORKERS) --dist loadfile
 SPREAD := $(WORKERS) --dist loadgroup
-# The others, nine of ten files, are not read in vain.
+# The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
+ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/tuner)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -52,7 +53,7 @@ endif
 .PHONY: run test test-interpreted test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
-	$(BIN)/tune run $(ARGS)
+	$(BIN)/blocktune run $(ARGS)
 
 # mypy has one processor: the interpreted tests run beside it.
 test: $(VENV)/.installed-test
@@ -77,7 +78,7 @@ check: $(VENV)/.installed-test
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
-	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not triton_free and not exhaustive and not cluster" tests/kernels tests/tuner
+	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not exhaustive and not cluster" $(ASKS_TRITON)
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
@@ -86,7 +87,7 @@ gpu-test: $(VENV)/.installed-test
 COUNTED := flash_fwd flash_fwd_tma flash_fwd_hopper
 counters: $(VENV)/.installed
 	for kernel in $(COUNTED); do \
-		$(BIN)/tune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
+		$(BIN)/blocktune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
 	done
 
 # Steps of whole models with our attention and with PyTorch's, in turns.

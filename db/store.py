@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from math import log2
-from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
 
+from blocktune.db.connected_store import ConnectedStore
 from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
-from blocktune.db.records.filling import fill_checksums
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
@@ -22,91 +21,22 @@ from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, 
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
-from blocktune.db.tables.engine import StoreEngines, open_engines
-from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
-from blocktune.db.tables.schema import is_current, make_current, require_current, require_same
-from blocktune.db.tables.server import kept_up
-from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 __all__ = ["ResultStore", "default_store_path"]
 
-Record = TypeVar("Record")
 T = TypeVar("T")
 
 
-class ResultStore:
-    """Trials and bests in a SQLite file or a PostgreSQL database; open one with `ResultStore.open`.
-
-    Any number of processes and threads may use the same store. What a writing method stored is committed when it
-    returns: a process that is killed afterwards loses nothing. Every method raises `StoreLockedError` when another
-    writer keeps the lock for the whole timeout, `StoreCorruptError` when the file is damaged, and `StoreError` when the
-    database does not answer.
-    """
-
-    def __init__(self, engines: StoreEngines, *, read_only: bool) -> None:
-        self._engines = engines
-        self._read_only = read_only
-
-    @classmethod
-    def open(
-        cls,
-        target: str | Path | StoreTarget | None = None,
-        *,
-        read_only: bool = False,
-        lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS,
-    ) -> Self:
-        """Return the store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory.
-
-        A missing database is created and an older one upgraded, unless it is only read.
-
-        Raises:
-            UsageError: a URL that cannot be parsed or whose driver is missing.
-            ForeignStoreError: the database belongs to another program.
-            SchemaTooNewError: a newer blocktune wrote it.
-            StoreError: it is locked, damaged, out of reach or, to be only read, missing.
-        """
-        place = target if isinstance(target, StoreTarget) else StoreTarget.of(target)
-        engines = open_engines(place, read_only=read_only, lock_timeout_seconds=lock_timeout_seconds)
-        if read_only:
-            require_current(engines)
-        else:
-            make_current(engines, fill_checksums)
-        return cls(engines, read_only=read_only)
-
-    @classmethod
-    def open_to_read(cls, target: str | Path | None = None) -> Self:
-        """Return the store at a place as `open` takes it, only to be read. It needs no write permission, unless an
-        older blocktune made the store: then it is upgraded first. Raises the errors of `open`."""
-        place = StoreTarget.of(target)
-        engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
-        if not is_current(engines):
-            make_current(
-                open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS), fill_checksums
-            )
-        return cls(engines, read_only=True)
-
-    @property
-    def target(self) -> StoreTarget:
-        """Where it is."""
-        return self._engines.target
-
-    @property
-    def label(self) -> str:
-        """The place as people may see it, without a password."""
-        return self._engines.target.label
-
-    def with_timeout(self, lock_timeout_seconds: float) -> Self:
-        """Return the same store, whose writers wait for so long."""
-        engines = open_engines(self.target, read_only=False, lock_timeout_seconds=lock_timeout_seconds)
-        return type(self)(engines, read_only=False)
+class ResultStore(ConnectedStore):
+    """Trials and bests of attention; open one with `ResultStore.open`."""
 
     def record(self, trial: Trial) -> None:
         """Store one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
@@ -257,8 +187,7 @@ class ResultStore:
     def clean(self, rules: Rules, *, dry_run: bool) -> CleanCounts:
         """Drop the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
         winners stay. A dry run only counts."""
-        if self._read_only:
-            raise self._only_read()
+        self._require_writable()
         with translated(self._engines.target):
             return clean(self._engines, rules, dry_run=dry_run)
 
@@ -270,16 +199,6 @@ class ResultStore:
         """Say what is wrong with a file that is not large: rows may be missing from what it answers."""
         warn_of_damage(self._engines)
 
-    def close(self) -> None:
-        """Let go of the database. Nothing waits to be written."""
-        self._engines.reader.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _only_device(self) -> DeviceSpec:
         known = self.devices()
         if len(known) != 1:
@@ -288,23 +207,7 @@ class ResultStore:
         return known[0]
 
     def _write(self, work: Callable[[BulkWriter], T]) -> T:
-        """Return what a piece of work returns that is done in a transaction of its own, alone."""
-        if self._read_only:
-            raise self._only_read()
-
-        def transaction() -> T:
-            with Session(self._engines.writer) as session, session.begin():
-                require_same(session.connection(), self.target)
-                return work(BulkWriter(session))
-
-        with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
-
-    def _only_read(self) -> StoreError:
-        return StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
-
-    def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        return self._reading(lambda session: readable_records(session, query, convert, self.label))
+        return self._writing(lambda session: work(BulkWriter(session)))
 
     def _of_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
         """Return the winners whose ids are chosen in the transaction that reads them."""
@@ -314,16 +217,6 @@ class ResultStore:
             return readable_records(session, query, best_of, self.label)
 
         return self._reading(chosen)
-
-    def _reading(self, work: Callable[[Session], T]) -> T:
-        """Return what a piece of work returns that reads in one transaction."""
-
-        def transaction() -> T:
-            with Session(self._engines.reader) as session:
-                return work(session)
-
-        with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
 
 
 def _bests_on(device: DeviceSpec) -> Select[Any]:

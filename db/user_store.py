@@ -1,58 +1,22 @@
 """What was measured of users' kernels, in the same database as ours."""
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Any, Self, TypeVar
 
-from sqlalchemy import Select, select
-from sqlalchemy.orm import Session
+from sqlalchemy import select
 
-from blocktune.db.records.filling import fill_checksums
-from blocktune.db.records.reading import id_of, readable_records
+from blocktune.db.connected_store import ConnectedStore
+from blocktune.db.records.reading import id_of
 from blocktune.db.records.records import Environment
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.records.user_rows import UserRowWriter, user_best_of, user_trial_of
-from blocktune.db.tables.engine import StoreEngines, open_engines
-from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import DeviceRow, EnvironmentRow
-from blocktune.db.tables.schema import make_current, require_current, require_same
-from blocktune.db.tables.server import kept_up
-from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
-from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.config import Problem
 
-Record = TypeVar("Record", UserTrial, UserBest)
 
-
-class UserKernelStore:
-    """Trials and winners of tuned functions; open one with `UserKernelStore.open`. It keeps the promises of
-    `ResultStore` and raises the same errors."""
-
-    def __init__(self, engines: StoreEngines) -> None:
-        self._engines = engines
-
-    @classmethod
-    def open(cls, target: str | Path | None = None, *, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> Self:
-        """Return the store at a path or URL; without one, at BLOCKTUNE_DB, else in the user's data directory. It is
-        created or upgraded if need be.
-
-        Raises:
-            UsageError: a URL that cannot be parsed or whose driver is missing.
-            StoreError: the database belongs to another program, is newer, locked, damaged or out of reach.
-        """
-        engines = open_engines(StoreTarget.of(target), read_only=False, lock_timeout_seconds=lock_timeout_seconds)
-        make_current(engines, fill_checksums)
-        return cls(engines)
-
-    @classmethod
-    def open_to_read(cls, target: str | Path | None = None) -> Self:
-        """Return a store of the present schema, only to be read: it needs no write permission. Raises the errors of
-        `open`."""
-        engines = open_engines(StoreTarget.of(target), read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
-        require_current(engines)
-        return cls(engines)
+class UserKernelStore(ConnectedStore):
+    """Trials and winners of autotuned kernels; open one with `UserKernelStore.open`."""
 
     def record(self, trial: UserTrial) -> None:
         """Store one trial; a later one of the same candidate and software replaces it.
@@ -111,29 +75,5 @@ class UserKernelStore:
             query = query.where(UserBestRow.device_id == id_of(DeviceRow, key=device.key))
         return self._read(query, lambda row: user_best_of(row, device))
 
-    def close(self) -> None:
-        """Let go of the database. Nothing waits to be written."""
-        self._engines.reader.dispose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _write(self, work: Callable[[UserRowWriter], None]) -> None:
-        def transaction() -> None:
-            with Session(self._engines.writer) as session, session.begin():
-                require_same(session.connection(), self._engines.target)
-                work(UserRowWriter(session))
-
-        with translated(self._engines.target):
-            kept_up(transaction, self._engines.lock_timeout_seconds)
-
-    def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
-        def transaction() -> list[Record]:
-            with Session(self._engines.reader) as session:
-                return readable_records(session, query, convert, self._engines.target.label)
-
-        with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
+        self._writing(lambda session: work(UserRowWriter(session)))

@@ -2,11 +2,13 @@
 
 Tests marked `gpu` are skipped, with the reason, where there is no GPU. Tests of the compiler are left out where Triton
 interprets, and tests that run kernels where nothing can. What tests miss is not written among the misses of the user.
-Worker processes take turns with the GPUs. Triton's interpreter finds things out once.
+Worker processes take turns with the GPUs. Triton's interpreter finds things out once. Ctrl-C reaches the processes that
+tests start, even if the run itself is a background job, in which the shell lets it be ignored.
 Every test draws its own random numbers (`same_draws`), whichever ran before it.
 """
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,8 @@ __all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --
 
 os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
 take_turns()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if INTERPRETED:
     do_less()
 

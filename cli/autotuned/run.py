@@ -27,16 +27,14 @@ ArgumentsOf = Annotated[
     typer.Option(
         "--args",
         metavar="MODULE:FUNCTION",
-        help="Makes the arguments of MODULE:KERNEL by name, from the sizes of --grid.",
+        help="Function that returns the kernel's arguments by name, for the sizes of --grid.",
     ),
 ]
 Space = Annotated[
     list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE,VALUE", help="Choices of MODULE:KERNEL in the place of its list."),
+    typer.Option("--param", metavar="NAME=VALUE,VALUE", help="Values to try instead of the kernel's own list."),
 ]
-Expand = Annotated[
-    int, typer.Option("--expand", min=0, help="Configs around the list of MODULE:KERNEL to try in addition.")
-]
+Expand = Annotated[int, typer.Option("--expand", min=0, help="How many configs to try beyond the kernel's list.")]
 
 
 def run_kernel(

@@ -14,10 +14,10 @@ from blocktune.kernels.values.errors import StoreError, UsageError, Verification
 
 def doctor(
     recover: Annotated[
-        bool, typer.Option("--recover", help="Save what can be read of a damaged database, in a fresh one.")
+        bool, typer.Option("--recover", help="Save every readable row of a damaged database in a fresh one.")
     ] = False,
     restore: Annotated[
-        bool, typer.Option("--restore", help="Put the newest backup in place, with what came later and can be read.")
+        bool, typer.Option("--restore", help="Restore the newest backup, with every readable later row.")
     ] = False,
     drill: Annotated[
         bool, typer.Option("--drill", help="Damage 200 copies of the database, recover each, and count what is lost.")
@@ -25,12 +25,12 @@ def doctor(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report what matters here, and what is wrong.
+    """Report the state of this machine, and what is wrong with it.
 
     Driver, CUDA, ptxas, torch, triton, SQLite, database and GPU state, with what each problem means.
     Ends with exit code 5 when the database cannot serve, else with 0: a machine without a GPU is no fault.
-    With --recover a damaged database is replaced by a fresh one with the rows that can still be read; the damaged file
-    is kept next to it. A sound database is left alone. Measurements that wait in files next to it are stored.
+    --recover replaces a damaged database by a fresh one with every row that can still be read, and keeps the damaged
+    file next to it. A sound database is left alone. Measurements that wait in files next to it are stored.
 
     \b
     tune doctor

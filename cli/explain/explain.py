@@ -58,22 +58,22 @@ def explain(
     ] = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a block.")] = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps per block.")] = None,
     stages: Stages = None,
     param: OwnParameters = None,
     device: DeviceName = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a config: where its time goes by the models, what binds it, what would lift that.
+    """Explain a config: where its time goes, what limits it, and what would lift the limit.
 
-    Of an autotuned kernel the winner of each key is compiled: how many of its blocks fit, what limits them, and what
-    the other configs took. Constants of a call that are no key values are given by --param.
+    For an autotuned kernel, it compiles the winner of each key and shows how many of its blocks fit, what limits them,
+    and what the other configs took. --param gives constants of a call that are not key values.
 
-    The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it.
-    It is compiled here, which needs no GPU. A measured time, where there is one, is shown next to the prediction,
-    and so is the config of the paper's block rule. Where the measured and the predicted time differ by more than a
-    quarter, the model does not explain the config: nothing is said about what binds it, and no advice is given.
+    The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
+    compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
+    paper's block rule. If measured and predicted time differ by more than a quarter, the model does not explain the
+    config: the command names no limit and gives no advice.
 
     \b
     tune explain --seq 8192 --dim 64

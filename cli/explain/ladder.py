@@ -44,18 +44,17 @@ def ladder(
         typer.Option("--preset", help="A known problem with its device and blocks: rtx2070.", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="JSON file; a shape of it is replaced.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel, and say what each step bought.
+    """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel; show what each step gains.
 
-    The backward has a ladder of its own: from matrices of probabilities over two passes and one to the kernel for
-    Hopper.
+    The backward has its own ladder: matrices of probabilities, two passes, one pass, the kernel for Hopper.
 
-    On the GPU here every step is checked and timed in turns with the others; for another --device all is predicted,
-    below the times that ship for that device and shape, if any. A step that cannot run is listed with the reason. One
-    whose result is wrong ends the command with 7.
+    On the GPU here, every step is checked and timed in turns with the others. For another --device, all times are
+    predicted; measured times that ship for that device and shape are shown first. A step that cannot run is listed with
+    the reason. A step with a wrong result ends the command with 7.
 
     \b
     tune ladder --seq 8192 --dim 64

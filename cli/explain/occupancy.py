@@ -29,13 +29,14 @@ def occupancy(
     signature: Signature = None,
     cc: Annotated[str | None, typer.Option("--cc", help="Compute capability, such as 9.0.")] = None,
     device: DeviceName = None,
-    warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps of a block.")] = None,
-    regs: Annotated[int | None, typer.Option("--regs", min=0, help="Registers of a thread.")] = None,
-    shared: Annotated[int | None, typer.Option("--shared", min=0, help="Dynamic shared bytes of a block.")] = None,
-    static_shared: Annotated[int, typer.Option("--static-shared", min=0, help="Static shared bytes of a block.")] = 0,
-    barriers: Annotated[int, typer.Option("--barriers", min=0, help="Named barriers of a block.")] = 1,
+    warps: Annotated[int | None, typer.Option("--warps", min=1, help="Warps per block.")] = None,
+    regs: Annotated[int | None, typer.Option("--regs", min=0, help="Registers per thread.")] = None,
+    shared: Annotated[int | None, typer.Option("--shared", min=0, help="Dynamic shared bytes per block.")] = None,
+    static_shared: Annotated[int, typer.Option("--static-shared", min=0, help="Static shared bytes per block.")] = 0,
+    barriers: Annotated[int, typer.Option("--barriers", min=0, help="Named barriers per block.")] = 1,
     carveout: Annotated[
-        int | None, typer.Option("--carveout", min=0, max=100, help="Shared memory's part of the L1, in percent.")
+        int | None,
+        typer.Option("--carveout", min=0, max=100, help="Shared memory's share of the L1 cache, in percent."),
     ] = None,
     kernel: Annotated[
         str | None,
@@ -51,13 +52,13 @@ def occupancy(
     seq: Annotated[int, typer.Option("--seq", min=1, help="Sequence length to compile for.")] = 8192,
     dtype: Dtype = "bf16",
     causal: IsCausal = False,
-    plot: Annotated[bool, typer.Option("--plot", help="Draw the blocks over each resource of a block, too.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="Also draw the number of blocks over each resource.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Explain how many blocks fit an SM, and why.
 
-    From the resources of a block, or of a kernel that is compiled here, which needs no GPU. A kernel for decoding or
-    for features needs a shape of its own: see `tune explain`.
+    Give the resources of a block, or a kernel to compile, which needs no GPU. Kernels for decoding or features need a
+    whole shape: see `tune explain`.
 
     \b
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot

@@ -38,7 +38,7 @@ def profile(
     ] = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps of a block.")] = None,
+    warps: Annotated[int | None, typer.Option("--warps", help="Warps per block.")] = None,
     stages: Stages = None,
     param: OwnParameters = None,
     from_file: Annotated[
@@ -46,7 +46,7 @@ def profile(
         typer.Option("--from", help="Counters recorded elsewhere: a CSV of `ncu --csv`, or a report (.ncu-rep)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Keep the counters and what they are of: NAME.counters.csv.")
+        Path | None, typer.Option("--out", help="Keep the counters and their config: NAME.counters.csv.")
     ] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Add the instructions of the compiled loop, by kind.")] = False,
     device: DeviceName = None,
@@ -55,9 +55,9 @@ def profile(
 ) -> None:
     """Put counters of Nsight Compute next to what the models predict of a config.
 
-    The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. With --sass
-    the machine code of a round of its loop is counted by kind of instruction, and reloads of spilled registers by
-    source line; that alone needs no GPU.
+    The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. --sass counts
+    the instructions of one round of its loop by kind, and reloads of spilled registers by source line; this needs no
+    GPU.
 
     \b
     tune profile --seq 8192 --dim 64

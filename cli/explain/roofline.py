@@ -21,8 +21,8 @@ def roofline(
 ) -> None:
     """Show the ceilings of a device: memory, L2, matrix products and exponentials, with the roofline that they make.
 
-    With --measure a copy, reads of what L2 holds, a product of large matrices and a kernel of exponentials run here,
-    and what the fastest round of each reached stands next to what the catalogue says.
+    With --measure, a copy, reads from L2, a product of large matrices and a kernel of exponentials run here, and the
+    fastest round of each is shown next to the catalogue's figure.
 
     \b
     tune roofline --device h200

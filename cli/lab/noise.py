@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def noise(
     flags: ShapeFlags,
     minutes: Annotated[
-        float, typer.Option("--minutes", min=0.5, max=600, help="How long, the compiling included.")
+        float, typer.Option("--minutes", min=0.5, max=600, help="Minutes to run, compiling included.")
     ] = 3.0,
     out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
     db: Database = None,
@@ -30,9 +30,9 @@ def noise(
 ) -> None:
     """Repeat the measurements of a search on a few configs for minutes, in bursts and under sustained load by turns.
 
-    The configs are the stored winner, or the default, and three near it. It tells how far repeated measurements and
-    finals of one config are apart, how they drift, whether the regimes rank the configs alike, and how often finals of
-    a config against itself have a winner.
+    The configs are the stored winner, or the default, and three near it. The command shows how much repeated
+    measurements and finals of one config differ, how they drift, whether both regimes rank the configs alike, and how
+    often finals of a config against itself have a winner.
 
     \b
     tune noise --seq 8192 --dim 64

@@ -22,26 +22,27 @@ if TYPE_CHECKING:
 
 
 def record(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the sweeps are, and are written.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the sweeps.")],
     shapes_file: Annotated[Path, typer.Option("--shapes", help="TOML file of shapes, as for `tune run`.")],
     shard: Annotated[
-        str, typer.Option("--shard", metavar="I/N", help="Every Nth shape from the Ith on, for one of N GPUs.")
+        str,
+        typer.Option("--shard", metavar="I/N", help="Only every Nth shape from the Ith on: the part of one of N GPUs."),
     ] = "1/1",
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="When to end, with what is there.")] = 1500.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="Seconds after which the command ends.")] = 1500.0,
     most: Annotated[
-        int, typer.Option("--most", min=1, help="Configs of a shape; a dense part of a larger space.")
+        int, typer.Option("--most", min=1, help="Configs per shape; of a larger space, its most promising part.")
     ] = 200,
     kernel: Annotated[
         list[str] | None,
-        typer.Option("--kernel", help="This kernel only; may be repeated.", autocompletion=completion.kernels),
+        typer.Option("--kernel", help="Only this kernel; may be repeated.", autocompletion=completion.kernels),
     ] = None,
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
     """Record a sweep of every shape that has none in the folder.
 
-    A sweep is written when its shape is done. What was measured when the time ends is written too, and the same command
-    goes on with the shapes that have no file.
+    A sweep is written when its shape is done. When the time ends, the current shape is written too; the same command
+    continues with the shapes that have no file.
 
     \b
     tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml

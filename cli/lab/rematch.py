@@ -29,7 +29,7 @@ def rematch(
 ) -> None:
     """Time the winners of repeated searches against each other and the default, in one run of finals per shape.
 
-    It tells how many searches found the same winner or one within the tie band of it, and whether any winner is slower
+    It shows how many searches found the same winner or one within the tie band of it, and whether any winner is slower
     than the default. Only shapes that all stores hold as measured on this kind of GPU, under one regime, take part.
 
     \b

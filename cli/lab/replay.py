@@ -27,26 +27,24 @@ def replay(
     ] = None,
     strategy: Annotated[
         list[str] | None,
-        typer.Option("--strategy", help="This one only; may be repeated.  [default: all that are installed]"),
+        typer.Option("--strategy", help="Only this one; may be repeated.  [default: all that are installed]"),
     ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option("--without", help="Leave out this kernel, as on a GPU that cannot run it; may be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches of a strategy that draws lots.")] = 20,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Searches per random strategy.")] = 20,
     untuned: Annotated[
         bool,
-        typer.Option("--untuned", help="What shapes get without tuning, each sweep left out in turn, not strategies."),
+        typer.Option("--untuned", help="Compare what shapes get without tuning, each sweep left out in turn."),
     ] = False,
     winners: Annotated[
         Path | None, typer.Option("--winners", help="With --untuned: stored winners, as `tune export` writes them.")
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", help="JSON file; strategies are added to one of the same sweeps.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="JSON file; one for the same sweeps is extended.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Search recorded sweeps by several strategies and tell how far from the best each of them ends.
+    """Search recorded sweeps with several strategies, and show how close to the best each of them gets.
 
     The searches are those of `tune run`, with the recorded times in place of a compiler and a GPU.
 

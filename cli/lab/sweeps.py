@@ -68,7 +68,7 @@ def show(
 def sweeps(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where to write; made if it is missing.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Also shapes of which not every config was tried with all rounds.")
+        bool, typer.Option("--partial", help="Also write shapes with configs that were not tried with all rounds.")
     ] = False,
     device: OnlyDevice = None,
     db: Database = None,

@@ -38,11 +38,11 @@ def calibrate(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit what corrects the expected times of untuned shapes to what was measured on a device.
+    """Fit the correction of expected times, for untuned shapes, to measurements on a device.
 
-    The file holds what recorded sweeps and winners, and the trials of a database that is named, say of other shapes,
-    and the constants that serve best where each shape is left out. `results/DEVICE.correction.json` ships with the
-    package. Equal measurements give equal bytes.
+    The file holds what recorded sweeps, winners and the trials of a named database say about other shapes, and the
+    constants that predict left-out shapes best. `results/DEVICE.correction.json` ships with the package. Equal
+    measurements give equal bytes.
 
     \b
     tune calibrate --winners results/h200.json --out results/h200.correction.json

@@ -48,8 +48,8 @@ def report(
 
     It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, a
     map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for nothing from a network.
-    Without a place it shows your database and what ships with the package; with places these and nothing else. The
-    flags of a shape leave the sweeps of other shapes out.
+    Without a place, it shows your database and what ships with the package; with places, it shows only these. The shape
+    flags leave out the sweeps of other shapes.
 
     \b
     tune report

@@ -18,7 +18,7 @@ COLUMNS = ("device", "shapes", "from", "to", "config", "largest loss")
 
 
 def buckets(
-    loss: Annotated[float, typer.Option("--loss", help="Percent that any shape may lose.")] = 3.0,
+    loss: Annotated[float, typer.Option("--loss", help="Percent that a shape may lose at most.")] = 3.0,
     apply: Annotated[
         bool, typer.Option("--apply", help="Store each bucket's config; without this flag it is only reported.")
     ] = False,
@@ -26,7 +26,7 @@ def buckets(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge winners of neighbouring shapes where the stored trials say that one config serves them all.
+    """Merge winners of neighbouring shapes if one config serves them all, by the stored trials.
 
     A shape joins a bucket only when the bucket's config was timed on that very shape and loses no more than --loss
     against its winner. So complete searches merge best: tune run --exhaustive.

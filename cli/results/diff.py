@@ -23,8 +23,8 @@ def diff(
 ) -> None:
     """Compare the winners of two databases or files.
 
-    Shapes that only B has are added, those that only A has removed; config means that another config won, retimed that
-    the same one has another time, origin or software.
+    added: only the second one has the shape. removed: only the first one has it. config: another config won. retimed:
+    the same config has another time, origin or software.
 
     \b
     tune diff before.json after.json

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def freeze(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write; with --all, the folder.")],
     device: OneDevice = None,
-    every: Annotated[bool, typer.Option("--all", help="All devices, one file each in the folder OUT.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All devices, each in a file of the folder OUT.")] = False,
     sign: Annotated[
         Path | None, typer.Option("--sign", metavar="KEY", help="Sign the file with this private Ed25519 key.")
     ] = None,

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def gc(
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; without this flag it is only counted.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Drop them; without this flag they are only counted.")] = False,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop trials that no new one can be compared with. Winners stay, whatever they were measured with.
+    """Drop trials that cannot be compared with new ones. All winners stay.
 
     Those are trials of a kernel whose source has changed since, and trials by an older measuring protocol. `tune
     verify` uses them once more after an upgrade, so run that first.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def kernels(
     name: Annotated[
         str | None,
-        typer.Argument(metavar="NAME", help="Kernels by `module:function`, wildcards allowed; shows every trial."),
+        typer.Argument(metavar="NAME", help="Kernels by `module:function`, with wildcards; shows every trial."),
     ] = None,
     device: DeviceName = None,
     freeze: Annotated[

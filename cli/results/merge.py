@@ -13,11 +13,11 @@ Places = Annotated[
 
 
 def merge(places: Places, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
-    """Take the winners and trials of other databases and exports into the database.
+    """Add the winners and trials of other databases and exports to the database.
 
-    All or, when anything is wrong, nothing. Every trial is kept. Of several winners of one shape the surest origin
-    stays (measured, borrowed, predicted); of these, the youngest names the software whose times count; of those, the
-    fastest stays. The order of the files does not matter.
+    If anything is wrong, nothing is added. Every trial is kept. Of several winners of one shape, the best origin stays
+    (measured, borrowed, predicted). Of these, the youngest decides which software counts, and the fastest by that
+    software stays. The order of the files does not matter.
 
     \b
     tune merge node1.db node2.db --trust --db fleet.db

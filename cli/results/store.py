@@ -32,13 +32,13 @@ OutputFile = Annotated[
 ]
 InputFile = Annotated[str, typer.Argument(metavar="FILE", help="An export to read, or the URL of Optuna's storage.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Believe what was measured there; else it is borrowed until `tune verify`.")
+    bool, typer.Option("--trust", help="Trust its measurements; otherwise they are borrowed until `tune verify`.")
 ]
 
 
 def list_bests(
     device: OnlyDevice = None,
-    shipped: Annotated[bool, typer.Option("--shipped", help="What ships with the package, whatever you have.")] = False,
+    shipped: Annotated[bool, typer.Option("--shipped", help="Show what ships with the package.")] = False,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -92,19 +92,19 @@ def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[UserBest
 def export(
     file: OutputFile,
     device: OneDevice = None,
-    trials: Annotated[bool, typer.Option("--trials", help="Every trial too, not only the winners.")] = False,
+    trials: Annotated[bool, typer.Option("--trials", help="Also write every trial, not only the winners.")] = False,
     format_: Annotated[
         ExportFormat,
         typer.Option(
             "--format",
-            help="Ours, or one of others; vllm writes into a folder, optuna all trials as studies, "
-            "csv and parquet as tables, kernel-tuner and t4 into a folder.",
+            help="json is ours. vllm, kernel-tuner and t4 write a folder; optuna writes all trials as studies, "
+            "csv and parquet as tables.",
         ),
     ] = ExportFormat.JSON,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the results of one device to a JSON file, or its winners in the format of others.
+    """Write the results of one device to a JSON file, or its winners in another format.
 
     \b
     tune export h200.json --device h200
@@ -154,10 +154,10 @@ def export(
 
 
 def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
-    """Take the results of an export into the database.
+    """Add the results of an export to the database.
 
-    All of them or, when anything is wrong, none. What the database holds and ranks higher stays. Winners that were
-    measured elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file.
+    If anything is wrong, nothing is added. Results in the database that rank higher stay. Winners that were measured
+    elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file.
 
     \b
     tune import h200.json

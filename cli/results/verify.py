@@ -32,7 +32,7 @@ def verify(
     ] = None,
     param: Space = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Also winners that were measured with the software that is here.")
+        bool, typer.Option("--all", help="Also verify winners that were measured with the software in use.")
     ] = False,
     unknown_speedup: Annotated[
         bool, typer.Option("--unknown-speedup", help="Only winners that were not timed against today's default.")
@@ -42,12 +42,12 @@ def verify(
 ) -> None:
     """Check and time winners and their runners-up again on this GPU, and store who wins now.
 
-    Without --all only those that are due: measured with another driver, Triton, ptxas, torch or kernel source or
-    against another default, or imported. What is verified counts as measured here. A winner that computes a wrong
-    result is replaced, and ends the command with 7 after all shapes. Ctrl-C keeps what was verified. What production
-    found to be wrong (its first use of a config that is not exact is checked) is shown first.
+    Without --all, only winners that are due: imported ones, and those measured with another driver, Triton, ptxas,
+    torch or kernel source or against another default. Verified winners count as measured here. A winner that computes a
+    wrong result is replaced, and the command ends with 7 after all shapes. Ctrl-C keeps what was verified. Configs that
+    production found to be wrong at their first use are shown first.
 
-    Of autotuned kernels it says which winners still serve with the source and software that are here; with --args it
+    For autotuned kernels, it says which winners are still valid for the source and software in use. With --args, it
     measures all configs again, and compares the results of the winner with those of the list's first config.
 
     \b

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compile.one_config import CompiledCode
 
-BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows of a tile.")]
-BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows of a tile.")]
+BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows per tile.")]
+BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows per tile.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")]
 OwnParameters = Annotated[
     list[str] | None,
     typer.Option(
         "--param",
         metavar="NAME=VALUE",
-        help="A parameter of the kernel's own; may be repeated.",
+        help="A parameter of this kernel; may be repeated.",
         autocompletion=completion.own_parameters,
     ),
 ]

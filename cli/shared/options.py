@@ -31,7 +31,7 @@ OneDevice = Annotated[
     str | None,
     typer.Option(
         "--device",
-        help="The GPU whose results are written.  [default: the only one in the database]",
+        help="GPU whose results are written.  [default: the only one in the database]",
         autocompletion=completion.devices,
     ),
 ]
@@ -42,7 +42,7 @@ Database = Annotated[
 Signature = Annotated[
     str | None,
     typer.Option(
-        "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` says that 16 divides it."
+        "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` means divisible by 16."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
@@ -54,18 +54,18 @@ IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i
 class ShapeFlags:
     """One attention shape as flags; `complete_shape` says what a size that is not given becomes."""
 
-    seq: Annotated[int, typer.Option("--seq", help="Queries of a sequence.")]
+    seq: Annotated[int, typer.Option("--seq", help="Queries per sequence.")]
     dim: Annotated[int, typer.Option("--dim", help="Head dimension.")]
     batch: Annotated[
         int | None,
         typer.Option(
-            "--batch", help=f"Sequences of a batch.  [default: {DEFAULT_TOKENS} / the longer of seq and seq-k]"
+            "--batch", help=f"Sequences in the batch.  [default: {DEFAULT_TOKENS} / the longer of seq and seq-k]"
         ),
     ] = None
     heads: Annotated[int | None, typer.Option("--heads", help=f"Query heads.  [default: {DEFAULT_WIDTH} / dim]")] = None
     kv_heads: Annotated[int | None, typer.Option("--kv-heads", help="Key/value heads.  [default: heads]")] = None
     seq_k: Annotated[
-        int | None, typer.Option("--seq-k", help="Keys of a sequence.  [default: seq, unless that is 1]")
+        int | None, typer.Option("--seq-k", help="Keys per sequence.  [default: seq, unless that is 1]")
     ] = None
     dim_v: Annotated[int | None, typer.Option("--dim-v", help="Head dimension of the values.  [default: dim]")] = None
     dtype: Dtype = "bf16"
@@ -79,7 +79,7 @@ class ShapeFlags:
     features: Annotated[
         str,
         typer.Option(
-            "--features", help="Such as 'window=127:0 softcap' or 'cached kv=e4m3', in a grid with + for a blank."
+            "--features", help="Features, such as 'window=127:0 softcap' or 'cached kv=e4m3'; in a grid, + is a blank."
         ),
     ] = ""
 

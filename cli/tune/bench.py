@@ -30,20 +30,22 @@ def bench(
     grid: Grid,
     autotune: Annotated[bool, typer.Option("--autotune", help="Let stock @triton.autotune take part; slow.")] = False,
     standard: Annotated[bool, typer.Option("--standard", help="Let standard attention take part.")] = False,
-    flex: Annotated[bool, typer.Option("--flex", help="Let PyTorch's FlexAttention take part; compiles long.")] = False,
+    flex: Annotated[
+        bool, typer.Option("--flex", help="Let PyTorch's FlexAttention take part; slow to compile.")
+    ] = False,
     regime: Annotated[
-        Regime, typer.Option("--regime", help="GPU rests between rounds, or works without a break.")
+        Regime, typer.Option("--regime", help="burst lets the GPU rest between rounds; sustained never pauses.")
     ] = Regime.BURST,
     out: Annotated[Path | None, typer.Option("--out", help="JSON file, complete after every shape.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the test data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the tuned config against the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
-    All of a shape are checked first and timed in turns. Of a shape that was not tuned, what its calls get takes part.
-    A file that exists is added to, so that a long bench can be made in parts.
-    A config that calls get and that is wrong ends the command with 7, after all shapes.
+    All are checked first, then timed in turns. For a shape that was not tuned, the config that its calls get takes
+    part. An existing file is extended, so a long bench can run in parts. If a config that calls get is wrong, the
+    command ends with 7 after all shapes.
 
     \b
     tune bench --seq 8192 --dim 64

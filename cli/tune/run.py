@@ -43,64 +43,72 @@ def run(
     param: Space = None,
     expand: Expand = 0,
     trials: Annotated[
-        int | None, typer.Option("--trials", help=f"Configs to try at most.  [default: {_DEFAULT_TRIALS}]")
+        int | None, typer.Option("--trials", help=f"Maximum number of configs to try.  [default: {_DEFAULT_TRIALS}]")
     ] = None,
     time_budget: Annotated[
         float | None,
-        typer.Option("--time-budget", help=f"Seconds to search at most.  [default: {_DEFAULT_SECONDS}]"),
+        typer.Option("--time-budget", help=f"Maximum seconds to search.  [default: {_DEFAULT_SECONDS}]"),
     ] = None,
     kernel: Annotated[
         list[str] | None,
-        typer.Option("--kernel", help="Search this kernel only; may be repeated.", autocompletion=completion.kernels),
+        typer.Option("--kernel", help="Search only this kernel; may be repeated.", autocompletion=completion.kernels),
     ] = None,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Try every config, whatever the time.")] = False,
     regime: Annotated[
         Regime | None,
         typer.Option(
-            "--regime", help=f"GPU rests between rounds, or works without a break.  [default: {DEFAULT_REGIME}]"
+            "--regime",
+            help=f"burst lets the GPU rest between rounds; sustained never pauses.  [default: {DEFAULT_REGIME}]",
         ),
     ] = None,
     objective: Annotated[
-        Objective, typer.Option("--objective", help="Of the finals: the fastest, or the least energy of a launch.")
+        Objective, typer.Option("--objective", help="Choose the winner by the time or by the energy of a launch.")
     ] = Objective.TIME,
     sampler: Annotated[
         str,
         typer.Option(
             "--sampler",
-            help=f"Who chooses the next config: {', '.join(STRATEGIES)}, or package.module:Class of Optuna's kind.",
+            help=f"Strategy that chooses the next config: {', '.join(STRATEGIES)}, "
+            "or an Optuna sampler as package.module:Class.",
             autocompletion=completion.samplers,
         ),
     ] = DEFAULT,
     study: Annotated[
         str | None,
-        typer.Option("--study", metavar="URL", help="Keep the Optuna study too, in a file or database of its own."),
+        typer.Option("--study", metavar="URL", help="Also keep the Optuna study, in a separate file or database."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the sampler and the test data.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed for the sampler and the test data.")] = 0,
     from_misses: Annotated[
         bool,
-        typer.Option("--from-misses", help="The shapes that the dispatcher had no measurement of, frequent first."),
+        typer.Option("--from-misses", help="Tune the shapes that the dispatcher missed, most frequent first."),
     ] = False,
     shapes_file: Annotated[
         Path | None, typer.Option("--shapes", help="Many shapes, as tables of a TOML file: seq = 8192, dim = 64, …")
     ] = None,
     gpus: Annotated[
         str | None,
-        typer.Option("--gpus", metavar="N|all", help="GPUs of one kind that share many shapes.  [default: all]"),
+        typer.Option("--gpus", metavar="N|all", help="How many GPUs of one kind share many shapes.  [default: all]"),
     ] = None,
     shard: Annotated[
         str | None,
-        typer.Option("--shard", metavar="I/N", help="Of many shapes every Nth from the Ith on, for one of N machines."),
+        typer.Option(
+            "--shard", metavar="I/N", help="Only every Nth shape from the Ith on: the part of one of N machines."
+        ),
     ] = None,
     executor: Annotated[
-        Engine, typer.Option("--executor", help="Who makes many shapes: this machine, or a Ray cluster.")
+        Engine, typer.Option("--executor", help="Where to tune many shapes: on this machine, or on a Ray cluster.")
     ] = Engine.LOCAL,
     address: Annotated[
         str | None,
-        typer.Option("--address", help="Of the Ray cluster; auto: that of this machine.  [default: one of its own]"),
+        typer.Option(
+            "--address", help="Address of the Ray cluster; auto is the one on this machine.  [default: a new one]"
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="NAME=VERSION", help="Nodes with this triton, torch or driver make nothing."),
+        typer.Option(
+            "--exclude", metavar="NAME=VERSION", help="Use no node with this version of triton, torch or driver."
+        ),
     ] = None,
     device: DeviceName = None,
     db: Database = None,
@@ -108,9 +116,9 @@ def run(
 ) -> None:
     """Find the fastest config for a shape on this GPU.
 
-    For a device that is not here it is predicted, from compiled code and a cost model.
-    Every trial is stored when it ends: Ctrl-C keeps what was found, and the same command goes on from there.
-    An autotuned kernel is tuned for each size of --grid, on the arguments that --args makes of them.
+    For a device that is not in this machine, times are predicted from compiled code and a cost model. Every trial is
+    stored when it ends: Ctrl-C keeps all results, and the same command continues from there. An autotuned kernel is
+    tuned for each size of --grid; --args names the function that makes its arguments.
 
     \b
     tune run --seq 8192 --dim 64
@@ -119,7 +127,7 @@ def run(
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     tune run --shapes shapes.toml --gpus 2
     tune run --shapes shapes.toml --shard 3/16
-    tune run --shapes shapes.toml --executor ray --address auto --device any
+    blocktune run --shapes shapes.toml --executor ray --address auto --device any
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60

@@ -28,12 +28,11 @@ def ui(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the report's views in a browser, live, until Ctrl-C.
+    """Show the views of the report in a browser, live, until Ctrl-C.
 
-    The page follows the database: trials of a search, also of another process or on a server, appear as they are
-    stored. It compiles block sizes that were never tried and shows their registers, spills, occupancy and predicted
-    time. The database is only read. The server answers this machine alone, and only with the token of the printed
-    address.
+    The page follows the database: trials appear as they are stored, even those of another process or on a server. It
+    compiles block sizes that were never tried and shows their registers, spills, occupancy and predicted time. The
+    database is only read. The server answers only this machine, and only with the token of the printed address.
 
     \b
     tune ui

@@ -83,17 +83,7 @@ def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTr
     Raises:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
-    require_links(row)
-    trial = UserTrial(
-        device=device or device_of(row.device, row.gpu_uuid),
-        environment=environment_of(row.environment),
-        problem=Problem.from_document(row.problem),
-        config=UserConfig.from_document(row.kernel, row.config),
-        source_hash=row.source_hash,
-        outcome=Outcome(row.outcome),
-        created_at=row.created_at,
-        **record_values(UserTrial, row),
-    )
+    trial = UserTrial(outcome=Outcome(row.outcome), **_shared(row, device), **record_values(UserTrial, row))
     require_sound_user_trial(trial)
     require_as_written(replace(trial, device=replace(trial.device, uuid=row.gpu_uuid)), row.checksum)
     return trial
@@ -105,17 +95,21 @@ def user_best_of(row: UserBestRow, device: DeviceSpec | None = None) -> UserBest
     Raises:
         one of UNREADABLE: a value is out of range. blocktune does not write such values.
     """
-    require_links(row)
-    best = UserBest(
-        device=device or device_of(row.device, row.gpu_uuid),
-        environment=environment_of(row.environment),
-        problem=Problem.from_document(row.problem),
-        config=UserConfig.from_document(row.kernel, row.config),
-        source_hash=row.source_hash,
-        default=UserConfig.from_document(row.kernel, row.default_config),
-        created_at=row.created_at,
-        **record_values(UserBest, row),
-    )
+    default = UserConfig.from_document(row.kernel, row.default_config)
+    best = UserBest(default=default, **_shared(row, device), **record_values(UserBest, row))
     require_sound_user_best(best)
     require_as_written(replace(best, device=replace(best.device, uuid=row.gpu_uuid)), row.checksum)
     return best
+
+
+def _shared(row: UserTrialRow | UserBestRow, device: DeviceSpec | None) -> dict[str, Any]:
+    """Return the fields that a trial and a winner have in common."""
+    require_links(row)
+    return {
+        "device": device or device_of(row.device, row.gpu_uuid),
+        "environment": environment_of(row.environment),
+        "problem": Problem.from_document(row.problem),
+        "config": UserConfig.from_document(row.kernel, row.config),
+        "source_hash": row.source_hash,
+        "created_at": row.created_at,
+    }

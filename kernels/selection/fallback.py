@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.stored.provenance import DISTANCE_OF_REUSE, MAX_DISTANCE, MAX_NEIGHBOURS, Reuse
+from blocktune.kernels.stored.provenance import Reuse, nearest_rows
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -109,9 +109,7 @@ class ConfigTable:
     def neighbours(self, shape: AttentionShape, *, predicted: bool = False) -> list[TunedConfig]:
         """Return what was measured, or predicted, for other shapes of the same kind, nearest first."""
         found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
-        near = [row for row in found if distance(row.shape, shape) <= MAX_DISTANCE]
-        near.sort(key=lambda row: distance(row.shape, shape) + DISTANCE_OF_REUSE[_reuse(row) or Reuse.EXACT])
-        return near[:MAX_NEIGHBOURS]
+        return nearest_rows((distance(row.shape, shape), _reuse(row) or Reuse.EXACT, row) for row in found)
 
     def expected(self, shape: AttentionShape) -> "list[Expectation]":
         """Return what the configs for a shape that was not measured are expected to take, the one to take first."""

@@ -11,13 +11,17 @@ was measured last.
 
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from importlib import metadata
+from typing import TypeVar
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.nvml import driver_version, power_limit_w
+
+Row = TypeVar("Row")
 
 POWER_CLASS = 0.1
 """Power limits that differ by more than this share of the higher one are others."""
@@ -90,6 +94,16 @@ def reuse_of(measured: Identity, present: Identity) -> Reuse | None:
     if _differ(measured.driver, present.driver) or 0 < watts[0] < (1 - POWER_CLASS) * watts[1]:
         return Reuse.OTHER_DRIVER
     return Reuse.EXACT
+
+
+def nearest_rows(rows: Iterable[tuple[float, Reuse, Row]]) -> list[Row]:
+    """Return the rows that a call without its own measurement may take, the nearest first.
+
+    Args:
+        rows: what was measured for something else: how far that is, what the measurement is worth here, and the row.
+    """
+    near = [(distance + DISTANCE_OF_REUSE[reuse], row) for distance, reuse, row in rows if distance <= MAX_DISTANCE]
+    return [row for _, row in sorted(near, key=lambda pair: pair[0])[:MAX_NEIGHBOURS]]
 
 
 def _differ(one: str, other: str) -> bool:

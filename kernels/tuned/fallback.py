@@ -21,10 +21,9 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.provenance import (
     DISTANCE_OF_REUSE,
-    MAX_DISTANCE,
-    MAX_NEIGHBOURS,
     Identity,
     Reuse,
+    nearest_rows,
     present_identity,
     reuse_of,
 )
@@ -77,7 +76,7 @@ def stored_winners(
     found = []
     for row in rows:
         try:
-            found.append(_winner(row, device))
+            found.append(winner_of(row, _reuse(row, device)))
         except Exception as error:  # whatever it holds
             logger.warning("A stored winner of %s is ignored: %.300s", kernel, error)
     return found
@@ -86,24 +85,38 @@ def stored_winners(
 def candidates(stored: Iterable[UserWinner], problem: Problem) -> Iterator[tuple[UserRung, UserWinner]]:
     """Yield the stored winners that may serve the problem, best first."""
     winners = list(stored)
-    ours = sorted((winner for winner in winners if winner.problem == problem), key=_weight)
-    for winner in ours:
+    ours = (winner for winner in winners if winner.problem == problem)
+    for winner in sorted(ours, key=lambda winner: DISTANCE_OF_REUSE[winner.reuse]):
         yield UserRung(str(winner.reuse)), winner
-    distances = ((problem.distance(winner.problem), winner) for winner in winners if winner.problem != problem)
-    near = [(distance + _weight(winner), winner) for distance, winner in distances if distance is not None]
-    for distance, winner in sorted(near, key=lambda pair: pair[0])[:MAX_NEIGHBOURS]:
-        if distance <= MAX_DISTANCE:
-            yield UserRung.NEAREST, winner
+    others = ((problem.distance(winner.problem), winner) for winner in winners if winner.problem != problem)
+    near = ((distance, winner.reuse, winner) for distance, winner in others if distance is not None)
+    for winner in nearest_rows(near):
+        yield UserRung.NEAREST, winner
 
 
-def _weight(winner: UserWinner) -> float:
-    return DISTANCE_OF_REUSE[winner.reuse]
+def winner_of(row: Mapping[str, object], reuse: Reuse) -> UserWinner:
+    """Return the winner that a row of a store or a frozen document holds.
 
-
-def _winner(row: Mapping[str, object], device: DeviceSpec) -> UserWinner:
+    Raises:
+        UsageError: a value breaks a rule.
+    """
     time_us = row["time_us"]
-    if not isinstance(time_us, float) or not 0 < time_us < 1e12:
+    if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
+    return UserWinner(
+        problem=Problem.from_document(row["problem"]),
+        config=UserConfig.from_document(row["kernel"], row["config"]),
+        time_us=float(time_us),
+        reuse=reuse,
+    )
+
+
+def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse:
+    """Return what the measurement of a stored row is worth on a device.
+
+    Raises:
+        UsageError: nothing.
+    """
     source_hash = str(row["source_hash"])
     measured = Identity(
         device_key=str(row["device_key"]),
@@ -115,9 +128,4 @@ def _winner(row: Mapping[str, object], device: DeviceSpec) -> UserWinner:
     reuse = reuse_of(measured, present_identity(device, source_hash))
     if reuse is None:
         raise UsageError(f"A winner must be measured on compute capability {device.limits.name}, but got {measured}.")
-    return UserWinner(
-        problem=Problem.from_document(row["problem"]),
-        config=UserConfig.from_document(row["kernel"], row["config"]),
-        time_us=time_us,
-        reuse=reuse,
-    )
+    return reuse

@@ -18,7 +18,7 @@ from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.tuned.fallback import UserWinner
+from blocktune.kernels.tuned.fallback import UserWinner, winner_of
 from blocktune.kernels.values.errors import UsageError
 
 logger = logging.getLogger("blocktune")
@@ -114,7 +114,7 @@ def check(document: object) -> list[tuple[Key, UserWinner]]:
     try:
         if not isinstance(document, dict):
             raise TypeError(f"a document is an object, but got {document!r:.80}")
-        return [(_key(document["device"], row), _winner(row)) for row in document["kernels"]]
+        return [(_key(document["device"], row), winner_of(row, Reuse.EXACT)) for row in document["kernels"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
             f"A frozen document has a device and kernels, but this one lacks something: {error!r}."
@@ -186,15 +186,3 @@ def _key(device_key: object, row: Mapping[str, object]) -> Key:
     if not (isinstance(device_key, str) and isinstance(kernel, str) and isinstance(source_hash, str)):
         raise TypeError("device, kernel and source_hash are texts")
     return device_key, kernel, source_hash
-
-
-def _winner(row: Mapping[str, object]) -> UserWinner:
-    time_us = row["time_us"]
-    if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
-        raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
-    return UserWinner(
-        problem=Problem.from_document(row["problem"]),
-        config=UserConfig.from_document(row["kernel"], row["config"]),
-        time_us=float(time_us),
-        reuse=Reuse.EXACT,
-    )

@@ -40,7 +40,7 @@ def test_cases_differ(some: list[Case]) -> None:
 
 
 def test_everything_that_a_cache_takes_is_drawn() -> None:
-    kinds = [kind for kind in islice(planned_classes(13), 900) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
+    kinds = [kind for kind in islice(planned_classes(13), 450) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
     caches = [kind for kind in kinds if kind.entry is Entry.KVCACHE]
     assert {kind.page_size for kind in caches} == {0, 16, 48, 64, 256}
     assert {(kind.picked, kind.padded) for kind in caches if not kind.page_size} == {
@@ -50,7 +50,7 @@ def test_everything_that_a_cache_takes_is_drawn() -> None:
     assert {kind.sinks for kind in kinds} == {False, True}
     assert {kind.cache_type for kind in caches} == {"", "float8_e4m3fn", "int8"}
     assert {kind.scales for kind in caches} == {"", NO_SCALES, *SCALES}
-    found = [case for number, kind in enumerate(caches) for _, case in drawn_cases(kind, number, 3)]
+    found = [case for number, kind in enumerate(caches) for _, case in drawn_cases(kind, number, 1)]
     assert {case.num_splits for case in found} == {0, 1, 3, 16}
     assert {case.interleaved for case in found if case.rotary} == {False, True}
     assert all(case.rotary <= case.kind.head_dim for case in found)

@@ -36,7 +36,7 @@ def test_the_reference_has_every_command_flag_and_default() -> None:
         section = text.split(f"### tune {name}\n")[1].split("\n### ")[0]
         flags = [flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")]
         assert [flag for flag in flags if f"`{flag}" not in section] == []
-    assert "| `--seed` | Of the sampler and the test data. | 0 |" in text
+    assert "| `--seed` | Random seed for the sampler and the test data. | 0 |" in text
     assert "| `--heads` | Query heads. | 2048 / dim |" in text
     assert "\b" not in text
 

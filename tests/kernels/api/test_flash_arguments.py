@@ -15,6 +15,8 @@ from torch import Tensor
 from blocktune import UsageError, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, tree_attention
 from blocktune.kernels.values.errors import TooFewDimensionsError, WrongTypeError
 
+pytestmark = pytest.mark.triton_free
+
 torch.manual_seed(0)
 Q, K = torch.randn(2, 8, 4, 16), torch.randn(2, 12, 2, 16)
 PACKED = torch.randn(10, 2, 16)

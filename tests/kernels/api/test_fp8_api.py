@@ -11,6 +11,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
 
+pytestmark = pytest.mark.triton_free
+
 TOLERANCE = 1e-2
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 from blocktune import UsageError, flash_attn_func, flash_attn_varlen_func, merge_partial
 from tests.kernels.api.test_flash_api import DEVICES, assert_right, defined, exact, random
 
+pytestmark = pytest.mark.triton_free
+
 WIDE = torch.float64
 
 

@@ -1,5 +1,6 @@
 """Tiny random models of transformers with our attention: logits as with sdpa."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -104,6 +105,11 @@ def test_padding_is_seen() -> None:
     torch.testing.assert_close(one, other)
 
 
+def cache_argument(model: Model) -> str:
+    """What models call their cache: `cache` since transformers 5.24, which warns of the name before."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("make", [llama, mistral])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
@@ -116,7 +122,7 @@ def test_prefill_and_decoding_over_a_cache(device: str, make: Callable[[], Model
         if cache == "static":
             past = transformers.StaticCache(config=model.config, max_cache_len=32)
         steps = [ids[:, :9], *ids[:, 9:12].split(1, 1), ids[:, 12:]]  # ends with several queries over a filled cache
-        return torch.cat([model(step, past_key_values=past).logits for step in steps], dim=1)
+        return torch.cat([model(step, **{cache_argument(model): past}).logits for step in steps], dim=1)
 
     both_ways(make(), logits, device)
 

@@ -24,6 +24,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownKernelError
 from blocktune.kernels.values.shape import AttentionShape
 
+pytestmark = pytest.mark.triton_free
+
 PORTABLE = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 HOPPER = limits_for((9, 0))
 CONFIG = {"block_m": 64, "block_n": 32, "num_warps": 4, "num_stages": 1, "schedule": IN_ORDER}

@@ -10,6 +10,8 @@ from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
+pytestmark = pytest.mark.triton_free
+
 
 @dataclass
 class Kernel:

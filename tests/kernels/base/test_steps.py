@@ -18,6 +18,8 @@ from blocktune.kernels.base.steps import (
     take_addresses,
 )
 
+pytestmark = pytest.mark.triton_free
+
 Calls = list[tuple[Any, ...]]
 
 

@@ -24,6 +24,8 @@ from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Directio
 from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
 from tests.support.dispatch_fakes import tensors as dispatch_tensors
 
+pytestmark = pytest.mark.triton_free
+
 CONFIG = KernelConfig("flash_fwd", 64, 64, 4, 2)
 
 

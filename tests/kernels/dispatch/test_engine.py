@@ -26,6 +26,8 @@ from tests.kernels.dispatch.test_dispatch import calls
 from tests.support.dispatch_fakes import ListSource, config, shape_like, tuned
 from tests.support.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
+pytestmark = pytest.mark.triton_free
+
 Kernels = tuple[FeatureForward, FeatureBackward]
 HEADS, KEYS = 4, 24
 BLOCKED = shape_like(

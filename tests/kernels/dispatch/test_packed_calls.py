@@ -17,6 +17,8 @@ from tests.kernels.dispatch.test_engine import HEADS, Kernels
 from tests.support.dispatch_fakes import ListSource
 from tests.support.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
+pytestmark = pytest.mark.triton_free
+
 
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:

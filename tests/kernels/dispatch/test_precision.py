@@ -16,6 +16,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.dispatch_fakes import ListSource, PlainKernel, pretend_h200
 
+pytestmark = pytest.mark.triton_free
+
 AMPERE = limits_for((8, 0))
 NAMES = ("tf32", "tf32x3")
 

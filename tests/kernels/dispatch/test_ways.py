@@ -23,6 +23,8 @@ from blocktune.kernels.values.block_mask import BlockMask
 from tests.support.dispatch_fakes import ListSource
 from tests.support.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
+pytestmark = pytest.mark.triton_free
+
 Kernels = tuple[FeatureForward, FeatureBackward]
 Make = Callable[[], list[Tensor]]
 Attend = Callable[..., Tensor]

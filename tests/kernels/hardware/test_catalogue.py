@@ -13,6 +13,8 @@ from blocktune.kernels.hardware.catalogue import (
 from blocktune.kernels.hardware.limits import KIB, limits_for
 from blocktune.kernels.values.errors import UnknownDeviceError
 
+pytestmark = pytest.mark.triton_free
+
 ROWS = [pytest.param(entry, id=entry.id) for entry in catalogue()]
 # The advertised tensor peak of these is at a lower clock than the boost (1830, 1620 and about 1856 MHz).
 PEAK_CLOCK_MHZ = {"h100_sxm5": 1830, "h200_sxm": 1830, "gh200_480": 1830, "h100_pcie": 1620, "b200": 1856, "b300": 1856}

@@ -5,6 +5,8 @@ import pytest
 from blocktune.kernels.hardware.limits import KIB, known_ccs, limits_for, parse_cc
 from blocktune.kernels.values.errors import UnknownDeviceError, UsageError
 
+pytestmark = pytest.mark.triton_free
+
 # cc: warps/SM, blocks/SM, shared KiB/SM, opt-in KiB, reserve, unit; from the CUDA programming guide and the header.
 TABLE = {
     "7.0": (64, 32, 96, 96, 0, 256),

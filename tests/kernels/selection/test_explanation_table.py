@@ -2,10 +2,14 @@
 
 from xml.etree import ElementTree
 
+import pytest
+
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rejection, Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+
+pytestmark = pytest.mark.triton_free
 
 SHAPE = AttentionShape(batch=1, num_heads=8, seqlen_q=1024, head_dim=64)
 CONFIG = KernelConfig.of("flash_fwd", {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2, "schedule": 0})

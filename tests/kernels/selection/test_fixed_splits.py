@@ -12,6 +12,8 @@ from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = AttentionShape(
     batch=1,
     num_heads=32,

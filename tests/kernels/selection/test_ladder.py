@@ -21,6 +21,8 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = shape_like(1024)
 DEFAULT = KernelConfig("plain", 64, 32, 4, 2)
 

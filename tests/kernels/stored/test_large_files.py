@@ -32,7 +32,7 @@ from tests.support.bad_stores import changed_by
 from tests.support.dispatch_fakes import H200, best, config, shape_like, store_with
 from tests.support.large_stores import multiplied
 
-pytestmark = pytest.mark.usefixtures("plain_kernel")
+pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("plain_kernel")]
 
 H100 = device_named("h100_sxm5")
 SHAPE = shape_like()

@@ -15,6 +15,8 @@ from blocktune.kernels.stored.ownership import doubts
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs, read_source
 from tests.support.dispatch_fakes import H200, best, shape_like
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = shape_like(dtype="bfloat16")
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 

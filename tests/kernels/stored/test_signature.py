@@ -20,6 +20,8 @@ from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, Sqlite
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.cli.conftest import Tune, tune, winner
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 
 

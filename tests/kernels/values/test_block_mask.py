@@ -11,6 +11,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 
+pytestmark = pytest.mark.triton_free
+
 
 def shape(**changes: Any) -> AttentionShape:
     sizes = {"batch": 2, "num_heads": 4, "num_heads_kv": 2, "seqlen_q": 50, "seqlen_k": 70, "head_dim": 16}

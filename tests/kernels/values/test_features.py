@@ -9,6 +9,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import NO_FEATURES, CacheType, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
+pytestmark = pytest.mark.triton_free
+
 LABELS = {
     "": Features(),
     "window=127:0": Features(window=(127, 0)),

@@ -10,6 +10,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.visible_ranges import rows_covered, rows_in, whole_key_tiles
 from blocktune.tuner.traffic.visited_tiles import visits_of
 
+pytestmark = pytest.mark.triton_free
+
 
 def shape(queries: int, keys: int, causal: Causal, window: tuple[int, int] | None) -> AttentionShape:
     return AttentionShape(

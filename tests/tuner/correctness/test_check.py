@@ -10,6 +10,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.correctness import forward
 from tests.support.fake_kernels import SHAPE, attention
 
+pytestmark = pytest.mark.triton_free
+
 
 def outputs(shape: AttentionShape, question: forward.Question) -> tuple[Any, Any]:
     out = torch.empty(shape.batch, shape.num_heads, shape.seqlen_q, shape.head_dim_v, dtype=question.q.dtype)

@@ -18,6 +18,8 @@ from blocktune.tuner.correctness.features import FeatureQuestion, make_feature_q
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import make_inputs
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = AttentionShape(
     batch=2,
     num_heads=4,

@@ -13,6 +13,8 @@ from blocktune.tuner.correctness.backward import GradientQuestion, make_gradient
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.head_groups import chosen_groups
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = AttentionShape(
     batch=2,
     num_heads=4,

@@ -21,6 +21,8 @@ from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
 from blocktune.tuner.cost.text import explain
 from blocktune.tuner.search.shape_defaults import complete_shape
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 SHAPE = complete_shape(8192, 128)
 KERNEL = get_kernel("flash_fwd")

@@ -16,6 +16,8 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import load_sweep
 from blocktune.tuner.occupancy.calculator import occupancy
 
+pytestmark = pytest.mark.triton_free
+
 RESULTS = Path(__file__).parents[3] / "results"
 H200 = device_named("h200")
 HOPPER, PORTABLE = "flash_decode_hopper", "flash_decode"

@@ -14,6 +14,8 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.term_texts import TERMS, lifts_of
 from blocktune.tuner.search.shape_defaults import complete_shape
 
+pytestmark = pytest.mark.triton_free
+
 LIMITS = device_named("h200").limits
 PLAIN = complete_shape(8192, 64)
 NAMES = sorted({name for kernel in KERNELS.values() for name in kernel.parameters})

@@ -14,6 +14,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.lab.sweep_sources import SweepSources, sources_of
 from blocktune.tuner.search.shape_defaults import complete_shape
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 SHAPE = complete_shape(4096, 64)
 NAMES = [kernel.name for kernel in kernels_for(SHAPE, H200.limits)]

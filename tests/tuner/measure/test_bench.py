@@ -8,6 +8,8 @@ import pytest
 from blocktune.tuner.measure import protocol
 from blocktune.tuner.search.finals import CHALLENGER_BAND
 
+pytestmark = pytest.mark.triton_free
+
 
 def test_short_kernels_get_more_rounds() -> None:
     assert protocol.candidate_rounds(10.0) == 30

@@ -9,6 +9,8 @@ from blocktune.db.records.records import Telemetry
 from blocktune.tuner.measure import load
 from blocktune.tuner.measure.load import POWER_CAP, Watch
 
+pytestmark = pytest.mark.triton_free
+
 
 @dataclass
 class FakeMonitor:

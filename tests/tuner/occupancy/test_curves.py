@@ -9,6 +9,8 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.curves import TITLES, curves_of
 
+pytestmark = pytest.mark.triton_free
+
 BLOCK = KernelResources(registers=168, shared_bytes=40_000, num_warps=4, tensor_cores="wgmma")
 LIMITS = limits_for((9, 0))
 

@@ -23,6 +23,8 @@ from blocktune.tuner.occupancy.calculator import (
 )
 from blocktune.tuner.occupancy.text import explain
 
+pytestmark = pytest.mark.triton_free
+
 VECTORS = Path(__file__).parents[2] / "data" / "occupancy_golden.csv"
 GOLDEN = list(csv.DictReader(VECTORS.read_text(encoding="utf-8").splitlines()))
 COLUMNS = {

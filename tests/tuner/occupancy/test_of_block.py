@@ -13,6 +13,8 @@ from blocktune.tuner.occupancy.calculator import Limiter
 from blocktune.tuner.occupancy.calculator import occupancy as calculated
 from blocktune.tuner.occupancy.text import explain
 
+pytestmark = pytest.mark.triton_free
+
 BLOCK = {"num_warps": 4, "registers": 168, "shared_bytes": 115_712}
 
 

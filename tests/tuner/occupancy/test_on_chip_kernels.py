@@ -16,6 +16,8 @@ from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.space import configs_of
 
+pytestmark = pytest.mark.triton_free
+
 ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
 """On tcgen05 kernels predict a lower bound (docs/models/shared_memory.md)."""
 

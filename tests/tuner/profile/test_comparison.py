@@ -34,6 +34,8 @@ from blocktune.tuner.profile.counters import TIME, Counters
 from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.counters import raw_page
 
+pytestmark = pytest.mark.triton_free
+
 RESULTS = Path(__file__).parents[3] / "results"
 PREFILL = complete_shape(4096, 64, batch=2, heads=32)
 RESOURCES = KernelResources(registers=168, shared_bytes=49_152, num_warps=4, tensor_cores="wgmma")

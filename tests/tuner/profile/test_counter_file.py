@@ -11,6 +11,8 @@ from blocktune.tuner.profile.counters import TIME, Counters
 from tests.support.counters import raw_page
 from tests.tuner.profile.test_comparison import analysis_of
 
+pytestmark = pytest.mark.triton_free
+
 CSV = raw_page([("made_up_kernel", {TIME: ("us", "500")})])
 
 

@@ -8,6 +8,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.profile.counters import TIME, Counters
 from tests.support.counters import details_page, raw_page
 
+pytestmark = pytest.mark.triton_free
+
 DRAM, OCCUPANCY = "dram__bytes_read.sum", "sm__warps_active.avg.pct_of_peak_sustained_active"
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 FIRST = (

@@ -12,6 +12,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.tuner.lab import sweep_file
 
+pytestmark = pytest.mark.triton_free
+
 SWEEP = (
     Path(__file__).parents[3] / "results" / "sweeps" / "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz"
 )

@@ -13,6 +13,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.report.kernel_tuner import FAILURES, INVALIDITY, cache_files, t4_files
 
+pytestmark = pytest.mark.triton_free
+
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 REQUIRED = {
     "time": (int, float, str),

@@ -6,10 +6,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.report.live_table import LiveTable, apply_update
 from blocktune.tuner.report.sweep_table import sweep_table
 from blocktune.tuner.report.trial_columns import in_order
+
+pytestmark = pytest.mark.triton_free
 
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 COUNT = 60

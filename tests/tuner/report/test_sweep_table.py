@@ -20,6 +20,8 @@ from blocktune.tuner.report.on_chip_table import on_chip_table
 from blocktune.tuner.report.sweep_table import sweep_table
 from blocktune.tuner.report.trial_columns import TERMS, in_order, trial_columns
 
+pytestmark = pytest.mark.triton_free
+
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 
 

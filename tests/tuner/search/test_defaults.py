@@ -10,6 +10,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.search.shape_defaults import complete_shape
 
+pytestmark = pytest.mark.triton_free
+
 
 def test_the_documented_defaults() -> None:
     shape = complete_shape(8192, 64)

@@ -12,6 +12,8 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.starting_configs import expected_of_compiled, find_contenders
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 
 

@@ -31,6 +31,8 @@ from tests.support.io_walks import (
     walk_queries,
 )
 
+pytestmark = pytest.mark.triton_free
+
 EXAMPLES = settings(max_examples=40, deadline=None)
 BLOCK = st.sampled_from([16, 32, 64])
 WINDOWS = st.sampled_from([None, (0, 0), (40, 0), (13, 30), (-1, 20), (20, -1)])

@@ -23,6 +23,8 @@ from blocktune.tuner.traffic.launches import Passes
 from blocktune.tuner.traffic.model import Traffic, v1_traffic, v2_traffic
 from blocktune.tuner.traffic.sparse import Blocks, random_blocks, sparse_backward_traffic, sparse_forward_traffic
 
+pytestmark = pytest.mark.triton_free
+
 H200 = device_named("h200")
 MIB = 1 << 20
 

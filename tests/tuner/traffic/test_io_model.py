@@ -19,6 +19,8 @@ from blocktune.tuner.traffic.model import (
     v2_traffic,
 )
 
+pytestmark = pytest.mark.triton_free
+
 MIB, GIB = 1 << 20, 1 << 30
 
 

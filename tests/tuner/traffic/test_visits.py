@@ -5,6 +5,8 @@ import pytest
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.traffic.visited_tiles import visits_of
 
+pytestmark = pytest.mark.triton_free
+
 
 def shape(seqlen_q: int, seqlen_k: int, causal: Causal) -> AttentionShape:
     return AttentionShape(

@@ -9,6 +9,8 @@ import torch
 from blocktune.tuner.turns import clock
 from blocktune.tuner.turns.clock import CudaTurnClock
 
+pytestmark = pytest.mark.triton_free
+
 
 class Gpu:
     """Notes what is enqueued. late: how many turns the GPU catches up with the host."""

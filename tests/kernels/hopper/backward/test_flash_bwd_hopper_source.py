@@ -43,6 +43,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support import gluon_machine
 from tests.support.feature_cases import extras_of, packed, tensors
 
+pytestmark = pytest.mark.triton_free
+
 HOPPER = limits_for((9, 0))
 KERNEL = FlashBackwardHopper()
 NO, UPPER_LEFT, LOWER_RIGHT = Causal

@@ -15,6 +15,8 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
+pytestmark = pytest.mark.triton_free
+
 CHOICES = FlashBackwardHopper.parameters["group_parts"]
 MEASURED = json.loads((resources.files(SHIPPED_RESULTS) / "h200.group-parts.json").read_text(encoding="utf-8"))["rows"]
 

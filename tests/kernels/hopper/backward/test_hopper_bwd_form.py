@@ -36,6 +36,8 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
+pytestmark = pytest.mark.triton_free
+
 BLOCK_M = 64
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
 LENGTHS = [(1, 1), (64, 128), (63, 65), (130, 127), (300, 300), (70, 500), (500, 70), (257, 129), (1, 400), (400, 1)]

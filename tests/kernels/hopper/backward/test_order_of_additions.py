@@ -19,6 +19,8 @@ from blocktune.kernels.hopper.common import device_functions
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
+pytestmark = pytest.mark.triton_free
+
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
 Step = tuple[int, int, int, int]
 """Tile of keys, head, block of queries and turn."""
