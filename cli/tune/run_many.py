@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.measure.runner import GpuRunner
+    from blocktune.tuner.search.loop import Compiler
+    from blocktune.tuner.search.report import Progress
+    from blocktune.tuner.search.tune import OnProgress
+
+COMPILED_AHEAD = 32
+"""Configs of the next shape that are compiled while the finals of one are held: as many as processes of a large machine
+manage meanwhile."""
 
 
 def run_many(
@@ -52,6 +59,8 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
             note(f"{number}/{len(shapes)} {shape.label}")
             try:
                 with shown_progress() as show:
+                    if runner is not None:
+                        show = _compiling_ahead(show, shapes[number : number + 1], search, compiler)
                     report = tune(shape, store=store, on_progress=show, compiler=compiler, runner=runner, **search)
             except (
                 NoFeasibleConfigError,
@@ -67,6 +76,25 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
                 break
     _conclude(reports, len(failed), as_json)
     return bool(reports) and bool(reports[-1]["interrupted"])
+
+
+def _compiling_ahead(
+    show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], compiler: "Compiler"
+) -> "OnProgress":
+    """Return a function that shows progress and, when the finals begin and nothing is left to compile, has favourites
+    of the shape that follows compiled."""
+    from blocktune.kernels.registry import competing
+    from blocktune.tuner.search.favourites import compile_favourites
+
+    waiting = list(following)
+
+    def shown(progress: "Progress") -> None:
+        show(progress)
+        if progress.phase == "finals" and waiting:
+            kernels = search["kernels"] or competing()
+            compile_favourites(waiting.pop(), search["device"], kernels, compiler, COMPILED_AHEAD)
+
+    return shown
 
 
 def _runner_for(device: "DeviceSpec", shapes: "Sequence[AttentionShape]") -> "AbstractContextManager[GpuRunner | None]":

@@ -22,18 +22,18 @@ from blocktune.cli.lab.drawn_file import FORMAT, SCHEMA
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
-from blocktune.kernels.registry import competing, get_kernel
+from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.measurement import Finals
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.search.favourites import compile_favourites
 from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.search.report import Budget, Progress
-from blocktune.tuner.search.starting_configs import Contenders, find_contenders
+from blocktune.tuner.search.starting_configs import find_contenders
 from blocktune.tuner.search.tune import farm_for, tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
@@ -112,12 +112,12 @@ class Study:
 
     def row(self, shape: AttentionShape, following: AttentionShape | None) -> dict[str, Any]:
         """Return what a shape gets untuned and tuned."""
-        untuned = self._contenders(shape).untuned
+        untuned = find_contenders(shape, self._device, competing(), ()).untuned
         waiting = [following] if following is not None else []
 
         def ahead(progress: Progress) -> None:
             if progress.phase != "compile" and waiting:
-                self._compile(waiting.pop())
+                compile_favourites(waiting.pop(), self._device, competing(), self._farm, TRIALS)
 
         began = time.monotonic()
         report = tune(
@@ -140,19 +140,6 @@ class Study:
             "trials": report.best.trials,
             "seconds": round(time.monotonic() - began, 1),
         }
-
-    def _compile(self, shape: AttentionShape) -> None:
-        found = self._contenders(shape)
-        useful = {
-            config: usefulness(get_kernel(config.kernel), config, shape, self._device)
-            for config in found.space.feasible
-        }
-        order = (*found.first, *sorted(useful, key=lambda config: useful[config]))
-        for config in list(dict.fromkeys(order))[:TRIALS]:
-            self._farm.submit(config.kernel, config, shape, self._device.limits.cc)
-
-    def _contenders(self, shape: AttentionShape) -> Contenders:
-        return find_contenders(shape, self._device, competing(), ())
 
 
 def over_fastest(rounds: RoundsByConfig, config: KernelConfig) -> float:
