@@ -16,7 +16,7 @@ FORMAT, SCHEMA = "blocktune-transfer", 1
 
 ALL = "all"
 LIMITS = (1.01, 1.02, 1.05)
-WINNER_COLUMNS = ("on", "winners of", "family", "shapes", "the same config", "mean", "worst",
+WINNER_COLUMNS = ("on", "winners of", "family", "shapes", "the same config", "never met", "mean", "worst",
                   *(f"over {100 * (limit - 1):.0f} % slower" for limit in LIMITS))  # fmt: skip
 DECISION_COLUMNS = ("on", "what is taken for a shape that is not tuned", "sweeps", "mean", "95th percentile", "worst",
                     "decoding")  # fmt: skip
@@ -38,7 +38,7 @@ def block(path: Path) -> str:
     return "\n\n".join(
         (
             "Time of the other device's winner over that of the own one, in the same rounds, for shapes that both were "
-            "tuned for; equal configs count as 1:",
+            "tuned for; equal configs count as 1, and different ones that never met there are left out of the means:",
             markdown_table(WINNER_COLUMNS, (cells for way in ways for cells in winner_rows(way)), words=(0, 1, 2)),
             *map(retuned, ways),
             "Time of what an untuned shape gets over the best of its recorded sweep, with the shape left out of what "
@@ -54,19 +54,21 @@ def winner_rows(way: Mapping[str, Any]) -> Iterable[list[str]]:
     families = sorted({row["family"] for row in way["winners"]})
     for family in (*families, ALL):
         rows = [row for row in way["winners"] if family in (ALL, row["family"])]
-        slowdowns = [row["slowdown"] for row in rows]
-        same = sum(row["own"] == row["other"] for row in rows)
+        slowdowns = [row["slowdown"] for row in rows if row["slowdown"] is not None]
+        same, unmet = sum(row["own"] == row["other"] for row in rows), len(rows) - len(slowdowns)
         over = [str(sum(slowdown > limit for slowdown in slowdowns)) for limit in LIMITS]
         mean, worst = geometric_mean(slowdowns), max(slowdowns)
-        yield [way["device"], way["other"], family, str(len(rows)), str(same), f"{mean:.3f}", f"{worst:.3f}", *over]
+        counts = [str(count) for count in (len(rows), same, unmet)]
+        yield [way["device"], way["other"], family, *counts, f"{mean:.3f}", f"{worst:.3f}", *over]
 
 
 def retuned(way: Mapping[str, Any]) -> str:
     """Return the sentence that says where tuning again gains more than 2 %."""
-    gains = sorted((row for row in way["winners"] if row["slowdown"] > LIMITS[1]), key=lambda row: -row["slowdown"])
+    met = [row for row in way["winners"] if row["slowdown"] is not None]
+    gains = sorted((row for row in met if row["slowdown"] > LIMITS[1]), key=lambda row: -row["slowdown"])
     named = "; ".join(f"{row['shape']['label']} {row['slowdown']:.3f}" for row in gains)
     where = f"On the {way['device']} its own winner is more than 2 % faster than the {way['other']}'s on"
-    return f"{where} {len(gains)} of {len(way['winners'])} shapes{f': {named}' if named else ''}."
+    return f"{where} {len(gains)} of {len(met)} shapes{f': {named}' if named else ''}."
 
 
 def decision_rows(way: Mapping[str, Any]) -> Iterable[list[str]]:

@@ -84,7 +84,7 @@ def _compiling_ahead(
     """Return a function that shows progress and, when the finals begin and nothing is left to compile, has favourites
     of the shape that follows compiled."""
     from blocktune.kernels.registry import competing
-    from blocktune.tuner.search.favourites import compile_favourites
+    from blocktune.tuner.search.starting_configs import compile_favourites
 
     waiting = list(following)
 

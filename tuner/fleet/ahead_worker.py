@@ -22,7 +22,7 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
-from blocktune.tuner.search.favourites import favourites
+from blocktune.tuner.search.starting_configs import favourites
 
 NICENESS = 10
 """Searches on the same node go first: their processors keep a GPU at work."""

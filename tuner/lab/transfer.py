@@ -22,7 +22,6 @@ from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import UntunedStudy, Without
 from blocktune.tuner.search.verdict import decide_predicted
-from blocktune.tuner.upkeep.is_current import is_live
 
 RoundsOfShape = Mapping[str, Mapping[KernelConfig, float]]
 """Times over the default's in one run of finals, by the label of the shape and the config."""
@@ -30,18 +29,19 @@ RoundsOfShape = Mapping[str, Mapping[KernelConfig, float]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """A shape that two devices have a winner of. slowdown: of the other one's winner here, over the own one."""
+    """A shape that two devices have a winner of. slowdown: of the other one's winner here, over the own one; None where
+    they are different and never met here."""
 
     shape: AttentionShape
     own: KernelConfig
     other: KernelConfig
-    slowdown: float
+    slowdown: float | None
 
     def to_json(self) -> dict[str, Any]:
         return _of_shape(self.shape) | {
             "own": self.own.to_json(),
             "other": self.other.to_json(),
-            "slowdown": round(self.slowdown, 5),
+            "slowdown": None if self.slowdown is None else round(self.slowdown, 5),
         }
 
 
@@ -69,20 +69,19 @@ class Decision:
 
 
 def moved(own: Iterable[Best], other: Iterable[Best], rounds: RoundsOfShape) -> Iterator[Moved]:
-    """Yield the shapes that both devices have winners of today's kernels for; those that differ must have met here.
+    """Yield the shapes that both devices have winners of.
 
     Args:
         own: winners of the device.
         other: winners of the other device.
         rounds: how different winners did here; the default met the own winner in the finals of its search.
     """
-    there = {best.shape: best.config for best in other if is_live(best)}
+    there = {best.shape: best.config for best in other}
     for best in own:
-        if best.shape in there and is_live(best):
+        if best.shape in there:
             config = there[best.shape]
             slowdown = _slowdown(best, config, rounds.get(best.shape.label, {}))
-            if slowdown is not None:
-                yield Moved(shape=best.shape, own=best.config, other=config, slowdown=slowdown)
+            yield Moved(shape=best.shape, own=best.config, other=config, slowdown=slowdown)
 
 
 def _slowdown(best: Best, config: KernelConfig, met: Mapping[KernelConfig, float]) -> float | None:

@@ -1,4 +1,4 @@
-"""A runner on a GPU that nobody else tunes on meanwhile."""
+"""A runner on a GPU that is locked against other tuning runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator

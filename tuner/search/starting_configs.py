@@ -3,12 +3,13 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.registry import kernels_for
+from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.selection.untuned import shipped_untuned
 from blocktune.kernels.stored.sources import JsonConfigs
@@ -16,7 +17,12 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.space import SearchSpace
+
+if TYPE_CHECKING:
+    from blocktune.tuner.search.loop import Compiler
 
 USUAL_HEAD_DIM = 64
 
@@ -122,6 +128,32 @@ def expected_of_compiled(
 
     compared = replace(untuned, predict=predict).choices(shape, near)
     return next((one.config for one in compared if one.config in predicted_us), None)
+
+
+def favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], most: int, seed: int = 0
+) -> list[KernelConfig]:
+    """Return up to `most` configs, the first of all first; none where no config can run."""
+    try:
+        contenders = find_contenders(shape, device, kernels, ())
+    except NoFeasibleConfigError:
+        return []
+    order = Assignment(
+        space=contenders.space,
+        first=contenders.first,
+        usefulness=lambda config: usefulness(get_kernel(config.kernel), config, shape, device),
+        trials=most,
+        seed=seed,
+    )
+    return order.by_usefulness[:most]
+
+
+def compile_favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], compiler: "Compiler", most: int
+) -> None:
+    """Have the favourites of a shape compiled in the background; a search that begins later finds them done."""
+    for config in favourites(shape, device, kernels, most):
+        compiler.submit(config.kernel, config, shape, device.limits.cc)
 
 
 def _expected(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import drawn_file
+from blocktune.cli.lab import untuned_file
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
@@ -46,8 +46,8 @@ def row(label: str, seqlen_q: int, loss: float, *, slower: bool = False) -> dict
 
 def test_the_table_begins_with_the_greatest_loss_and_sums_up(tmp_path: Path) -> None:
     document = {
-        "format": drawn_file.FORMAT,
-        "schema": drawn_file.SCHEMA,
+        "format": untuned_file.DRAWN_FORMAT,
+        "schema": untuned_file.SCHEMA,
         "created_at": "2026-11-26T12:00:00+00:00",
         "commit": "0123456789abcdef",
         "device": "NVIDIA H200",
@@ -61,4 +61,4 @@ def test_the_table_begins_with_the_greatest_loss_and_sums_up(tmp_path: Path) -> 
     assert page.index("| few |") < page.index("| long |")
     assert "geometric mean 1.066, 95th percentile 1.210, worst 1.210, decoding and few queries alone 1.100 (2)" in page
     assert "Tuning made 1 of them slower" in page
-    assert drawn_file.NOTHING in with_results("<!-- results a.drawn.json -->\n<!-- /results -->", tmp_path)
+    assert untuned_file.NOTHING_DRAWN in with_results("<!-- results a.drawn.json -->\n<!-- /results -->", tmp_path)

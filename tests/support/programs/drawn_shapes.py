@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from blocktune.cli.lab.drawn_file import FORMAT, SCHEMA
+from blocktune.cli.lab.untuned_file import DRAWN_FORMAT, SCHEMA
 from blocktune.cli.shared.json_files import write_atomically
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
@@ -30,10 +30,9 @@ from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.measurement import Finals
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.favourites import compile_favourites
 from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.search.report import Budget, Progress
-from blocktune.tuner.search.starting_configs import find_contenders
+from blocktune.tuner.search.starting_configs import compile_favourites, find_contenders
 from blocktune.tuner.search.tune import farm_for, tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
@@ -168,7 +167,7 @@ def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
 
 def main(seed: int, file: Path, count: int = 20, seconds: float = 600.0) -> None:
     document: dict[str, Any] = {
-        "format": FORMAT,
+        "format": DRAWN_FORMAT,
         "schema": SCHEMA,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": source_commit(),
