@@ -9,8 +9,9 @@ import pytest
 from blocktune.db.exchange.document import load_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.rivals import with_todays_rivals
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import JsonConfigs, read_source
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -65,6 +66,20 @@ def test_every_shipped_winner_is_compared_with_what_the_code_has(path: Path) -> 
             f"{best.shape.label}: the default or the paper's rule of {path.name} is not the code's. "
             "Measure it again by `tune verify --unknown-speedup`, or export it again."
         )
+
+
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_a_call_gets_the_winner_of_its_own_device_before_another_one_s(name: str) -> None:
+    device = device_named(name)
+    rows = JsonConfigs().configs(device)
+    own = {row.shape: row.config for row in rows if row.reuse is not Reuse.SAME_CAPABILITY}
+    others = {row.shape: row.config for row in rows if row.reuse is Reuse.SAME_CAPABILITY}
+    assert any(own[shape] != others[shape] for shape in own.keys() & others.keys())
+    table = ConfigTable(rows)
+    for shape in own.keys() | others.keys():
+        first = next(step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
+        assert first.config == own.get(shape, others.get(shape))
+        assert (first.rung is Rung.SAME_CAPABILITY) == (shape not in own)
 
 
 def commits(document: dict[str, Any]) -> list[str]:
