@@ -12,13 +12,13 @@ from pathlib import Path
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab import calibration_file
+from blocktune.cli.lab import calibration_file, transfer_file
 from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
 from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
+from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, untuned_tables
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
-from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
 from blocktune.cli.pages import bench_summary, speed_picture
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
 from blocktune.cli.pages.command_output import with_output
@@ -84,6 +84,8 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),
+    (_ending(DRAWN), drawn_block),
+    (_ending(transfer_file.SUFFIX), transfer_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
