@@ -7,8 +7,9 @@ shows results/NAME.bench.json. The reference of the commands comes from their he
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
@@ -129,11 +130,19 @@ def _bench(path: Path, part: str | None) -> str:
 def _replay(path: Path, part: str | None, folder: Path) -> str:
     """Return the tables of a replay, with what its sweeps are of."""
     document = read_replay(path)
-    sweeps = sorted((folder / "sweeps").glob("*.gz"))
+    sweeps = _replayed(document, folder)
     without = document.get("without") or ()
     fit = fit_rows(map(load_sweep, sweeps)) if part in (None, FIT) else []
     kept = [row for row in fit if row.kernel not in without]
     return replay_tables(document, part, sources_of(sweeps, without), kept)
+
+
+def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Return the recorded sweeps that a replay is of: those that hold every config, and where it has more, the dense
+    ones too."""
+    complete = sorted((folder / "sweeps").glob("*.gz"))
+    dense = sorted((folder / "dense-sweeps").glob("*.gz")) if len(document["sweeps"]) > len(complete) else []
+    return complete + dense
 
 
 def pages(root: Path) -> list[Path]:
