@@ -1,0 +1,228 @@
+"""What makes a score more than a product in the Hopper forward, and what drops probabilities, in Gluon.
+
+ALiBi is arithmetic on positions. A mask lies in memory as the registers of a warpgroup want it (mask_pass.py): of a
+boolean one a thread loads a word for each of its two rows, of an additive one 16 bytes at a time. Pairs to drop are
+made from their positions. Loads and random numbers are issued beside the products, and what they give is applied in
+the softmax.
+
+Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kernels/hopper/common/rows.py has them.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from blocktune.kernels.hopper.common.device_functions import pin
+from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum
+from blocktune.kernels.hopper.forward.row_maxima import softmax
+
+# ---- positions
+
+
+@gluon.jit
+def thread_positions(scores):
+    """(row, pair) [64, 4]: of what a thread has of scores [64, N / 8, 4, 2] the row, and the keys 2 pair, 2 pair + 1 of
+    every eight."""
+    L: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(1, scores.type.layout))
+    rows = gl.expand_dims(gl.arange(0, 64, gl.SliceLayout(1, L)), 1)
+    pairs = gl.expand_dims(gl.arange(0, 4, gl.SliceLayout(0, L)), 0)
+    return rows + pairs * 0, pairs + rows * 0
+
+
+@gluon.jit
+def numbers_of_keys(scores, EIGHT: gl.constexpr):
+    """[1, N / 8, 1, 2]: EIGHT for every eight keys and one for the second key of a thread's pair, constants all."""
+    L: gl.constexpr = scores.type.layout
+    EIGHTS_L: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L)))
+    PAIR_L: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, gl.SliceLayout(0, L)))
+    eights = gl.arange(0, scores.shape[1], EIGHTS_L) * EIGHT
+    eights = gl.expand_dims(gl.expand_dims(gl.expand_dims(eights, 0), 2), 3)
+    pair = gl.arange(0, 2, PAIR_L)
+    return eights + gl.expand_dims(gl.expand_dims(gl.expand_dims(pair, 0), 0), 0)
+
+
+# ---- what a tile and a block ask for
+
+
+@gluon.jit
+def biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS: gl.constexpr):
+    """(rows, pairs, slope, tile of the mask) for a consumer's 64 rows from row_start on; 0 for what there is not."""
+    rows, pairs, slope, tile = 0, 0, 0, 0
+    if OPTIONS.ALIBI or OPTIONS.MASK == 1 or OPTIONS.DROPOUT:
+        rows, pairs = thread_positions(by_thread(no_acc))
+    if OPTIONS.ALIBI:
+        place = batch.to(gl.int64) * biases.slope_batch + head * biases.slope_head
+        slope = gl.load(biases.slopes + place)
+        if OPTIONS.MASK != 2:
+            slope = slope / biases.unit
+    if OPTIONS.MASK:
+        m = gl.minimum(row_start, gl.maximum(length_q - 1, 0)) // 64
+        place = batch.to(gl.int64) * biases.mask_batch + head.to(gl.int64) * biases.mask_head
+        tile = biases.mask + (place + m.to(gl.int64) * biases.mask_tile)
+    return rows, pairs, slope, tile
+
+
+@gluon.jit
+def bits_of_block(tile, column, rows, pairs, N: gl.constexpr):
+    """Words [64, 4] whose bit 2 i + j says whether a row sees key 8 i + 2 pair + j of the block from `column` on."""
+    words = gl.load(tile + (column // 128 * 256 + rows * 4 + pairs))
+    if N == 64:
+        words = words >> (column // 64 % 2 * 16)
+    return words
+
+
+@gluon.jit
+def values_of_block(tile, column, N: gl.constexpr, S_L: gl.constexpr):
+    """The part [64, N] of an additive mask."""
+    L: gl.constexpr = gl.BlockedLayout([1, 8], [1, 32], [1, 4], [1, 0])
+    sixteens = gl.expand_dims(gl.arange(0, N // 16, gl.SliceLayout(1, L)), 1)
+    inside = gl.expand_dims(gl.arange(0, 1024, gl.SliceLayout(0, L)), 0)
+    # [N / 16, 1024]: 16 keys of 64 rows, eight values of a thread side by side
+    values = gl.load(tile + (column * 64 + sixteens * 1024 + inside))
+    # sixteen keys | warp | lane / 4 | lane % 4 | + 8 keys | + 8 rows | pair
+    values = gl.reshape(values, [N // 16, 4, 8, 4, 2, 2, 2])
+    values = gl.reshape(gl.permute(values, (1, 5, 2, 0, 4, 3, 6)), [64, N])
+    return gl.convert_layout(values, S_L)
+
+
+@gluon.jit
+def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What a block needs of the mask; 0 without one."""
+    rows, pairs, _, tile = tile_biases
+    loaded = 0
+    if OPTIONS.MASK == 1:
+        loaded = bits_of_block(tile, column, rows, pairs, OPTIONS.BLOCK_N)
+    if OPTIONS.MASK == 2:
+        loaded = values_of_block(tile, column, OPTIONS.BLOCK_N, S_L)
+    return loaded
+
+
+# ---- scores
+
+
+@gluon.jit
+def has_bit(words, scores):
+    """Whether the words [64, 4] have the bits of the scores [64, N / 8, 4, 2]."""
+    return ((beside(words, scores) >> numbers_of_keys(scores, 2)) & 1) != 0
+
+
+@gluon.jit
+def with_alibi(s, slope, distance, ONE_SIDE: gl.constexpr):
+    """The scores [64, N / 8, 4, 2] minus slope * |distance|. distance [64, 4]: from a thread's first key to the row's
+    place. ONE_SIDE: no row sees a key behind its place."""
+    slope = pin(slope)  # its products with the constants below would be kept in registers
+    keys = numbers_of_keys(s, 8).to(gl.float32)
+    if ONE_SIDE:
+        return (s - beside(slope * distance, s)) + slope * keys
+    return s - slope * gl.abs(beside(distance, s) - keys)
+
+
+@gluon.jit
+def biased(qk, column, row_start, moved, loaded, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """The scores of the keys from `column` on with ALiBi and mask; in natural units if the mask is additive."""
+    rows, pairs, slope, _ = tile_biases
+    if OPTIONS.MASK == 2:
+        qk = qk * biases.unit
+    if OPTIONS.ALIBI or OPTIONS.MASK == 1:
+        s = by_thread(qk)
+        if OPTIONS.ALIBI:
+            distance = (rows + (row_start + biases.diagonal + moved - column) - 2 * pairs).to(gl.float32)
+            s = with_alibi(s, slope, distance, OPTIONS.ALIBI == 1)
+        if OPTIONS.MASK == 1:
+            s = gl.where(has_bit(loaded, s), s, float("-inf"))
+        qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)
+    if OPTIONS.MASK == 2:
+        qk = qk + loaded.to(gl.float32)
+    return qk
+
+
+@gluon.jit
+def natural_scales(scale):
+    """`scales_of` for scores in natural units, which may be as low as float32 goes: such rows are scaled by one, below
+    the scale of log2(e), since any power above would leave infinities."""
+    return scale, scale * 0.0 + 1.0
+
+
+@gluon.jit
+def first_natural_softmax(qk, no_acc, scales, S_L: gl.constexpr):
+    """`first_softmax` for scores in natural units."""
+    LOWEST: gl.constexpr = -3.4028234663852886e38
+    _, whole = scales
+    # [64, 4]
+    nothing = thread_sum(by_thread(no_acc))
+    p, top, _, sums = softmax(qk, (nothing + LOWEST, nothing + whole), scales, S_L)
+    return p, top, nothing + 1.0, sums
+
+
+# ---- dropout
+
+
+@gluon.constexpr_function
+def keep_asm(count):
+    """Assembly for which of the `count` * 4 pairs of a thread and its neighbour dropout keeps in their two rows.
+
+    Two neighbouring lanes have the halves of the same fours of keys, in the rows r and r + 8. The even one makes the
+    numbers of row r and the odd one those of row r + 8 (Philox4x32-10 as in kernels/values/dropout.py), a bit for each
+    pair, and each hands the other its half. Operands: two words as results, then rows, the pair and the first four,
+    twice each, and the seven scalars of `kept_bits`.
+    """
+    rows, pair, first, head, offset, low, high, least = range(2, 18, 2)
+    text = ["{", ".reg .pred odd, p;", ".reg .b64 wide;", ".reg .b32 row, four, own, other, even, rest;"]
+    text += [".reg .b32 a, b, c, d, la, ha, lc, hc, x, y;", ".reg .b32 ka<10>, kb<10>;"]
+    text += [f"and.b32 x, ${pair}, 1;", "setp.ne.u32 odd, x, 0;", f"selp.b32 row, ${rows + 1}, ${rows}, odd;"]
+    text += [f"shr.u32 four, ${pair}, 1;", f"add.u32 four, four, ${first};", "mov.b32 even, 0;", "mov.b32 rest, 0;"]
+    for i in range(10):
+        text += [
+            f"add.u32 ka{i}, ${low}, {i * 0x9E3779B9 % 2**32};",
+            f"add.u32 kb{i}, ${high}, {i * 0xBB67AE85 % 2**32};",
+        ]
+    for g in range(count):
+        text += [f"add.u32 a, four, {2 * g};", "mov.b32 b, row;", f"mov.b32 c, ${head};", f"mov.b32 d, ${offset};"]
+        for i in range(10):
+            text += ["mul.wide.u32 wide, a, 0xD2511F53;", "mov.b64 {la, ha}, wide;"]
+            text += ["mul.wide.u32 wide, c, 0xCD9E8D57;", "mov.b64 {lc, hc}, wide;"]
+            text += ["xor.b32 x, hc, b;", f"xor.b32 a, x, ka{i};", "mov.b32 b, lc;"]
+            text += ["xor.b32 y, ha, d;", f"xor.b32 c, y, kb{i};", "mov.b32 d, la;"]
+        for word, half, bit in (
+            ("a", "even", 2 * g),
+            ("b", "even", 2 * g + 1),
+            ("c", "rest", 2 * g),
+            ("d", "rest", 2 * g + 1),
+        ):
+            text += [f"setp.ge.u32 p, {word}, ${least};", f"@p or.b32 {half}, {half}, {1 << bit};"]
+    text += ["selp.b32 own, rest, even, odd;", "selp.b32 other, even, rest, odd;"]
+    text += ["shfl.sync.bfly.b32 other, other, 1, 0x1f, 0xffffffff;"]
+    text += ["selp.b32 $0, other, own, odd;", "selp.b32 $1, own, other, odd;", "}"]
+    return "\n".join(text)
+
+
+@gluon.jit
+def kept_bits(rows, pairs, first, head, offset, seed_lo, seed_hi, threshold, N: gl.constexpr):
+    """Words [64, 4] like those of `bits_of_block` for the pairs that dropout keeps. rows: queries [64, 4]; first: the
+    number of the block's first four keys; head: batch * num_heads + head."""
+    ASM: gl.constexpr = keep_asm(N // 8)
+    return gl.inline_asm_elementwise(
+        ASM, "=&r,=&r" + ",r" * 16, [rows, pairs, first, head, offset, seed_lo, seed_hi, threshold],
+        dtype=gl.int32, is_pure=True, pack=2,
+    )  # fmt: skip
+
+
+@gluon.jit
+def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: gl.constexpr):
+    """The pairs of a block that dropout keeps, as `kept_bits`; 0 without dropout."""
+    rows, pairs, _, _ = tile_biases
+    kept = 0
+    if OPTIONS.DROPOUT:
+        kept = kept_bits(
+            rows + row_start, pairs, column // 4, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
+            biases.threshold, OPTIONS.BLOCK_N,
+        )  # fmt: skip
+    return kept
+
+
+@gluon.jit
+def dropped(p, kept, DROPOUT: gl.constexpr, S_L: gl.constexpr):
+    """The probabilities, zero where dropout does not keep the pair."""
+    if DROPOUT:
+        by_pair = by_thread(p)
+        p = gl.convert_layout(gl.reshape(gl.where(has_bit(kept, by_pair), by_pair, 0.0), p.shape), S_L)
+    return p
