@@ -41,8 +41,8 @@ class Biases(NamedTuple):
     """What makes a score more than a product, and what drops probabilities. None: there is none of it.
 
     slopes: float32, strides of (batch, head). diagonal: the key that query 0 stands at. unit: what a score counts in
-    natural units. mask: as mask_pass.py writes it, strides of (batch, head, 64 queries). kept_share: 1 - dropout_p,
-    then the words of `keep_arguments` in kernels/values/dropout.py.
+    natural units. mask: as mask_pass.py writes it, strides of (batch, head, 64 queries) in tiles. kept_share: 1 minus
+    dropout_p, then the words of `keep_arguments` in kernels/values/dropout.py.
     """
 
     slopes: Any

@@ -56,8 +56,9 @@ def biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS: gl
             slope = slope / biases.unit
     if OPTIONS.MASK:
         m = gl.minimum(row_start, gl.maximum(length_q - 1, 0)) // 64
-        place = batch.to(gl.int64) * biases.mask_batch + head.to(gl.int64) * biases.mask_head
-        tile = biases.mask + (place + m.to(gl.int64) * biases.mask_tile)
+        place = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + m * biases.mask_tile
+        TILE: gl.constexpr = 64 * 4 if OPTIONS.MASK == 1 else 64 * 128
+        tile = biases.mask + place * TILE
     return rows, pairs, slope, tile
 
 
@@ -99,10 +100,35 @@ def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexp
 # ---- scores
 
 
+@gluon.constexpr_function
+def select_asm(count, other):
+    """Assembly for `count` numbers of a thread, two of row r and two of row r + 8 in turns, or `other` where a bit of
+    the row's word is not set. Operands, `count` of each: results, numbers, words, of which the places 0 and 2 count.
+    """
+    text = ["{", ".reg .pred p;", ".reg .b32 bit;"]
+    for row in range(2):
+        for number in range(count // 2):
+            at = number // 2 * 4 + 2 * row + number % 2
+            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << number};", "setp.ne.s32 p, bit, 0;"]
+            text += [f"selp.f32 ${at}, ${count + at}, {other}, p;"]
+    return "\n".join([*text, "}"])
+
+
+@gluon.constexpr_function
+def select_constraints(count):
+    return ",".join(["=&f"] * count + ["f"] * count + ["r"] * count)
+
+
 @gluon.jit
-def has_bit(words, scores):
-    """Whether the words [64, 4] have the bits of the scores [64, N / 8, 4, 2]."""
-    return ((beside(words, scores) >> numbers_of_keys(scores, 2)) & 1) != 0
+def where_set(words, numbers, OTHER: gl.constexpr):
+    """The numbers [64, N / 8, 4, 2] of whose pairs the words [64, 4] have the bit, and OTHER, a float as assembly has
+    it, in the place of the rest."""
+    COUNT: gl.constexpr = numbers.shape[1] * 4
+    ASM: gl.constexpr = select_asm(COUNT, OTHER)
+    CONSTRAINTS: gl.constexpr = select_constraints(COUNT)
+    return gl.inline_asm_elementwise(
+        ASM, CONSTRAINTS, [numbers, beside(words, numbers)], dtype=gl.float32, is_pure=True, pack=COUNT
+    )
 
 
 @gluon.jit
@@ -128,7 +154,7 @@ def biased(qk, column, row_start, moved, loaded, biases, tile_biases, OPTIONS: g
             distance = (rows + (row_start + biases.diagonal + moved - column) - 2 * pairs).to(gl.float32)
             s = with_alibi(s, slope, distance, OPTIONS.ALIBI == 1)
         if OPTIONS.MASK == 1:
-            s = gl.where(has_bit(loaded, s), s, float("-inf"))
+            s = where_set(loaded, s, "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)
     if OPTIONS.MASK == 2:
         qk = qk + loaded.to(gl.float32)
@@ -223,6 +249,5 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
 def dropped(p, kept, DROPOUT: gl.constexpr, S_L: gl.constexpr):
     """The probabilities, zero where dropout does not keep the pair."""
     if DROPOUT:
-        by_pair = by_thread(p)
-        p = gl.convert_layout(gl.reshape(gl.where(has_bit(kept, by_pair), by_pair, 0.0), p.shape), S_L)
+        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000"), p.shape), S_L)
     return p

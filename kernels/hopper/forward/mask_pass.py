@@ -84,9 +84,8 @@ class LaidMask:
         return self.batch * self.heads * self.tiles_q * self.tiles_k
 
     def strides(self, mask: Any) -> tuple[int, int, int]:
-        """Return the strides of (batch, head, 64 queries) in elements, 0 where the mask has one for all."""
-        row = self.tiles_k * self.tile
-        strides = self.heads * self.tiles_q * row, self.tiles_q * row, row
+        """Return the strides of (batch, head, 64 queries) in tiles, 0 where the mask has one for all."""
+        strides = self.heads * self.tiles_q * self.tiles_k, self.tiles_q * self.tiles_k, self.tiles_k
         own = zip(_own_sizes(mask), strides, strict=True)
         batch, head, rows = (0 if size == 1 else stride for size, stride in own)
         return batch, head, rows

@@ -255,9 +255,8 @@ def consumer(
             slot, phase = hand_back(last - own_last, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
         # [64, BLOCK_N], step 0: the scores of the first block
-        column = own_last * BLOCK_N
-        loaded = loaded_of_block(tile_biases, column, OPTIONS, S_L)
-        kept = kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS)
+        loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
+        kept = kept_of_block(biases, tile_biases, row_start, own_last * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         mbarrier.wait(memory.full.index(slot), phase)
         qk_t = scores(memory.q, C, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
@@ -269,9 +268,9 @@ def consumer(
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, column, row_start, moved, loaded, biases, tile_biases, OPTIONS, S_L)
+        qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, biases, tile_biases, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
-        qk = hide(qk, last_seen, first_seen, column, RAGGED or RIGHT, LEFT, S_L)
+        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
         if OPTIONS.MASK == 2:
             p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
