@@ -54,7 +54,7 @@ class FlashForwardHopper(AttentionKernel):
     """The warp-specialised forward kernel of Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_hopper"
-    loops = ForwardLoops()  # counted as if a window hid no keys
+    loops = ForwardLoops(lays_out_masks=True)  # counted as if a window hid no keys
     ladder_steps = ("hopper",)
     features = DENSE_FEATURES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {

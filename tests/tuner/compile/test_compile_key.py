@@ -140,7 +140,9 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
 @compiled_here
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("head_dim", [64, 96])
-@pytest.mark.parametrize("features", ["window=9:3", "softcap", "varlen window=9:0 softcap", "alibi", "dropout", "varlen alibi"])
+@pytest.mark.parametrize(
+    "features", ["window=9:3", "softcap", "varlen window=9:0 softcap", "alibi", "dropout", "varlen alibi"]
+)
 def test_compile_spec_with_features_is_the_hopper_launch_s(
     features: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
