@@ -104,6 +104,7 @@ ROWS: dict[str, Any] = {
     "thread_positions": thread_positions,
     "numbers_of_keys": numbers_of_keys,
     "where_set": where_set,
+    "as_float32": lambda values: values.float(),
     "kept_bits": kept_bits,
     "half_word": half_word,
     "whole_word": whole_word,

@@ -132,33 +132,57 @@ def where_set(words, numbers, OTHER: gl.constexpr):
 
 
 @gluon.jit
-def with_alibi(s, slope, distance, ONE_SIDE: gl.constexpr):
-    """The scores [64, N / 8, 4, 2] minus slope * |distance|. distance [64, 4]: from a thread's first key to the row's
-    place. ONE_SIDE: no row sees a key behind its place."""
+def alibi(scores, slope, distance, ONE_SIDE: gl.constexpr):
+    """minus slope * |distance|, like the scores [64, N / 8, 4, 2]. distance [64, 4]: from a thread's first key to the
+    row's place. ONE_SIDE: no row sees a key behind its place."""
     slope = pin(slope)  # its products with the constants below would be kept in registers
-    keys = numbers_of_keys(s, 8).to(gl.float32)
+    keys = numbers_of_keys(scores, 8).to(gl.float32)
+    distance = beside(distance, scores)
     if ONE_SIDE:
-        return (s - beside(slope * distance, s)) + slope * keys
-    return s - slope * gl.abs(beside(distance, s) - keys)
+        return slope * keys - slope * distance
+    return -slope * gl.abs(distance - keys)
 
 
 @gluon.jit
-def biased(qk, column, row_start, moved, loaded, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """The scores of the keys from `column` on with ALiBi and mask; in natural units if the mask is additive."""
+def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What ALiBi adds to the scores [64, N] of the keys from `column` on."""
     rows, pairs, slope, _ = tile_biases
+    distance = (rows + (row_start + biases.diagonal + moved - column) - 2 * pairs).to(gl.float32)
+    bias = alibi(by_thread(no_acc), slope, distance, OPTIONS.ALIBI == 1)
+    return gl.convert_layout(gl.reshape(bias, no_acc.shape), S_L)
+
+
+@gluon.constexpr_function
+def begins_with_alibi(options):
+    """Whether nothing bends or scales scores before ALiBi joins them: then their accumulator may begin with it."""
+    return bool(options.ALIBI) and not options.SOFTCAP and options.MASK != 2
+
+
+@gluon.jit
+def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """The scores with all else that the features add; in natural units if the mask is additive."""
     if OPTIONS.MASK == 2:
         qk = qk * biases.unit
-    if OPTIONS.ALIBI or OPTIONS.MASK == 1:
-        s = by_thread(qk)
-        if OPTIONS.ALIBI:
-            distance = (rows + (row_start + biases.diagonal + moved - column) - 2 * pairs).to(gl.float32)
-            s = with_alibi(s, slope, distance, OPTIONS.ALIBI == 1)
-        if OPTIONS.MASK == 1:
-            s = where_set(loaded, s, "0fFF800000")  # minus infinity
+    if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
+        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+    if OPTIONS.MASK == 1:
+        s = where_set(loaded, by_thread(qk), "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)
     if OPTIONS.MASK == 2:
-        qk = qk + loaded.to(gl.float32)
+        qk = qk + as_float32(loaded)
     return qk
+
+
+@gluon.jit
+def as_float32(values):
+    """Values of a mask. Pairs of bfloat16 are taken apart by one instruction each."""
+    if values.dtype == gl.bfloat16:
+        return gl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xFFFF0000;", "=r,=r,r", [values], dtype=gl.float32, is_pure=True,
+            pack=2,
+        )  # fmt: skip
+    else:
+        return values.to(gl.float32)
 
 
 @gluon.jit

@@ -53,6 +53,7 @@ from blocktune.kernels.hopper.forward.biases import (
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
+    biased_scores,
     finished,
     hand_back,
     hide,
@@ -62,7 +63,6 @@ from blocktune.kernels.hopper.forward.steps import (
     release,
     rescaled,
     row_bounds,
-    scores,
     sequence,
     step,
     store_rows,
@@ -259,7 +259,7 @@ def consumer(
         kept = kept_of_block(biases, tile_biases, row_start, own_last * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = scores(memory.q, C, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+        qk_t = biased_scores(memory, C, slot, own_last * BLOCK_N, no_acc, bias, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -268,7 +268,7 @@ def consumer(
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, biases, tile_biases, OPTIONS, S_L)
+        qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
