@@ -87,14 +87,15 @@ def where_set(words: torch.Tensor, numbers: torch.Tensor, other: str) -> torch.T
 def kept_bits(
     rows: torch.Tensor, pairs: torch.Tensor, first: int, head: int, offset: int, low: int, high: int, least: int, n: int
 ) -> torch.Tensor:
-    """Words of two bits for every eight keys of a thread's row, from the words of their fours."""
+    """Words of two bits for every eight keys of a thread's row, from the halves of its word of the eight."""
     low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
-    fours = torch.arange(n // 8)[:, None, None] * 2 + pairs.long() // 2 + int(first)
-    counter = fours, rows.long().expand(fours.shape), torch.full(fours.shape, int(head)), torch.tensor(offset)
-    drawn = torch.stack(philox(counter, (low, high)), -1)
-    own = torch.where(pairs[None, :, :, None] % 2 == 1, drawn[..., 2:], drawn[..., :2]) >= least
+    eights = torch.arange(n // 8)[:, None, None] + int(first)
+    counter = eights, rows.long()[None], torch.tensor(int(head)), torch.tensor(offset)
+    words = torch.stack(philox(counter, (low, high)), -1)  # [N / 8, 64, 4, 4]
+    own = words.gather(-1, pairs.long()[None, :, :, None].expand(*words.shape[:3], 1))
+    kept = torch.cat((own % 2**16, own // 2**16), -1) >= least
     places = torch.arange(n // 8)[:, None, None, None] * 2 + torch.arange(2)
-    return (own.long() << places).sum((0, 3))
+    return (kept.long() << places).sum((0, 3))
 
 
 ROWS: dict[str, Any] = {

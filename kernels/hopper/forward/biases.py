@@ -207,39 +207,53 @@ def first_natural_softmax(qk, no_acc, scales, S_L: gl.constexpr):
 
 
 @gluon.constexpr_function
-def keep_asm(count):
-    """Assembly for which of the `count` * 4 pairs of a thread and its neighbour dropout keeps in their two rows.
+def philox_asm(head, offset, rounds):
+    """Assembly that leaves in a, b, c, d the words of the counter (a, row, head, offset) under the keys ka and kb of
+    the rounds, as kernels/values/dropout.py has it."""
+    text = ["mov.b32 b, row;", f"mov.b32 c, {head};", f"mov.b32 d, {offset};"]
+    for i in range(rounds):
+        text += ["mul.wide.u32 wide, a, 0xD2511F53;", "mov.b64 {la, ha}, wide;"]
+        text += ["mul.wide.u32 wide, c, 0xCD9E8D57;", "mov.b64 {lc, hc}, wide;"]
+        text += ["xor.b32 x, hc, b;", f"xor.b32 a, x, ka{i};", "mov.b32 b, lc;"]
+        text += ["xor.b32 x, ha, d;", f"xor.b32 c, x, kb{i};", "mov.b32 d, la;"]
+    return text
 
-    Two neighbouring lanes have the halves of the same fours of keys, in the rows r and r + 8. The even one makes the
-    numbers of row r and the odd one those of row r + 8 (Philox4x32-10 as in kernels/values/dropout.py), a bit for each
-    pair, and each hands the other its half. Operands: two words as results, then rows, the pair and the first four,
-    twice each, and the seven scalars of `kept_bits`.
+
+@gluon.constexpr_function
+def keep_asm(count):
+    """Assembly for which of a thread's `count` pairs in each of two rows dropout keeps.
+
+    Four neighbouring lanes have the same eights of keys, two keys of each, in the rows r and r + 8. Each makes the
+    numbers of half of the eights in one of the rows: lane % 2 says which row, lane / 2 whether the even or the odd
+    eights. Then lanes give each other what they have for them: first the lane two further, which has the other eights,
+    and then the neighbour, which has the other row. Operands: two words as results, then rows, the pair and the first
+    eight, twice each, and the scalars of `kept_bits`.
     """
     rows, pair, first, head, offset, low, high, least = range(2, 18, 2)
-    text = ["{", ".reg .pred odd, p;", ".reg .b64 wide;", ".reg .b32 row, four, own, other, even, rest;"]
-    text += [".reg .b32 a, b, c, d, la, ha, lc, hc, x, y;", ".reg .b32 ka<10>, kb<10>;"]
+    rounds, words = 7, "abcd"
+    text = ["{", ".reg .pred odd, late, p;", ".reg .b64 wide;", ".reg .b32 row, eight, own, other, shift, above;"]
+    text += [".reg .b32 a, b, c, d, la, ha, lc, hc, x, ta, tb, tc, td;", f".reg .b32 ka<{rounds}>, kb<{rounds}>;"]
     text += [f"and.b32 x, ${pair}, 1;", "setp.ne.u32 odd, x, 0;", f"selp.b32 row, ${rows + 1}, ${rows}, odd;"]
-    text += [f"shr.u32 four, ${pair}, 1;", f"add.u32 four, four, ${first};", "mov.b32 even, 0;", "mov.b32 rest, 0;"]
-    for i in range(10):
-        text += [
-            f"add.u32 ka{i}, ${low}, {i * 0x9E3779B9 % 2**32};",
-            f"add.u32 kb{i}, ${high}, {i * 0xBB67AE85 % 2**32};",
-        ]
-    for g in range(count):
-        text += [f"add.u32 a, four, {2 * g};", "mov.b32 b, row;", f"mov.b32 c, ${head};", f"mov.b32 d, ${offset};"]
-        for i in range(10):
-            text += ["mul.wide.u32 wide, a, 0xD2511F53;", "mov.b64 {la, ha}, wide;"]
-            text += ["mul.wide.u32 wide, c, 0xCD9E8D57;", "mov.b64 {lc, hc}, wide;"]
-            text += ["xor.b32 x, hc, b;", f"xor.b32 a, x, ka{i};", "mov.b32 b, lc;"]
-            text += ["xor.b32 y, ha, d;", f"xor.b32 c, y, kb{i};", "mov.b32 d, la;"]
-        for word, half, bit in (
-            ("a", "even", 2 * g),
-            ("b", "even", 2 * g + 1),
-            ("c", "rest", 2 * g),
-            ("d", "rest", 2 * g + 1),
-        ):
-            text += [f"setp.ge.u32 p, {word}, ${least};", f"@p or.b32 {half}, {half}, {1 << bit};"]
-    text += ["selp.b32 own, rest, even, odd;", "selp.b32 other, even, rest, odd;"]
+    text += [f"shr.u32 shift, ${pair}, 1;", "setp.ne.u32 late, shift, 0;", f"add.u32 eight, shift, ${first};"]
+    text += [f"shl.b32 above, ${least}, 16;", *(f"mov.b32 t{word}, 0;" for word in words)]
+    for i in range(rounds):
+        text += [f"add.u32 ka{i}, ${low}, {i * 0x9E3779B9 % 2**32};"]
+        text += [f"add.u32 kb{i}, ${high}, {i * 0xBB67AE85 % 2**32};"]
+    for number in range(count // 4):
+        text += [f"add.u32 a, eight, {2 * number};", *philox_asm(f"${head}", f"${offset}", rounds)]
+        for word in words:  # two numbers: the lower half, moved up, and the upper one
+            text += [f"shl.b32 x, {word}, 16;", "setp.ge.u32 p, x, above;"]
+            text += [f"@p or.b32 t{word}, t{word}, {1 << 4 * number};", f"setp.ge.u32 p, {word}, above;"]
+            text += [f"@p or.b32 t{word}, t{word}, {2 << 4 * number};"]
+    # the bits of two lanes fill the gaps of each other
+    text += ["selp.b32 x, ta, tc, late;", "selp.b32 other, tb, td, late;", "shl.b32 other, other, 2;"]
+    text += ["or.b32 other, other, x;", "shfl.sync.bfly.b32 other, other, 2, 0x1f, 0xffffffff;"]
+    text += ["selp.b32 a, tc, ta, late;", "selp.b32 b, td, tb, late;", "and.b32 c, other, 0x33333333;"]
+    text += ["shr.u32 d, other, 2;", "and.b32 d, d, 0x33333333;"]
+    for own, given in (("a", "c"), ("b", "d")):
+        text += [f"@late shl.b32 {own}, {own}, 2;", f"@!late shl.b32 {given}, {given}, 2;"]
+        text += [f"or.b32 {own}, {own}, {given};"]
+    text += ["selp.b32 own, b, a, odd;", "selp.b32 other, a, b, odd;"]
     text += ["shfl.sync.bfly.b32 other, other, 1, 0x1f, 0xffffffff;"]
     text += ["selp.b32 $0, other, own, odd;", "selp.b32 $1, own, other, odd;", "}"]
     return "\n".join(text)
@@ -248,8 +262,8 @@ def keep_asm(count):
 @gluon.jit
 def kept_bits(rows, pairs, first, head, offset, seed_lo, seed_hi, threshold, N: gl.constexpr):
     """Words [64, 4] like those of `bits_of_block` for the pairs that dropout keeps. rows: queries [64, 4]; first: the
-    number of the block's first four keys; head: batch * num_heads + head."""
-    ASM: gl.constexpr = keep_asm(N // 8)
+    number of the block's first eight keys; head: batch * num_heads + head."""
+    ASM: gl.constexpr = keep_asm(N // 4)
     return gl.inline_asm_elementwise(
         ASM, "=&r,=&r" + ",r" * 16, [rows, pairs, first, head, offset, seed_lo, seed_hi, threshold],
         dtype=gl.int32, is_pure=True, pack=2,
@@ -263,7 +277,7 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
     kept = 0
     if OPTIONS.DROPOUT:
         kept = kept_bits(
-            rows + row_start, pairs, column // 4, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
+            rows + row_start, pairs, column // 8, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
             biases.threshold, OPTIONS.BLOCK_N,
         )  # fmt: skip
     return kept

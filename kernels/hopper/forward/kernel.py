@@ -38,6 +38,7 @@ from blocktune.kernels.hopper.forward.layout import (
     blocks_of,
     bounds_of,
     feature_codes,
+    is_biased,
     mask_code,
     mask_constants,
     panels_of,
@@ -92,9 +93,11 @@ class FlashForwardHopper(AttentionKernel):
         from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
-        early_p = int(masks["RAGGED"] or not masks["ALIGNED"])
+        early_p = int(masks["RAGGED"] or not masks["ALIGNED"] or mask_code(shape) > 0 or shape.features.dropout)
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
+        elif max(width, width_v) == 64 and is_biased(shape):
+            values = (192 if shape.features.dropout else 256, 64, 4, 0, 1, 0)
         elif max(width, width_v) == 64 and shape.seqlen_k <= 4096:
             values = (256, 64, 3 if shape.features.window else 4, 0, 1, 0)
         elif max(width, width_v) == 64:
@@ -175,6 +178,8 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
     """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
     consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
+    if is_biased(shape):
+        return (128, 64, 4, 0, 1, 0) if shape.features.dropout else (128, 128, 2, 1, 1, 1)
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)

@@ -99,6 +99,11 @@ def mask_code(shape: AttentionShape) -> int:
     return MASK_CODES[shape.features.mask]
 
 
+def is_biased(shape: AttentionShape) -> bool:
+    """Return whether the shape has ALiBi, a mask tensor or dropout: work for every score of every block."""
+    return shape.features.alibi or shape.features.dropout or mask_code(shape) > 0
+
+
 def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
     """Return the constants that say what scores are more than products. ALIBI: 2 where a query may see keys behind its
     place."""
