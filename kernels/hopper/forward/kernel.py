@@ -48,6 +48,7 @@ from blocktune.kernels.hopper.forward.layout import (
     tile_width,
 )
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -97,7 +98,7 @@ class FlashForwardHopper(AttentionKernel):
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
         elif max(width, width_v) == 64 and is_biased(shape):
-            values = (192 if shape.features.dropout else 256, 64, 4, 0, 1, 0)
+            values = (128, 128, 4, 0, 0, 1) if shape.features.dropout else (256, 64, 4, 0, 1, 0)
         elif max(width, width_v) == 64 and shape.seqlen_k <= 4096:
             values = (256, 64, 3 if shape.features.window else 4, 0, 1, 0)
         elif max(width, width_v) == 64:
@@ -178,12 +179,16 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
     """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
     consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
+    three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
+    if shape.features.dropout:
+        return 128, 64, 4, 0, 1, 0
     if is_biased(shape):
-        return (128, 64, 4, 0, 1, 0) if shape.features.dropout else (128, 128, 2, 1, 1, 1)
+        bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
+        return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
-    if _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape):
+    if three_fit:
         return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
     return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
 
