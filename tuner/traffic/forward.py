@@ -98,7 +98,7 @@ def laid_mask_traffic(
     return Passes(
         passes=(
             Pass(name="mask", read={"mask": whole}, written={"laid": whole // bits}),
-            replace(then, read=then.read | {"laid": seen // bits}),
+            replace(then, read={**then.read, "laid": seen // bits}),
         )
     )
 

@@ -2,7 +2,7 @@
 
 ALiBi is arithmetic on positions. A mask lies in memory as the registers of a warpgroup want it (mask_pass.py): of a
 boolean one a thread loads a word for each of its two rows, of an additive one 16 bytes at a time. Pairs to drop are
-made from their positions. Loads and random numbers are issued beside the products, and what they give is applied in
+made from their positions. Loads and random numbers are issued while products run, and what they give is applied in
 the softmax.
 
 Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kernels/hopper/common/rows.py has them.

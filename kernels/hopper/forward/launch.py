@@ -107,7 +107,7 @@ class MaskedLaunch(Launcher):
     """What `bind` returns for shapes with a mask: launch(q, k, v, out, lse, scale, extras) of two kernels, the second
     of which reads what the first one makes of the mask.
 
-    grid: of the attention. fixed: its arguments behind those of `leading_with_extras`.
+    grid: of the attention. fixed: its arguments after those of `leading_with_extras`.
     """
 
     shape: AttentionShape
@@ -128,12 +128,13 @@ class MaskedLaunch(Launcher):
 
         del q, k, v, out, lse, scale
         check_extras(self.shape.features, extras)
-        laid = LaidMask.of(extras.mask)
-        dtype = torch.int32 if laid.boolean else extras.mask.dtype
+        mask: Any = extras.mask
+        laid = LaidMask.of(mask)
+        dtype = torch.int32 if laid.boolean else mask.dtype
         space = Workspace((laid.programs * laid.tile, dtype))
-        lay_out = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(extras.mask), MASK_OPTIONS, pins=pins)
+        lay_out = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(mask), MASK_OPTIONS, pins=pins)
         attend = Step(flash_fwd_hopper_kernel, self.grid, self.fixed, self.options, self.descriptors, pins=pins)
-        strides = laid.strides(extras.mask)
+        strides = laid.strides(mask)
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
             addressed = take_addresses(lay_out, attend)

@@ -105,7 +105,7 @@ def is_biased(shape: AttentionShape) -> bool:
 
 
 def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
-    """Return the constants that say what scores are more than products. ALIBI: 2 where a query may see keys behind its
+    """Return the constants that say what scores are more than products. ALIBI: 2 where a query may see keys past its
     place."""
     features = shape.features
     one_side = shape.causal is not Causal.NONE or (features.window is not None and features.window[1] == 0)

@@ -91,7 +91,7 @@ class LaidMask:
         return batch, head, rows
 
     def arguments(self, mask: Any) -> tuple[Any, ...]:
-        """Return what the pass takes behind the two tensors. A query that all share fills a tile."""
+        """Return what the pass takes after the two tensors. A query that all share fills a tile."""
         queries = _own_sizes(mask)[2]
         sizes = self.heads, ROWS if queries == 1 else queries, mask.shape[3]
         return *broadcast_strides(mask, 4), *sizes, self.tiles_q, self.tiles_k, self.boolean, ROWS, KEYS
