@@ -44,7 +44,7 @@ COMPILED = [
     loaded(128, 2048, Causal.NONE, "boolean"),
     loaded(128, 4096, Causal.UPPER_LEFT, "additive"),
     loaded(128, 4096, Causal.UPPER_LEFT, "dropout"),
-    loaded(64, 4096, Causal.UPPER_LEFT, "alibi boolean"),
+    loaded(64, 4096, Causal.UPPER_LEFT, "boolean"),
 ]
 
 
