@@ -5,7 +5,7 @@ from typing import Any
 from blocktune.kernels.base.direct_launch import DropoutWord, recorder
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.dropout import keep_arguments
+from blocktune.kernels.values.dropout import keep_arguments, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED, Features, MaskKind
@@ -106,7 +106,7 @@ def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:
     *words, threshold = keep_arguments(extras)
     if recorder.current is not None and extras.dropout_p:
         words = [*DropoutWord.all(words)]
-    return scale, extras.softcap, 1.0 - extras.dropout_p, *words, threshold
+    return scale, extras.softcap, share_kept(extras.dropout_p), *words, threshold
 
 
 def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> dict[str, int]:

@@ -34,15 +34,20 @@ class ForwardLoops:
     """Queries outside, keys inside, in tiles of block_m and block_n: the output stays on the chip until it is done.
 
     transposes: the tensor that a launch of its own transposes before, if any.
+    lays_out_masks: a launch of its own writes a mask tensor before, where there is one, as the registers of the next
+    want it.
     """
 
     visits: Visits = Visits.CAUSAL
     transposes: Literal["", "k", "v"] = ""
+    lays_out_masks: bool = False
 
     @property
     def moving_passes(self) -> tuple[str, ...]:
-        """The launches around the longest one that only move bytes, by the names that tuner/traffic gives them."""
-        return ("transpose",) if self.transposes else ()
+        """The launches around the longest one that only move bytes, by the names that tuner/traffic gives them; the one
+        that lays out a mask is there where a mask is."""
+        passes = {"transpose": bool(self.transposes), "mask": self.lays_out_masks}
+        return tuple(name for name, is_there in passes.items() if is_there)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,10 @@
-"""Which (query, key) pairs dropout keeps: Philox4x32-10 of their positions, in plain PyTorch integers.
+"""Which (query, key) pairs dropout keeps: Philox4x32-7 of their positions, in plain PyTorch integers.
 
 The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and
 store none of them. Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
-4.3.
+4.3. Seven rounds are the fewest that pass the tests of its section 4 (BigCrush), and what flash-attention draws with. A
+pair takes 16 bits, so that eight neighbouring keys share the rounds: dropout_p is rounded to a multiple of 2^-16, and
+results are divided by the share of pairs that this keeps.
 """
 
 from typing import TYPE_CHECKING
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
 
     Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-WORDS = 4
-"""Of one counter."""
-ROUNDS = 10
+KEYS = 8
+"""Of one counter: two for each of its four words."""
+ROUNDS = 7
+LEVELS = 1 << 16
+"""Of the numbers that decide."""
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 WEYL_STEPS = 0x9E3779B9, 0xBB67AE85
 """What is added to the two words of the key after each round."""
@@ -25,7 +29,7 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(counter: "Words", key: tuple[int, int]) -> "Words":
-    """Return the four output words of Philox4x32-10.
+    """Return the four output words of Philox4x32-7.
 
     counter: four int64 tensors of 32-bit words that broadcast against each other. key: two 32-bit words.
     """
@@ -46,7 +50,8 @@ def _product_words(words: "torch.Tensor", factor: int) -> "tuple[torch.Tensor, t
 
 
 def keep_threshold(dropout_p: float) -> int:
-    """Return the threshold, which the random word of a kept pair reaches: dropout_p * 2^32, rounded down.
+    """Return the threshold, which the random number of a kept pair reaches: dropout_p * 2^16, rounded, and below
+    2^16.
 
     Raises:
         UsageError: dropout_p is outside [0, 1).
@@ -55,7 +60,16 @@ def keep_threshold(dropout_p: float) -> int:
         raise UsageError(
             f"`0 <= dropout_p < 1` must hold, but got dropout_p={dropout_p}. Give the part of the pairs to drop."
         )
-    return int(dropout_p * 2**32)
+    return min(round(dropout_p * LEVELS), LEVELS - 1)
+
+
+def share_kept(dropout_p: float) -> float:
+    """Return the probability that a pair is kept, by which results are divided: 1 - dropout_p to 16 bits.
+
+    Raises:
+        UsageError: dropout_p is outside [0, 1).
+    """
+    return 1.0 - keep_threshold(dropout_p) / LEVELS
 
 
 def keep_mask(
@@ -70,7 +84,7 @@ def keep_mask(
     *,
     first_batch: int = 0,
 ) -> "torch.Tensor":
-    """Return bool [batch, num_heads, seqlen_q, seqlen_k], True where the pair is kept: with probability 1 - p.
+    """Return bool [batch, num_heads, seqlen_q, seqlen_k], True where the pair is kept: with probability `share_kept`.
 
     seed, offset: integers of 64 bits, of the offset the low 32 count. first_batch: the number of the first batch entry,
     for a part of a batch. Needs about 50 bytes a pair while it runs.
@@ -85,22 +99,25 @@ def keep_mask(
 
     threshold = keep_threshold(p)
     heads = positions(first_batch * num_heads, batch * num_heads, -1, 1, 1)
-    words = pair_words(heads, positions(0, seqlen_q, 1, -1, 1), seqlen_k, seed, offset)
-    return (words >= threshold).view(batch, num_heads, seqlen_q, seqlen_k)
+    numbers = pair_numbers(heads, positions(0, seqlen_q, 1, -1, 1), seqlen_k, seed, offset)
+    return (numbers >= threshold).view(batch, num_heads, seqlen_q, seqlen_k)
 
 
-def pair_words(heads: "torch.Tensor", queries: "torch.Tensor", seqlen_k: int, seed: int, offset: int) -> "torch.Tensor":
-    """Return the random 32-bit word of every pair, int64 [heads, queries, seqlen_k].
+def pair_numbers(
+    heads: "torch.Tensor", queries: "torch.Tensor", seqlen_k: int, seed: int, offset: int
+) -> "torch.Tensor":
+    """Return the random number of 16 bits of every pair, int64 [heads, queries, seqlen_k].
 
-    Four neighbouring keys share a counter (key // 4, query, batch * num_heads + head, offset) and have a word each.
-    heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the result is wanted.
+    Eight neighbouring keys share a counter (key // 8, query, batch * num_heads + head, offset): each word is two of
+    theirs, the lower half first. heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the
+    result is wanted.
     """
     import torch
 
-    fours = torch.arange(-(-seqlen_k // WORDS), dtype=torch.int64, device=heads.device).view(1, 1, -1)
+    eights = torch.arange(-(-seqlen_k // KEYS), dtype=torch.int64, device=heads.device).view(1, 1, -1)
     last = torch.tensor(offset & _WORD, dtype=torch.int64, device=heads.device)
-    words = philox((fours, queries, heads, last), (seed & _WORD, seed >> 32 & _WORD))
-    return torch.stack(words, -1).flatten(-2)[..., :seqlen_k]
+    words = torch.stack(philox((eights, queries, heads, last), (seed & _WORD, seed >> 32 & _WORD)), -1)
+    return torch.stack((words % LEVELS, words // LEVELS), -1).flatten(-3)[..., :seqlen_k]
 
 
 def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:

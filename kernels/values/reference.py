@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blocktune.kernels.values.dropout import keep_mask
+from blocktune.kernels.values.dropout import keep_mask, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
@@ -106,7 +106,7 @@ def _attention(
         batch, heads, seqlen_q, seqlen_k = scores.shape
         drawn = (extras.dropout_p, extras.seed, extras.offset, q.device)
         keep = keep_mask(batch, heads, seqlen_q, seqlen_k, *drawn, first_batch=number)
-        probabilities = probabilities * keep / (1.0 - extras.dropout_p)
+        probabilities = probabilities * keep / share_kept(extras.dropout_p)
     return probabilities @ v, lse
 
 

@@ -194,6 +194,8 @@ def atomic_xchg(pointer: Pointer, value: int) -> None:
 
 
 def load(pointer: Pointer) -> Any:
+    if isinstance(pointer.offset, torch.Tensor):
+        return pointer.tensor.view(-1)[pointer.offset.long()]
     assert 0 <= pointer.offset < pointer.tensor.numel()
     found = pointer.tensor.view(-1)[pointer.offset].item()
     return F32(found) if isinstance(found, float) else I32(found)
@@ -209,8 +211,7 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
         return Barrier() if len(shape) == 1 else Barriers(Barrier() for _ in range(shape[0]))
     if dtype is real.int32:
         return Memory(torch.zeros(count(shape), dtype=torch.int32), shape, layout)
-    kind = torch.float32 if dtype is real.float32 else dtype
-    return Memory(torch.full((count(shape),), float("nan"), dtype=kind), shape, layout)
+    return Memory(torch.full((count(shape),), float("nan"), dtype=dtype), shape, layout)
 
 
 def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
@@ -263,14 +264,12 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
 
 
 GL = types.SimpleNamespace(
-    **{
-        name: getattr(real, name) for name in ("int32", "int64", "float32", "constexpr", "SliceLayout", "BlockedLayout")
-    },
+    **{name: getattr(real, name) for name in ("int32", "int64", "constexpr", "SliceLayout", "BlockedLayout")},
     **{name: getattr(real, name) for name in ("DotOperandLayout", "NVMMADistributedLayout", "NVMMASharedLayout")},
     SwizzledSharedLayout=real.SwizzledSharedLayout,
     zeros=lambda shape, dtype, layout: torch.zeros(shape).as_subclass(Registers),
     full=lambda shape, value, dtype, layout: torch.full(
-        shape, value, dtype=torch.float32 if dtype is real.float32 else torch.int32
+        shape, value, dtype=torch.int32 if dtype is real.int32 else dtype
     ),
     arange=lambda start, stop, layout: torch.arange(start, stop, dtype=torch.int32),
     minimum=_both(smaller=True),
@@ -287,6 +286,8 @@ GL = types.SimpleNamespace(
     split=lambda x: x.unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
     uint8=torch.uint8,
+    float32=torch.float32,
+    abs=torch.abs,
     convert_layout=lambda x, layout: x,
     load=load,
     store=store,

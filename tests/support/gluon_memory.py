@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from triton.experimental.gluon import language as real
 
 ADDRESSES = 1 << 64
 
@@ -116,10 +115,9 @@ class Slice(Memory):
 
 
 def reinterpret(memory: Memory, dtype: Any, shape: Sequence[int], layout: Any) -> Memory:
-    wanted = torch.float32 if dtype is real.float32 else dtype
     size = count(memory.shape) * memory.dtype.itemsize
-    assert count(shape) * wanted.itemsize <= size, "the new tile is larger than the memory"
-    return Memory(memory.data[: count(memory.shape)].view(wanted), shape, layout)
+    assert count(shape) * dtype.itemsize <= size, "the new tile is larger than the memory"
+    return Memory(memory.data[: count(memory.shape)].view(dtype), shape, layout)
 
 
 class Transposed:

@@ -1,9 +1,12 @@
 """The assembly of the Hopper forwards as PyTorch: stand-ins of gluon_machine.py for what threads do with their rows."""
 
 import math
+import struct
 from typing import Any
 
 import torch
+
+from blocktune.kernels.values.dropout import philox
 
 
 def half_word(*numbers: torch.Tensor) -> torch.Tensor:
@@ -64,10 +67,46 @@ def of_scaled_scores(s: torch.Tensor, scale: torch.Tensor, maximum: torch.Tensor
     return torch.exp2((s.double() * scale.double() - maximum.double()).float())
 
 
+def thread_positions(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, pairs = torch.arange(scores.shape[0], dtype=torch.int32), torch.arange(4, dtype=torch.int32)
+    return rows[:, None].expand(-1, 4), pairs.expand(len(rows), -1)
+
+
+def numbers_of_keys(scores: torch.Tensor, eight: int) -> torch.Tensor:
+    eights = torch.arange(scores.shape[1], dtype=torch.int32)[None, :, None, None] * eight
+    return eights + torch.arange(2, dtype=torch.int32)
+
+
+def where_set(words: torch.Tensor, numbers: torch.Tensor, other: str) -> torch.Tensor:
+    """`other` is a float32 as assembly has it: 0f and eight hexadecimal digits."""
+    is_set = (words[:, None, :, None].long() >> numbers_of_keys(numbers, 2)) & 1 == 1
+    (value,) = struct.unpack(">f", bytes.fromhex(other.removeprefix("0f")))
+    return torch.where(is_set, numbers, torch.tensor(value))
+
+
+def kept_bits(
+    rows: torch.Tensor, pairs: torch.Tensor, first: int, head: int, offset: int, low: int, high: int, least: int, n: int
+) -> torch.Tensor:
+    """Words of two bits for every eight keys of a thread's row, from the halves of its word of the eight."""
+    low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
+    eights = torch.arange(n // 8)[:, None, None] + int(first)
+    counter = eights, rows.long()[None], torch.tensor(int(head)), torch.tensor(offset)
+    words = torch.stack(philox(counter, (low, high)), -1)  # [N / 8, 64, 4, 4]
+    own = words.gather(-1, pairs.long()[None, :, :, None].expand(*words.shape[:3], 1))
+    kept = torch.cat((own % 2**16, own // 2**16), -1) >= least
+    places = torch.arange(n // 8)[:, None, None, None] * 2 + torch.arange(2)
+    return (kept.long() << places).sum((0, 3))
+
+
 ROWS: dict[str, Any] = {
     "of_scaled_scores": of_scaled_scores,
     "raised_top": raised_top,
     "scales_of": scales_of,
+    "thread_positions": thread_positions,
+    "numbers_of_keys": numbers_of_keys,
+    "where_set": where_set,
+    "as_float32": lambda values: values.float(),
+    "kept_bits": kept_bits,
     "half_word": half_word,
     "whole_word": whole_word,
     "across": across,

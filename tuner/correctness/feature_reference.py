@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from blocktune.kernels.values.dropout import keep_threshold, pair_words
+from blocktune.kernels.values.dropout import keep_threshold, pair_numbers, share_kept
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.correctness.forward import CHUNK_SCORES, ROWS_PER_TILE, softmax_scale
@@ -66,7 +66,7 @@ class Group:
         lse = torch.logsumexp(scores, -1).masked_fill(dead.expand(*scores.shape[:-1], 1)[..., 0], float("-inf"))
         probabilities = torch.softmax(scores, -1).masked_fill(dead, 0.0)
         if self.inputs.shape.features.dropout:
-            probabilities = probabilities * self._kept(rows) / (1.0 - self.inputs.extras.dropout_p)
+            probabilities = probabilities * self._kept(rows) / share_kept(self.inputs.extras.dropout_p)
         return probabilities @ v, lse
 
     def _scores(self, scores: Any, rows: slice) -> tuple[Any, Any]:
@@ -144,5 +144,5 @@ class Group:
         first = self.entry * shape.num_heads
         heads = positions(first + self.heads.start, first + self.heads.stop, -1, 1, 1)
         queries = positions(rows.start, rows.stop, 1, -1, 1)
-        words = pair_words(heads, queries, self.k.shape[0], extras.seed, extras.offset)
-        return words >= keep_threshold(extras.dropout_p)
+        numbers = pair_numbers(heads, queries, self.k.shape[0], extras.seed, extras.offset)
+        return numbers >= keep_threshold(extras.dropout_p)

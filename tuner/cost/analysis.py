@@ -259,7 +259,7 @@ def _traffic(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShap
         "standard": standard_backward_traffic(shape) if backward else standard_traffic(shape)
     }
     m, n = config.block_m, config.block_n
-    if is_plain_v2(kernel):
+    if is_plain_v2(kernel, shape):
         return standard | {
             "v1": v1_traffic(shape, m, n),
             "v2": v2_traffic(shape, m, n),

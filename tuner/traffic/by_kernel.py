@@ -12,8 +12,13 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.traffic.backward import fused_backward_traffic, split_backward_traffic
 from blocktune.tuner.traffic.decode import decode_traffic, single_launch_traffic
-from blocktune.tuner.traffic.forward import general_traffic, transposed_traffic, v1_kernel_traffic
-from blocktune.tuner.traffic.launches import Passes
+from blocktune.tuner.traffic.forward import (
+    general_traffic,
+    laid_mask_traffic,
+    transposed_traffic,
+    v1_kernel_traffic,
+)
+from blocktune.tuner.traffic.launches import Passes, mask_elements_bytes
 from blocktune.tuner.traffic.model import Traffic, V2Traffic, v2_traffic
 from blocktune.tuner.traffic.sparse import random_blocks, sparse_backward_traffic, sparse_forward_traffic
 
@@ -34,13 +39,17 @@ def traffic_of(
             return _backward(loops, config, shape, perfect_l2)
 
 
-def is_plain_v2(kernel: AttentionKernel) -> bool:
-    """Return whether the kernel is FlashAttention-2 in one launch, and nothing else."""
-    return kernel.loops == ForwardLoops()
+def is_plain_v2(kernel: AttentionKernel, shape: AttentionShape) -> bool:
+    """Return whether the kernel computes the shape by FlashAttention-2 in one launch, and nothing else."""
+    return kernel.loops == ForwardLoops() or (
+        kernel.loops == ForwardLoops(lays_out_masks=True) and not mask_elements_bytes(shape)
+    )
 
 
 def _forward(loops: ForwardLoops, config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> Traffic:
     found = _walk(loops.visits, config, shape, perfect_l2)
+    if loops.lays_out_masks and mask_elements_bytes(shape):
+        return laid_mask_traffic(shape, found, config.block_m, config.block_n, perfect_l2=perfect_l2)
     return transposed_traffic(shape, found, loops.transposes) if loops.transposes else found
 
 

@@ -8,9 +8,18 @@ v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into
 from dataclasses import replace
 from typing import Literal
 
+from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, rows_covered, rows_in
-from blocktune.tuner.traffic.launches import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
+from blocktune.tuner.traffic.launches import (
+    Pass,
+    Passes,
+    key_rows,
+    mask_elements_bytes,
+    mask_traffic,
+    query_rows,
+    with_mask,
+)
 from blocktune.tuner.traffic.model import STATISTIC_BYTES, V2Traffic, v1_traffic
 
 ACCUMULATOR_BYTES = 4
@@ -64,6 +73,32 @@ def transposed_traffic(shape: AttentionShape, forward: V2Traffic | Passes, tenso
         passes=(
             Pass(name="transpose", read={tensor: moved}, written={f"{tensor}t": moved}),
             replace(then, read=read),
+        )
+    )
+
+
+def laid_mask_traffic(
+    shape: AttentionShape, forward: V2Traffic | Passes, block_m: int, block_n: int, *, perfect_l2: bool = False
+) -> Passes:
+    """Return the traffic of a forward that reads a mask which a launch before has laid out: a boolean one as bits, an
+    additive one in its own type.
+
+    Args:
+        shape: the problem.
+        forward: the traffic of the forward without its mask.
+        block_m: queries a tile.
+        block_n: keys per tile.
+        perfect_l2: as of `general_traffic`.
+    """
+    whole = shape.seqlen_q * shape.seqlen_k * mask_elements_bytes(shape)
+    visited = pairs_in(key_spans(shape, block_m, block_n), block_m, shape.seqlen_q)
+    seen = mask_traffic(shape, visited, perfect_l2=perfect_l2)
+    bits = 8 if shape.features.mask is MaskKind.BOOLEAN else 1
+    (then,) = forward.passes if isinstance(forward, Passes) else (_as_pass(forward),)
+    return Passes(
+        passes=(
+            Pass(name="mask", read={"mask": whole}, written={"laid": whole // bits}),
+            replace(then, read={**then.read, "laid": seen // bits}),
         )
     )
 

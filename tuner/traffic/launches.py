@@ -92,8 +92,12 @@ def mask_traffic(shape: AttentionShape, pairs: int, *, perfect_l2: bool) -> int:
     """Count the bytes of a mask tensor that serves all heads and entries: one element for every (query, key) pair of
     the tiles that a head visits, by each head or, with perfect_l2, once. An additive mask has the tensors' data
     type."""
-    element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
-    return pairs * element * (1 if perfect_l2 else shape.batch * shape.num_heads)
+    return pairs * mask_elements_bytes(shape) * (1 if perfect_l2 else shape.batch * shape.num_heads)
+
+
+def mask_elements_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of an element of the shape's mask tensor; 0 without one."""
+    return {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
 
 
 def with_mask(read: dict[str, int], mask_bytes: int) -> dict[str, int]:

@@ -37,6 +37,30 @@ class Sizes(NamedTuple):
     left: Any
 
 
+class Biases(NamedTuple):
+    """What makes a score more than a product, and what drops probabilities. None: there is none of it.
+
+    slopes: float32, strides of (batch, head). diagonal: the key that query 0 stands at. unit: what a score counts in
+    natural units. mask: as mask_pass.py writes it, strides of (batch, head, 64 queries) in tiles. kept_share: 1 minus
+    dropout_p, then the words of `keep_arguments` in kernels/values/dropout.py.
+    """
+
+    slopes: Any
+    slope_batch: Any
+    slope_head: Any
+    diagonal: Any
+    unit: Any
+    mask: Any
+    mask_batch: Any
+    mask_head: Any
+    mask_tile: Any
+    kept_share: Any
+    seed_lo: Any
+    seed_hi: Any
+    offset: Any
+    threshold: Any
+
+
 class Options(NamedTuple):
     """Constants of `flash_fwd_hopper_kernel` that its warps know."""
 
@@ -51,6 +75,9 @@ class Options(NamedTuple):
     LOWER_RIGHT: Any
     ALIGNED: Any
     SOFTCAP: Any
+    ALIBI: Any
+    MASK: Any
+    DROPOUT: Any
     SPLIT_RELEASE: Any
     EARLY_P: Any
     KEEP_P: Any

@@ -5,11 +5,16 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
-from blocktune.kernels.hopper.forward.arguments import Memory, Options, Sizes
+from blocktune.kernels.hopper.forward.arguments import Biases, Memory, Options, Sizes
 from blocktune.kernels.hopper.forward.warps import consumer, producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
 """Run-time integers that are not compiled in."""
+BIAS_INTEGERS = (
+    "slope_batch", "slope_head", "diagonal", "mask_batch", "mask_head", "mask_tile", "seed_lo", "seed_hi", "offset",
+    "threshold",
+)  # fmt: skip
+"""And those of `Biases`."""
 
 
 @gluon.jit
@@ -25,14 +30,16 @@ def tiles(
         return first, gl.allocate_shared_memory(dtype, [COUNT, ROWS, W], LAYOUT)
 
 
-@gluon.jit(do_not_specialize=["lse_rows", *SIZES])
+@gluon.jit(do_not_specialize=["lse_rows", *SIZES, *BIAS_INTEGERS])
 def flash_fwd_hopper_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks, scale_log2, bend, lse_rows,
+    q_desc, k_desc, v_desc, o_desc, lse, counter, cu_q, cu_k, sinks, slopes, slope_batch, slope_head, diagonal, unit,
+    mask, mask_batch, mask_head, mask_tile, kept_share, seed_lo, seed_hi, offset, threshold, scale_log2, bend, lse_rows,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, left,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr,
-    KEEP_P: gl.constexpr, SHARE_O: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, MASK: gl.constexpr, DROPOUT: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, SHARE_O: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for
@@ -40,7 +47,9 @@ def flash_fwd_hopper_kernel(
 
     Query i sees the keys i + left .. i + right (LEFT, RIGHT: where there are such bounds) that there are (RAGGED: the
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
-    scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e).
+    scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e). ALIBI: 1 where no query sees a key behind
+    its place, 2 where one does. MASK: 1 boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout
+    take is in `Biases`.
 
     With cu_q and cu_k int32 [batch + 1] the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads,
     lse_rows], seqlen_q is the longest, and the bounds are of each sequence (LOWER_RIGHT: plus its seqlen_k - seqlen_q).
@@ -91,6 +100,22 @@ def flash_fwd_hopper_kernel(
         right=right,
         left=left,
     )
+    biases = Biases(
+        slopes=slopes,
+        slope_batch=slope_batch,
+        slope_head=slope_head,
+        diagonal=diagonal,
+        unit=unit,
+        mask=mask,
+        mask_batch=mask_batch,
+        mask_head=mask_head,
+        mask_tile=mask_tile,
+        kept_share=kept_share,
+        seed_lo=seed_lo,
+        seed_hi=seed_hi,
+        offset=offset,
+        threshold=threshold,
+    )
     OPTIONS: gl.constexpr = Options(
         BLOCK_N=BLOCK_N,
         STAGES=STAGES,
@@ -103,6 +128,9 @@ def flash_fwd_hopper_kernel(
         LOWER_RIGHT=LOWER_RIGHT,
         ALIGNED=ALIGNED,
         SOFTCAP=SOFTCAP,
+        ALIBI=ALIBI,
+        MASK=MASK,
+        DROPOUT=DROPOUT,
         SPLIT_RELEASE=SPLIT_RELEASE,
         EARLY_P=EARLY_P,
         KEEP_P=KEEP_P,
@@ -111,22 +139,22 @@ def flash_fwd_hopper_kernel(
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 2, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 2, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, sizes, lse_rows, 3, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 0, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 2, OPTIONS)),
+            (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 3, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip

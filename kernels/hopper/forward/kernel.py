@@ -1,17 +1,17 @@
 """Attention forward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, persistent.
 
 The device functions and what makes them fast are in kernels/hopper/forward/warps.py. This kernel takes 16-bit types,
-any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap and packed sequences, in any memory
-that the copy engine can address, and leaves everything else to the portable kernels.
+any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap, ALiBi, boolean and additive masks,
+dropout and packed sequences, in any memory that the copy engine can address, and leaves everything else to the portable
+kernels.
 """
 
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.feature_arguments import check_extras, sinks_of
-from blocktune.kernels.base.flash_kernel import LOG2_E
-from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.on_chip import OnChip
@@ -20,8 +20,15 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
-from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
+from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
+from blocktune.kernels.hopper.forward.launch import (
+    MaskedLaunch,
+    example_biases,
+    leading,
+    leading_with_extras,
+    mask_spec,
+)
 from blocktune.kernels.hopper.forward.layout import (
     ALIGNED_ELEMENTS,
     MIN_HEAD_DIM,
@@ -31,6 +38,9 @@ from blocktune.kernels.hopper.forward.layout import (
     WIDTHS,
     blocks_of,
     bounds_of,
+    feature_codes,
+    is_biased,
+    mask_code,
     mask_constants,
     panels_of,
     shares_memory,
@@ -39,8 +49,7 @@ from blocktune.kernels.hopper.forward.layout import (
     tile_width,
 )
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.feature_tensors import Extras
-from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -48,9 +57,9 @@ class FlashForwardHopper(AttentionKernel):
     """The warp-specialised forward kernel of Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_hopper"
-    loops = ForwardLoops()  # counted as if a window hid no keys
+    loops = ForwardLoops(lays_out_masks=True)  # counted as if a window hid no keys
     ladder_steps = ("hopper",)
-    features = frozenset(("window", "softcap", "varlen"))
+    features = DENSE_FEATURES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
@@ -86,9 +95,11 @@ class FlashForwardHopper(AttentionKernel):
         from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
-        early_p = int(masks["RAGGED"] or not masks["ALIGNED"])
+        early_p = int(masks["RAGGED"] or not masks["ALIGNED"] or mask_code(shape) > 0 or shape.features.dropout)
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
+        elif max(width, width_v) == 64 and is_biased(shape):
+            values = (128, 128, 4, 0, 0, 1) if shape.features.dropout else (256, 64, 4, 0, 1, 0)
         elif max(width, width_v) == 64 and shape.seqlen_k <= 4096:
             values = (256, 64, 3 if shape.features.window else 4, 0, 1, 0)
         elif max(width, width_v) == 64:
@@ -134,26 +145,34 @@ class FlashForwardHopper(AttentionKernel):
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
         arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
+        arguments |= example_biases(shape)
         arguments |= sizes_of(shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+    def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+        return (mask_spec(shape),) if mask_code(shape) else ()
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         return self._bind(config, shape, takes_extras=bool(shape.features))
 
-    def bind_with_sinks(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
+    def bind_with_sinks(self, config: KernelConfig, shape: AttentionShape) -> Launch:
         return self._bind(config, shape, takes_extras=True)
 
-    def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
+    def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> Launch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         make = _describe_packed if shape.features.varlen else describe_rows
         fixed = (*sizes_of(shape).values(), *_constants(config, shape).values())
+        grid, options = (min(multiprocessors(), tiles), 1, 1), {"num_warps": WARPS}
+        described = tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape)))
+        if mask_code(shape):
+            return MaskedLaunch(shape, grid, fixed, options, described)
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_kernel,
-            (min(multiprocessors(), tiles), 1, 1),
-            partial(_leading_with_extras, shape.features) if takes_extras else _leading,
+            grid,
+            partial(leading_with_extras, shape) if takes_extras else leading,
             partial(_fixed, fixed) if takes_extras else partial(trailing, fixed),
-            {"num_warps": WARPS},
-            tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape))),
+            options,
+            described,
         )
 
 
@@ -161,10 +180,16 @@ def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
     """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
     consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
+    three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
+    if shape.features.dropout:
+        return 128, 64, 4, 0, 1, 0
+    if is_biased(shape):
+        bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
+        return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
-    if _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape):
+    if three_fit:
         return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
     return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
 
@@ -186,7 +211,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "QK_PANELS": panels_of(width),
         "V_PANELS": panels_of(width_v),
         **mask_constants(config.block_n, shape),
-        "SOFTCAP": shape.features.softcap,
+        **feature_codes(shape),
         "SPLIT_RELEASE": bool(own["split_release"]),
         "EARLY_P": bool(own["early_p"]),
         "KEEP_P": bool(own["keep_p"]),
@@ -202,24 +227,6 @@ def describe_rows(rows: int, columns: int, tensor: Any) -> Any:
 
 def _describe_packed(rows: int, columns: int, tensor: Any) -> Any:
     return describe_packed(tensor, rows, columns)
-
-
-def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
-    return q, k, v, out, lse, tile_counter(q.device), None, None, None, scale * LOG2_E, 0.0
-
-
-def _leading_with_extras(
-    features: Features, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras
-) -> tuple[Any, ...]:
-    """Return the leading arguments with those of features.
-
-    Raises:
-        UsageError: the tensor of a feature is missing.
-    """
-    check_extras(features, extras)
-    bend, scale = (scale / extras.softcap, extras.softcap) if features.softcap else (0.0, scale)
-    given = extras.cu_seqlens_q, extras.cu_seqlens_k, sinks_of(extras)
-    return q, k, v, out, lse, tile_counter(q.device), *given, scale * LOG2_E, bend, q.shape[2]  # rows of a head
 
 
 def _fixed(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

@@ -1,5 +1,6 @@
 """What the Hopper forward makes of a shape, on the host: tiles and their memory, bounds, and masks."""
 
+from blocktune.kernels.base.feature_arguments import MASK_CODES
 from blocktune.kernels.base.flash_kernel import heads_per_group
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.values.config import KernelConfig
@@ -76,16 +77,41 @@ def sizes_of(shape: AttentionShape) -> dict[str, int]:
 
 
 def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
-    """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys."""
+    """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys, nor
+    does one with a mask tensor, which is laid out with hidden keys beyond it."""
     varlen, (right, left) = shape.features.varlen, bounds_of(shape)
-    lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and (right, left) != (None, None)
+    has_diagonal = (right, left) != (None, None) or shape.features.alibi
+    lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and has_diagonal
     last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
     inside = right is not None and right <= last_seen and (lower_right or not varlen)
     starts_a_block = right is None or (right >= 0 and right % block_n == 0)
     return {
-        "RAGGED": (varlen or shape.seqlen_k % block_n != 0) and not inside,
+        "RAGGED": (varlen or (shape.seqlen_k % block_n != 0 and not mask_code(shape))) and not inside,
         "RIGHT": right is not None,
         "LEFT": left is not None,
         "LOWER_RIGHT": lower_right,
         "ALIGNED": not varlen and left is None and starts_a_block,
+    }
+
+
+def mask_code(shape: AttentionShape) -> int:
+    """Return 1 for a boolean mask, 2 for an additive one, 0 without a mask tensor."""
+    return MASK_CODES[shape.features.mask]
+
+
+def is_biased(shape: AttentionShape) -> bool:
+    """Return whether the shape has ALiBi, a mask tensor or dropout: work for every score of every block."""
+    return shape.features.alibi or shape.features.dropout or mask_code(shape) > 0
+
+
+def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
+    """Return the constants that say what scores are more than products. ALIBI: 2 where a query may see keys past its
+    place."""
+    features = shape.features
+    one_side = shape.causal is not Causal.NONE or (features.window is not None and features.window[1] == 0)
+    return {
+        "SOFTCAP": features.softcap,
+        "ALIBI": (1 if one_side else 2) if features.alibi else 0,
+        "MASK": mask_code(shape),
+        "DROPOUT": features.dropout,
     }

@@ -17,6 +17,7 @@ from blocktune.kernels.base.feature_arguments import sinks_of
 from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
+from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
@@ -151,6 +152,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
 
     name = "flash_fwd_hopper_short"
     features: ClassVar[frozenset[str]] = frozenset()
+    loops = ForwardLoops()
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = FlashForwardHopper.parameters
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:

@@ -20,6 +20,14 @@ from blocktune.kernels.hopper.common.device_functions import (
     tanh,
 )
 from blocktune.kernels.hopper.common.rows import times_factor
+from blocktune.kernels.hopper.forward.biases import (
+    alibi_of_block,
+    begins_with_alibi,
+    biased,
+    dropped,
+    kept_of_block,
+    loaded_of_block,
+)
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- where the keys are
@@ -180,6 +188,26 @@ def scores(q_smem, q_place, k_smem, slot, zeros, PANELS: gl.constexpr):
 
 
 @gluon.jit
+def scores_upon(q_smem, q_place, k_smem, slot, acc, PANELS: gl.constexpr):
+    """Issues acc + Q K^T [64, BLOCK_N]."""
+    qk = warpgroup_mma(q_smem[0].index(q_place), k_smem[0].index(slot).permute((1, 0)), acc, is_async=True)
+    if PANELS == 3:
+        qk = warpgroup_mma(q_smem[1].index(q_place), k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
+    return qk
+
+
+@gluon.jit
+def biased_scores(memory, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
+    biases, tile_biases, row_start, moved, _ = bias
+    if begins_with_alibi(OPTIONS):
+        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+        return scores_upon(memory.q, place, memory.k, slot, acc, OPTIONS.QK_PANELS)
+    else:
+        return scores(memory.q, place, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+
+
+@gluon.jit
 def no_sums(ROWS: gl.constexpr, PANELS: gl.constexpr, W: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
     """The accumulators of the second product: one, or two where V has three panels."""
     if PANELS == 1:
@@ -233,22 +261,25 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc,
+    memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
     its scale, and sums of the block before. mask: each row's last and first key, and between which columns a block is
-    wholly visible.
+    wholly visible. bias: `Biases`, `biases_of_tile`, the first row, the distance of the tile's diagonal from that of
+    all, and batch * num_heads + head.
     """
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     acc, p, factor, top, sums = state
     dtype: gl.constexpr = memory.q[0].dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
+    biases, tile_biases, row_start, moved, batch_head = bias
+    loaded = loaded_of_block(tile_biases, column, OPTIONS, S_L)
     # [64, BLOCK_N]
-    qk_t = scores(memory.q, q_place, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+    qk_t = biased_scores(memory, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
     if OPTIONS.EARLY_P:
@@ -257,18 +288,21 @@ def step(
         p_low = gl.convert_layout(pin(p).to(dtype), P_L)
     values_read(memory, previous, OPTIONS.SPLIT_RELEASE)
     acc_t = add_product(p_low, memory.v, slot, acc, V_PANELS, REST_P)
+    kept = kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS)
     # [64, BLOCK_N]: softmax, while the second product runs
     qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
     if OPTIONS.SPLIT_RELEASE:
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
+    qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
     if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
     # [64, BLOCK_N], its sums [64, 4]
     p, top, factor, added = softmax(qk, top, scales, S_L)
+    p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

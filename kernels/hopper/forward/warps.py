@@ -41,9 +41,19 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, tanh
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.biases import (
+    biased,
+    biases_of_tile,
+    dropped,
+    first_natural_softmax,
+    kept_of_block,
+    loaded_of_block,
+    natural_scales,
+)
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
+    biased_scores,
     finished,
     hand_back,
     hide,
@@ -53,7 +63,6 @@ from blocktune.kernels.hopper.forward.steps import (
     release,
     rescaled,
     row_bounds,
-    scores,
     sequence,
     step,
     store_rows,
@@ -173,7 +182,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
 
 @gluon.jit
 def consumer(
-    o_desc, lse, sinks, memory, cu_q, cu_k, scale, bend, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr,
+    o_desc, lse, sinks, memory, cu_q, cu_k, scale, bend, biases, sizes, lse_rows, C: gl.constexpr,
+    OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Computes rows 64 C .. 64 C + 63 of every tile of this block.
 
@@ -204,7 +214,10 @@ def consumer(
     head_group = sizes.head_group
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
-    scales = scales_of(scale)
+    if OPTIONS.MASK == 2:
+        scales = natural_scales(scale)
+    else:
+        scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     # [64, BLOCK_N]
     no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
@@ -228,6 +241,11 @@ def consumer(
         else:
             begin_q = 0
             length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
+        moved = 0
+        if OPTIONS.LOWER_RIGHT:
+            moved = length_k - length_q
+        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS)
+        bias = biases, tile_biases, row_start, moved, batch_head
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
         if LEFT:
@@ -237,9 +255,11 @@ def consumer(
             slot, phase = hand_back(last - own_last, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
         # [64, BLOCK_N], step 0: the scores of the first block
+        loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
+        kept = kept_of_block(biases, tile_biases, row_start, own_last * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = scores(memory.q, C, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+        qk_t = biased_scores(memory, C, slot, own_last * BLOCK_N, no_acc, bias, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -248,10 +268,15 @@ def consumer(
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
+        qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
-        p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
+        if OPTIONS.MASK == 2:
+            p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
+        else:
+            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
+        p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         # [64, head_dim_v]
@@ -272,7 +297,7 @@ def consumer(
         for i in range(steps):
             state, slot, phase, previous = step(
                 memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
-                OPTIONS, S_L, O_L, REST_L,
+                bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, top, sums = state
 
@@ -303,7 +328,10 @@ def consumer(
             o_place = 0
         if row_start < length_q:
             tma.store_wait(0)
-            write(acc, total, o_tiles, o_place, ALIGNED, V_PANELS, O_L, REST_L)
+            divisor = total
+            if OPTIONS.DROPOUT:
+                divisor = total * biases.kept_share
+            write(acc, divisor, o_tiles, o_place, ALIGNED and not OPTIONS.MASK, V_PANELS, O_L, REST_L)
             fence_async_shared()
             store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
             if lse is not None:

@@ -97,28 +97,30 @@ def score_tile(
 def keep_tile(
     rows, first_key, batch_head, seed_lo, seed_hi, offset, threshold, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr
 ):
-    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: word key % 4 of Philox4x32-10 (Salmon
-    et al., SC 2011) of the counter (key // 4, query, batch * num_heads + head, offset) under the key (seed_lo, seed_hi)
-    is at least `threshold`. Ten rounds serve four neighbouring keys.
+    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: half key % 2 of word key % 8 // 2 of
+    Philox4x32-7 (Salmon et al., SC 2011) of the counter (key // 8, query, batch * num_heads + head, offset) under the
+    key (seed_lo, seed_hi) is at least `threshold`. Seven rounds serve eight neighbouring keys.
 
-    rows: the queries, broadcast as everywhere here. first_key: a multiple of 4. The four last scalars are int32 with
+    rows: the queries, broadcast as everywhere here. first_key: a multiple of 8. The four last scalars are int32 with
     the bits of a uint32, as `kernels/values/dropout.py` makes them.
     """
-    fours = first_key // 4 + tl.arange(0, KEYS // 4)
-    fours = fours[:, None] if TRANSPOSED else fours[None, :]
+    eights = first_key // 8 + tl.arange(0, KEYS // 8)
+    eights = eights[:, None] if TRANSPOSED else eights[None, :]
     w0, w1, w2, w3 = tl.philox_impl(
-        fours.to(tl.uint32, bitcast=True),
+        eights.to(tl.uint32, bitcast=True),
         rows.to(tl.uint32, bitcast=True),
         batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
         offset.to(tl.uint32, bitcast=True),
         seed_lo.to(tl.uint32, bitcast=True),
         seed_hi.to(tl.uint32, bitcast=True),
+        n_rounds=7,
     )
-    least = threshold.to(tl.uint32, bitcast=True)
     # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3
-    keep = tl.join(tl.join(w0 >= least, w2 >= least), tl.join(w1 >= least, w3 >= least))
+    words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    least = threshold.to(tl.uint32, bitcast=True)
+    keep = tl.join((words & 0xFFFF) >= least, (words >> 16) >= least)
     if TRANSPOSED:
-        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 1)), [KEYS, keep.shape[1]])
+        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 4, 1)), [KEYS, keep.shape[1]])
     else:
         keep = tl.reshape(keep, [keep.shape[0], KEYS])
     return keep

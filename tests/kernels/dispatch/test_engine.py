@@ -18,7 +18,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.block_mask import BlockMask
-from blocktune.kernels.values.dropout import keep_mask
+from blocktune.kernels.values.dropout import keep_mask, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import Causal, Direction
@@ -96,7 +96,7 @@ def test_both_directions_drop_the_same_pairs(kernels: Kernels) -> None:
     q, k, v = (tensor.detach().double() for tensor in leaves)
     q.requires_grad_()
     k, v = (tensor.repeat_interleave(2, 1) for tensor in (k, v))
-    right = ((q @ k.mT / 4).softmax(-1) * kept / 0.6) @ v
+    right = ((q @ k.mT / 4).softmax(-1) * kept / share_kept(0.4)) @ v
     torch.testing.assert_close(out, right.float())
     torch.manual_seed(1)
     right_dq = torch.autograd.grad(right, q, torch.randn(right.shape).double())[0]

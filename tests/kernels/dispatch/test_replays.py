@@ -19,7 +19,7 @@ from blocktune.kernels.dispatch.launches import replay as replays
 from blocktune.kernels.dispatch.launches.recorded import Recorded, Repeating
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
-from blocktune.kernels.values.dropout import drawn_words
+from blocktune.kernels.values.dropout import drawn_words, share_kept
 from blocktune.kernels.values.feature_tensors import Extras
 from tests.support.dispatch_fakes import ListSource
 from tests.support.entry_calls import SIZE, backward_of, entry_calls
@@ -263,7 +263,7 @@ def test_every_launch_gets_its_own_words_of_dropped_pairs() -> None:
     for seed, offset in ((7 << 32 | 3, 3), (1 << 63, 8), (7 << 32 | 3, 3)):
         replay((tensor.data_ptr(),), drawn_words(seed, offset))
     words = [(3, 7, 3), (0, -(1 << 31), 8), (3, 7, 3)]
-    threshold = -(1 << 31)
+    threshold = 1 << 15
     assert compiled.run.calls == [(*HEAD, tensor.data_ptr(), 0.25, 0.0, 0.5, *drawn, threshold, 5) for drawn in words]
 
 
@@ -279,6 +279,6 @@ def test_calls_with_dropout_are_repeated_with_new_pairs(monkeypatch: pytest.Monk
     for seed in (0, 0, 1):
         torch.manual_seed(seed)
         call()
-    begin = len(HEAD) + calls[0][len(HEAD) :].index(0.9) + 1
+    begin = len(HEAD) + calls[0][len(HEAD) :].index(share_kept(0.1)) + 1
     first, same, other = (launch[begin : begin + 3] for launch in calls)
     assert first == same != other

@@ -6,19 +6,19 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.portable.forward.scores import keep_tile
-from blocktune.kernels.values.dropout import keep_arguments, keep_mask, keep_threshold, pair_words, philox
+from blocktune.kernels.values.dropout import keep_arguments, keep_mask, keep_threshold, pair_numbers, philox, share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from tests.support.triton_modes import DEVICE, runs
 
-# The known answers for philox4x32 with 10 rounds in Random123's own kat_vectors (D. E. Shaw Research).
+# The known answers for philox4x32 with 7 rounds in Random123's own kat_vectors (D. E. Shaw Research).
 KNOWN_ANSWERS = [
-    ((0x00000000,) * 4, (0x00000000,) * 2, (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
-    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    ((0x00000000,) * 4, (0x00000000,) * 2, (0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x5207DDC2, 0x45165E59, 0x4D8EE751, 0x8C52F662)),
     (
         (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
         (0xA4093822, 0x299F31D0),
-        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+        (0x4DFCCABA, 0x190A87F0, 0xC47362BA, 0xB6B5242A),
     ),
 ]
 
@@ -31,14 +31,15 @@ def test_published_known_answers(
     assert tuple(word.item() for word in philox((c0, c1, c2, c3), key)) == answer
 
 
-def test_four_neighbouring_keys_have_a_word_each() -> None:
+def test_eight_neighbouring_keys_have_half_a_word_each() -> None:
     counter = tuple(
         torch.tensor([word]) for word in (1, 5, 3, 9)
-    )  # keys 4 .. 7, query 5, batch entry 1, head 1, offset
+    )  # keys 8 .. 15, query 5, batch entry 1, head 1, offset
     words = torch.cat(philox(counter, (7, 0)))
-    assert torch.equal(keep_mask(2, 2, 6, 7, 0.4, 7, 9)[1, 1, 5, 4:], (words >= keep_threshold(0.4))[:3])
+    halves = torch.stack((words & 0xFFFF, words >> 16), 1).flatten()
+    assert torch.equal(keep_mask(2, 2, 6, 15, 0.4, 7, 9)[1, 1, 5, 8:], (halves >= keep_threshold(0.4))[:7])
     heads, queries = torch.tensor([3]).view(-1, 1, 1), torch.tensor([5]).view(1, -1, 1)
-    assert torch.equal(pair_words(heads, queries, 8, 7, 9)[0, 0, 4:], words)
+    assert torch.equal(pair_numbers(heads, queries, 16, 7, 9)[0, 0, 8:], halves)
 
 
 def test_a_pair_is_decided_by_its_positions_alone() -> None:
@@ -63,15 +64,40 @@ def test_keep_rate(p: float) -> None:
         assert (means - (1 - p)).abs().max() <= 5 * deviation * means.numel() ** 0.5
 
 
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.9999, 1 - 1e-9])
+def test_the_share_that_is_kept_is_what_results_are_divided_by(p: float) -> None:
+    assert share_kept(p) == 1 - keep_threshold(p) / 2**16 > 0
+    assert abs(share_kept(p) - (1 - p)) <= 2**-16
+
+
+@pytest.mark.parametrize(
+    ("dim", "step"), [(2, 1), (3, 1), (3, 2), (3, 7), (3, 8), (1, 1)], ids=lambda value: str(value)
+)
+def test_neighbours_are_independent(dim: int, step: int) -> None:
+    """Of pairs a step apart along heads, queries or keys, halves of a word and keys of a counter included."""
+    keep = keep_mask(1, 4, 256, 1024, 0.3, 99, 3).double() - share_kept(0.3)
+    length = keep.shape[dim] - step
+    products = keep.narrow(dim, 0, length) * keep.narrow(dim, step, length)
+    assert products.mean().abs() <= 4 * 0.21 / products.numel() ** 0.5
+
+
+def test_all_levels_are_as_frequent() -> None:
+    """By chi squared, of 64 classes of the numbers."""
+    heads, queries = torch.arange(4).view(-1, 1, 1), torch.arange(256).view(1, -1, 1)
+    counts = (pair_numbers(heads, queries, 1024, 5, 0) // 1024).flatten().bincount(minlength=64).double()
+    expected = counts.sum() / 64
+    assert ((counts - expected) ** 2 / expected).sum() <= 63 + 5 * (2 * 63) ** 0.5
+
+
 @pytest.mark.parametrize("p", [-0.1, 1.0, float("nan")])
 def test_probabilities_outside_the_range_are_refused(p: float) -> None:
     with pytest.raises(UsageError, match="`0 <= dropout_p < 1` must hold"):
         keep_threshold(p)
 
 
-def test_arguments_of_the_kernels_are_the_bits_of_32_bit_words() -> None:
+def test_arguments_of_the_kernels_are_the_bits_of_words() -> None:
     arguments = keep_arguments(Extras(dropout_p=0.75, seed=(5 << 32) | 0xFFFFFFFE, offset=0x1_0000_0003))
-    assert arguments == (-2, 5, 3, 0xC0000000 - (1 << 32))
+    assert arguments == (-2, 5, 3, 0xC000)
 
 
 @triton.jit(do_not_specialize=("seed_lo", "seed_hi", "offset", "threshold"))

@@ -12,7 +12,7 @@ import torch
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.decode import kernel as flash_decode_hopper
-from blocktune.kernels.hopper.forward import kernel as flash_fwd_hopper
+from blocktune.kernels.hopper.forward import launch as flash_fwd_hopper
 from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.feature_tensors import Extras
@@ -140,7 +140,9 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
 @compiled_here
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 @pytest.mark.parametrize("head_dim", [64, 96])
-@pytest.mark.parametrize("features", ["window=9:3", "softcap", "varlen window=9:0 softcap"])
+@pytest.mark.parametrize(
+    "features", ["window=9:3", "softcap", "varlen window=9:0 softcap", "alibi", "dropout", "varlen alibi"]
+)
 def test_compile_spec_with_features_is_the_hopper_launch_s(
     features: str, head_dim: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +155,8 @@ def test_compile_spec_with_features_is_the_hopper_launch_s(
     config = kernel.default_config(shape, limits_for((9, 0)))
     launch: Any = kernel.bind(config, shape)
     lengths = torch.tensor([0, 77], dtype=torch.int32) if asked.varlen else None
-    extras = Extras(softcap=float(asked.softcap), cu_seqlens_q=lengths, cu_seqlens_k=lengths)
+    given: dict[str, Any] = {"cu_seqlens_q": lengths, "cu_seqlens_k": lengths, "dropout_p": 0.5 * asked.dropout}
+    extras = Extras(**given, softcap=float(asked.softcap), alibi_slopes=torch.ones(1, 4) if asked.alibi else None)
     arguments = launch.arguments(*tensors(shape), None, 1.0, extras)
     expected = launch_key(launch.function, 90, arguments, dict(launch.options))
     assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected

@@ -43,6 +43,7 @@ def some_shape(kernel: str) -> AttentionShape:
     plain = complete_shape(1024, 64, batch=2, heads=8, kv_heads=2)
     shapes = {
         "flash_fwd_general": replace(plain, features=Features(window=(127, 0))),
+        "flash_fwd_hopper": replace(plain, features=Features(mask=MaskKind.BOOLEAN)),
         "flash_fwd_sparse": replace(plain, features=Features(mask=MaskKind.BLOCK_SPARSE)),
         "flash_bwd_sparse": replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BLOCK_SPARSE)),
         "flash_decode": replace(plain, seqlen_q=1),
@@ -89,6 +90,18 @@ def test_a_transposed_tensor_moves_twice_before_it_is_read(tensor: Literal["k", 
     assert found["transpose"].to_json()["total_bytes"] == 2 * 1024 * moved * 2
     assert found["forward"].read[f"{tensor}t"] == alone["forward"].read[tensor]
     assert found.total_bytes == alone.total_bytes + 2 * 1024 * moved * 2
+
+
+@pytest.mark.parametrize(("mask", "bits", "element"), [(MaskKind.BOOLEAN, 8, 1), (MaskKind.ADDITIVE, 1, 2)])
+def test_a_mask_is_read_and_laid_out_before_the_heads_read_it(mask: MaskKind, bits: int, element: int) -> None:
+    kernel, plain = KERNELS["flash_fwd_hopper"], complete_shape(1024, 64, batch=2, heads=8)
+    masked = replace(plain, features=Features(mask=mask))
+    config = kernel.default_config(masked, H200.limits)
+    found, without = (traffic_of(kernel, config, problem) for problem in (masked, plain))
+    whole = 1024 * 1024 * element
+    assert found["mask"].to_json()["total_bytes"] == whole + whole // bits
+    assert found["forward"].read["laid"] == 2 * 8 * whole // bits
+    assert found.total_bytes - without.total_bytes == whole + whole // bits + 2 * 8 * whole // bits
 
 
 # ---- Theorem 5: Θ(Nd + N²) against Θ(N²d²/M), with tiles of M/4d rows

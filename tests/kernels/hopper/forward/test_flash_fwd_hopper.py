@@ -62,9 +62,8 @@ def config(**changes: int) -> KernelConfig:
         (shape(100), r"a multiple of 8, must hold .* head_dim=100"),
         (shape(264), r"`40 <= head_dim <= 256`, .* head_dim=264"),
         (shape(128, head_dim_v=36), r"`40 <= head_dim_v <= 256`, .* head_dim_v=36"),
-        (shape(features="alibi"), "does not know alibi"),
-        (shape(features="boolean window=3:0"), "does not know boolean"),
-        (shape(features="dropout varlen"), "does not know dropout"),
+        (shape(features="block_sparse"), "does not know block_sparse"),
+        (shape(features="tree window=3:0 cached"), "does not know cached, tree"),
     ],
 )
 def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -> None:
@@ -85,7 +84,9 @@ def test_only_hopper_has_wgmma(cc: tuple[int, int]) -> None:
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [*product((64, 128, 192, 256), repeat=2), (40, 72), (96, 96)])
 def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Causal) -> None:
     for seqlen_q, seqlen_k, features in product(
-        (1, 1000, 16384), (77, 4096, 1 << 20), ("", "window=9:3", "varlen softcap")
+        (1, 1000, 16384),
+        (77, 4096, 1 << 20),
+        ("", "window=9:3", "varlen softcap", "alibi", "boolean", "additive dropout"),
     ):
         lengths = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim_v": head_dim_v}
         problem = shape(head_dim, causal=causal, features=features, **lengths)
@@ -111,6 +112,12 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1)),
         (shape(192, head_dim_v=128), (128, 128, 2, 1, 1, 1)),
         (loaded(256, 4096, Causal.UPPER_LEFT), (128, 64, 2, 1, 0, 0)),
+        *((loaded(128, 4096, Causal.UPPER_LEFT, name), (128, 128, 2, 1, 1, 1)) for name in ("alibi", "additive")),
+        (loaded(128, 2048, features="boolean"), (192, 64, 4, 0, 1, 0)),
+        (loaded(128, 2048, features="boolean", batch=1), (128, 128, 2, 1, 1, 1)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 4, 0, 1, 0)),
+        (loaded(64, 8192, features="boolean alibi"), (256, 64, 4, 0, 1, 0)),
+        (loaded(64, 8192, features="dropout"), (128, 128, 4, 0, 0, 1)),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "x".join(map(str, value)),
 )

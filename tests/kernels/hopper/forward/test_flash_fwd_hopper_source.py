@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.hopper.forward import kernel as flash_fwd_hopper
+from blocktune.kernels.hopper.forward import launch as flash_fwd_hopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.config import KernelConfig

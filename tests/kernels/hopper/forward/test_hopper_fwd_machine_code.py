@@ -1,6 +1,7 @@
 """What the Hopper forward compiles to: its resources, and exponentials between the waits for products."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,11 @@ COMPILED = [
     loaded(128, 4096, features="window=512:100"),
     shape(128, 4096, Causal.LOWER_RIGHT, "varlen window=512:0 softcap"),
     shape(256, 4096, Causal.LOWER_RIGHT, "varlen"),
+    loaded(128, 4096, Causal.UPPER_LEFT, "alibi"),
+    loaded(128, 2048, Causal.NONE, "boolean"),
+    loaded(128, 4096, Causal.UPPER_LEFT, "additive"),
+    loaded(128, 4096, Causal.UPPER_LEFT, "dropout"),
+    loaded(64, 4096, Causal.UPPER_LEFT, "boolean"),
 ]
 
 
@@ -109,6 +115,35 @@ def test_a_soft_cap_takes_one_special_function(cache: Path) -> None:
         scores = 64 * best.block_n // 128
         assert len(positions(loop, "MUFU.TANH")) == scores
         assert len([name for name in loop if name.startswith("MUFU")]) <= 2 * scores + 2  # and two factors of rows
+
+
+@pytest.mark.exhaustive
+@compiled_here
+@pytest.mark.skipif(TRITON >= (3, 9), reason="another ptxas")
+@pytest.mark.parametrize(
+    ("features", "causal", "most"),
+    [
+        ("alibi", Causal.UPPER_LEFT, {"FFMA": 1.1}),
+        ("alibi", Causal.NONE, {"FFMA": 0.1, "FMUL": 1.1, "FADD": 1.1}),
+        ("boolean", Causal.NONE, {"FSEL": 1.1, "LOP3.LUT": 0.2, "R2P": 0.2, "LDG.E": 0.1}),
+        ("additive", Causal.NONE, {"FFMA": 1.1, "LDG.E.128": 0.15}),
+        ("dropout", Causal.NONE, {"IMAD.WIDE.U32": 1.7, "FSEL": 1.1}),
+    ],
+)
+def test_features_cost_what_they_are_meant_to(
+    features: str, causal: Causal, most: dict[str, float], cache: Path
+) -> None:
+    """Instructions of a step beside those of a plain one, by score."""
+    problem, plain = (loaded(128, 4096, causal, words) for words in (features, ""))
+    config = KERNEL.default_config(loaded(128, 4096, Causal.UPPER_LEFT, "alibi"), HOPPER)
+    found, without = (
+        [Counter(loop) for loop in main_loops(machine_code(KERNEL, config, each, cache))] for each in (problem, plain)
+    )
+    scores = 64 * config.block_n // 128
+    for own, base in zip(found, without, strict=True):
+        assert sum(own.values()) > sum(base.values())
+        for name, share in most.items():
+            assert own[name] - base[name] <= share * scores
 
 
 def spills(problem: AttentionShape) -> int:

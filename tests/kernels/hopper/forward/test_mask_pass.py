@@ -1,0 +1,54 @@
+"""The pass that lays masks out for the Hopper forward, in Triton's interpreter or on a GPU."""
+
+import pytest
+import torch
+
+from blocktune.kernels.base.feature_arguments import mask_bytes
+from blocktune.kernels.hopper.forward.mask_pass import LaidMask, lay_out_mask_kernel
+from tests.support.laid_masks import laid_out
+from tests.support.triton_modes import DEVICE, runs
+
+pytestmark = pytest.mark.interpreted
+SIZES = [(1, 1, 1, 300), (2, 1, 64, 128), (1, 2, 100, 129), (2, 2, 65, 40)]
+
+
+def written(mask: torch.Tensor) -> tuple[LaidMask, torch.Tensor]:
+    laid = LaidMask.of(mask)
+    dtype = torch.int32 if laid.boolean else mask.dtype
+    memory = torch.empty(laid.programs * laid.tile, dtype=dtype, device=mask.device)
+    lay_out_mask_kernel[(laid.programs,)](mask_bytes(mask), memory, *laid.arguments(mask))
+    return laid, memory.cpu()
+
+
+def drawn(kind: str, sizes: tuple[int, ...]) -> torch.Tensor:
+    numbers = torch.randn(sizes, generator=torch.Generator().manual_seed(2))
+    return (numbers > 0 if kind == "bool" else numbers.to(getattr(torch, kind))).to(DEVICE)
+
+
+@runs
+@pytest.mark.parametrize("kind", ["bool", "float16", "float32"])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_every_pair_is_where_its_thread_looks(sizes: tuple[int, int, int, int], kind: str) -> None:
+    mask = drawn(kind, sizes)
+    laid, found = written(mask)
+    assert torch.equal(found, laid_out(mask.cpu()))
+    steps = laid.tiles_k * laid.tiles_q * laid.heads, laid.tiles_k * laid.tiles_q, laid.tiles_k
+    own = tuple(0 if size == 1 else step for size, step in zip(sizes[:3], steps, strict=True))
+    assert laid.strides(mask) == own
+
+
+@runs
+@pytest.mark.parametrize("kind", ["bool", "bfloat16"])
+def test_masks_of_any_strides(kind: str) -> None:
+    mask = drawn(kind, (300, 2, 1, 70)).permute(1, 2, 3, 0)
+    assert torch.equal(written(mask)[1], laid_out(mask.cpu()))
+
+
+@runs
+def test_an_expanded_mask_is_laid_out_once() -> None:
+    mask = drawn("bool", (1, 1, 1, 200))
+    expanded = mask.expand(3, 2, 500, 200)
+    laid, found = written(expanded)
+    assert (laid.batch, laid.heads, laid.tiles_q) == (1, 1, 1)
+    assert laid.strides(expanded) == (0, 0, 0)
+    assert torch.equal(found, laid_out(mask.cpu()))
