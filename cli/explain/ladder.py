@@ -106,7 +106,7 @@ def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "
     """Return the preset that is named.
 
     Raises:
-        UsageError: there is none of this name, or flags say what it says.
+        UsageError: no preset has this name, or a flag repeats what it says.
     """
     from blocktune.tuner.compare.ladder_presets import PRESETS
 

@@ -108,7 +108,7 @@ class Sources:
         elif named:
             raise UsageError(
                 f"A report shows sweeps, exports and what `tune bench`, `ladder`, `replay` and `noise` write with "
-                f"`--out`, but {path} is none of them. Name another file."
+                f"`--out`, but {path} is not one of them. Name another file."
             )
 
     def _add_results(self, path: Path) -> None:

@@ -27,7 +27,7 @@ FAILURES = {
     Outcome.RUN_ERROR: "RuntimeFailedConfig",
     Outcome.RUN_TIMEOUT: "RuntimeFailedConfig",
 }
-"""What a cache file has in the place of a time."""
+"""What a cache file has in place of a time."""
 
 INVALIDITY = {
     Outcome.OK: "correct",

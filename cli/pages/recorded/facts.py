@@ -20,7 +20,7 @@ from blocktune.tuner.measure.protocol import RACE_MARGIN
 from blocktune.tuner.search.verdict import TIE_BAND
 
 FILE = "facts"
-"""What stands in the place of a file's name."""
+"""What stands in place of a file's name."""
 
 HOPPER = "flash_fwd_hopper"
 PORTABLE = ("flash_fwd", "flash_fwd_tma")

@@ -54,7 +54,7 @@ def noise_table(document: Mapping[str, Any]) -> str:
     caption = (
         f"{document['shape']['label']} on {document['device']} on {document['created_at'][:10]} ({software}, power "
         f"limit {environment['power_limit_w']} W, protocol {environment['protocol']}), {document['seconds']:.0f} s of "
-        "one config and others near it, the regimes by turns; all values over the median of their own config and "
+        "one config and others near it, the regimes in turns; all values over the median of their own config and "
         "regime, 5th to 95th percentile:"
     )
     return "\n\n".join((caption, markdown_table(NOISE_COLUMNS, rows), *noise_notes(document), *_commit(document)))
