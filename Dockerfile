@@ -10,10 +10,11 @@ FROM base AS cpu
 RUN pip install --no-cache-dir --no-deps -c constraints-cpu.txt --extra-index-url https://download.pytorch.org/whl/cpu torch \
     && pip install --no-cache-dir -c constraints-cpu.txt ".[ray,report,sign]" "psycopg[binary]>=3.1"
 WORKDIR /work
-ENTRYPOINT ["tune"]
+# Ray has a command `tune` of its own, and replaces ours.
+ENTRYPOINT ["blocktune"]
 
 FROM base AS gpu
 RUN pip install --no-cache-dir ".[ray]" "psycopg[binary]>=3.1"
 WORKDIR /work
 # Ray's operators and schedulers start the container with commands of their own.
-CMD ["tune", "doctor"]
+CMD ["blocktune", "doctor"]

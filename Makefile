@@ -53,7 +53,7 @@ endif
 .PHONY: run test test-interpreted test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
-	$(BIN)/tune run $(ARGS)
+	$(BIN)/blocktune run $(ARGS)
 
 # mypy has one processor: the interpreted tests run beside it.
 test: $(VENV)/.installed-test
@@ -87,7 +87,7 @@ gpu-test: $(VENV)/.installed-test
 COUNTED := flash_fwd flash_fwd_tma flash_fwd_hopper
 counters: $(VENV)/.installed
 	for kernel in $(COUNTED); do \
-		$(BIN)/tune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
+		$(BIN)/blocktune profile --seq 8192 --dim 64 --kernel $$kernel --out $(RECORD)-$$kernel.counters.csv || exit 1; \
 	done
 
 # Steps of whole models with our attention and with PyTorch's, in turns.

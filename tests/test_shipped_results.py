@@ -9,15 +9,16 @@ import pytest
 from blocktune.db.exchange.document import load_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.rivals import with_todays_rivals
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import JsonConfigs, read_source
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
 RESULTS = Path(__file__).parent.parent / "results"
-COMPUTED = ("results", "replay", "correction", "untuned")
+COMPUTED = ("results", "replay", "correction", "untuned", "transfer")
 """Formats without a commit: winners name the source of their kernel, and the others are computed from sweeps."""
 BEFORE_COMMITS = {
     *(f"h200{part}.bench.json" for part in ("", "-backward", "-backward-wide", "-decode", "-features", "-portable")),
@@ -67,6 +68,20 @@ def test_every_shipped_winner_is_compared_with_what_the_code_has(path: Path) -> 
         )
 
 
+@pytest.mark.parametrize("name", ["h100", "h200"])
+def test_a_call_gets_the_winner_of_its_own_device_before_another_one_s(name: str) -> None:
+    device = device_named(name)
+    rows = JsonConfigs().configs(device)
+    own = {row.shape: row.config for row in rows if row.reuse is not Reuse.SAME_CAPABILITY}
+    others = {row.shape: row.config for row in rows if row.reuse is Reuse.SAME_CAPABILITY}
+    assert any(own[shape] != others[shape] for shape in own.keys() & others.keys())
+    table = ConfigTable(rows)
+    for shape in own.keys() | others.keys():
+        first = next(step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
+        assert first.config == own.get(shape, others.get(shape))
+        assert (first.rung is Rung.SAME_CAPABILITY) == (shape not in own)
+
+
 def commits(document: dict[str, Any]) -> list[str]:
     """The commits that a record names, for the whole of it and for its parts."""
     kinds = (document.get(name) for name in ("rows", "runs", "cases"))
@@ -92,6 +107,7 @@ def test_a_commit_is_found_in_every_kind_of_record() -> None:
 def test_a_result_with_another_default_than_the_code_s_is_refused(tmp_path: Path) -> None:
     document = json.loads(EXPORTS[0].read_text())
     document["bests"][0]["default"]["num_stages"] += 1
+    document["bests"][0].pop("checksum", None)  # as of a row that was edited on purpose
     (tmp_path / "other.json").write_text(json.dumps(document))
     with pytest.raises(AssertionError, match="is not the code's"):
         test_every_shipped_winner_is_compared_with_what_the_code_has(tmp_path / "other.json")

@@ -24,7 +24,7 @@ def devices(
     \b
     tune devices
     tune devices --json
-    ray start --address=head:6379 --resources="$(tune devices --ray)"
+    ray start --address=head:6379 --resources="$(blocktune devices --ray)"
     """
     from blocktune.kernels.hardware.device import catalogue, present_devices
     from blocktune.tuner.measure.telemetry import nvml_devices

@@ -94,11 +94,11 @@ def _rematch(
     shape: "AttentionShape", regime: "Regime", winners: "Sequence[Best]", device: "DeviceSpec"
 ) -> dict[str, Any]:
     from blocktune.kernels.registry import competing
+    from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.telemetry import GpuMonitor
     from blocktune.tuner.search.starting_configs import find_contenders
     from blocktune.tuner.upkeep.agreement import rematch
-    from blocktune.tuner.upkeep.verify import gpu_runner
 
     note(f"{shape.label}, {regime}: winners of {len(winners)} searches")
     default = find_contenders(shape, device, competing(), ()).default

@@ -57,10 +57,26 @@ def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
             f"A replay file is added to when its searches are of the same sweeps, but {path} is of others. "
             "Name another file, or remove it."
         )
-    compared = {report["default"], "random"} <= report["strategies"].keys()
     strategies = {**kept["strategies"], **report["strategies"]}
-    alike = (report if compared else kept)["random_as_good"]
+    alike = _random_as_good(strategies, report["default"], report["measurements"].index(20))
     return {**report, "strategies": strategies, "random_as_good": alike}
+
+
+def _random_as_good(strategies: Mapping[str, Any], default: str, after: int) -> list[str]:
+    """Return the shapes of which a random search knows as good a config as the default one; none where one of the two
+    is missing.
+
+    Args:
+        strategies: rows by name.
+        default: the default strategy.
+        after: the place of the number of measurements among those of a row.
+    """
+    from blocktune.tuner.lab.replay_report import AS_GOOD
+
+    if not {default, "random"} <= strategies.keys():
+        return []
+    usual, random = (strategies[name]["shapes"] for name in (default, "random"))
+    return [label for label, regrets in random.items() if regrets[after] - usual[label][after] <= AS_GOOD]
 
 
 def replay_tables(

@@ -7,18 +7,19 @@ shows results/NAME.bench.json. The reference of the commands comes from their he
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab import calibration_file
+from blocktune.cli.lab import calibration_file, transfer_file
 from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
 from blocktune.cli.lab.fleet_cost import fleet_table
 from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
+from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, untuned_tables
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
-from blocktune.cli.lab.untuned_file import read_untuned, untuned_tables
 from blocktune.cli.pages import bench_summary, speed_picture
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
 from blocktune.cli.pages.command_output import with_output
@@ -84,6 +85,8 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(LADDER), _ladder),
     (_ending(CORRECTION), split_tables.block),
     (_ending(calibration_file.SUFFIX), calibration_file.block),
+    (_ending(DRAWN), drawn_block),
+    (_ending(transfer_file.SUFFIX), transfer_file.block),
     (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
 )
 """What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
@@ -127,11 +130,19 @@ def _bench(path: Path, part: str | None) -> str:
 def _replay(path: Path, part: str | None, folder: Path) -> str:
     """Return the tables of a replay, with what its sweeps are of."""
     document = read_replay(path)
-    sweeps = sorted((folder / "sweeps").glob("*.gz"))
+    sweeps = _replayed(document, folder)
     without = document.get("without") or ()
     fit = fit_rows(map(load_sweep, sweeps)) if part in (None, FIT) else []
     kept = [row for row in fit if row.kernel not in without]
     return replay_tables(document, part, sources_of(sweeps, without), kept)
+
+
+def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Return the recorded sweeps that a replay is of: those that hold every config, and where it has more, the dense
+    ones too."""
+    complete = sorted((folder / "sweeps").glob("*.gz"))
+    dense = sorted((folder / "dense-sweeps").glob("*.gz")) if len(document["sweeps"]) > len(complete) else []
+    return complete + dense
 
 
 def pages(root: Path) -> list[Path]:

@@ -128,10 +128,11 @@ def _due(
 def _verify_each(
     due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore", quiet: bool
 ) -> "list[Verification]":
+    from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.telemetry import GpuMonitor
     from blocktune.tuner.search.tune import farm_for
-    from blocktune.tuner.upkeep.verify import gpu_runner, verify
+    from blocktune.tuner.upkeep.verify import verify
 
     done: list[Verification] = []
     monitor = GpuMonitor(device.uuid, own_processes=1)

@@ -92,8 +92,7 @@ def _kinds(name: str | None) -> dict[str, int]:
 
     nodes = ray.nodes()
     for address in silent_nodes(nodes):
-        note(
-            f'{address} is left out: it has GPUs, but was not started by ray start --resources="$(tune devices --ray)"'
-        )
+        start = 'ray start --resources="$(blocktune devices --ray)"'
+        note(f"{address} is left out: it has GPUs, but was not started by {start}")
     present = kinds_in(nodes)
     return {kind: present.get(kind, 0) for kind in chosen_kinds(present, name)}

@@ -127,7 +127,7 @@ def run(
     tune run --grid "seq=512,1024 dim=64,128 causal=0,1" --time-budget 60
     tune run --shapes shapes.toml --gpus 2
     tune run --shapes shapes.toml --shard 3/16
-    tune run --shapes shapes.toml --executor ray --address auto --device any
+    blocktune run --shapes shapes.toml --executor ray --address auto --device any
     tune run --seq 8192 --dim 128 --direction backward
     tune run --seq 8192 --dim 128 --causal --features "window=1023:0 softcap"
     tune run --from-misses --time-budget 60

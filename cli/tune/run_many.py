@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.shared.progress import shown_progress
@@ -11,12 +11,21 @@ from blocktune.cli.shared.render import counted, counts, microseconds, note, pri
 from blocktune.cli.shared.winners import speedup_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.tuner.measure.device_choice import is_present
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
+    from blocktune.tuner.measure.runner import GpuRunner
+    from blocktune.tuner.search.loop import Compiler
+    from blocktune.tuner.search.report import Progress
+    from blocktune.tuner.search.tune import OnProgress
+
+COMPILED_AHEAD = 32
+"""Configs of the next shape that are compiled while the finals of one are held: as many as processes of a large machine
+manage meanwhile."""
 
 
 def run_many(
@@ -38,18 +47,21 @@ def run_many(
 
 
 def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
-    """Tune one shape after the other, in this process."""
+    """Tune one shape after the other, in this process and by one worker on the GPU."""
     from blocktune.db.store import ResultStore
     from blocktune.tuner.search.tune import farm_for, tune
 
     reports: list[dict[str, Any]] = []
     failed: list[BlocktuneError] = []
-    with ResultStore.open(db) as store, farm_for(search["device"]) as compiler:
+    device = search["device"]
+    with ResultStore.open(db) as store, farm_for(device) as compiler, _runner_for(device, shapes) as runner:
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             try:
                 with shown_progress() as show:
-                    report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
+                    if runner is not None:
+                        show = _compiling_ahead(show, shapes[number : number + 1], search, compiler)
+                    report = tune(shape, store=store, on_progress=show, compiler=compiler, runner=runner, **search)
             except (
                 NoFeasibleConfigError,
                 UsageError,
@@ -64,6 +76,36 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
                 break
     _conclude(reports, len(failed), as_json)
     return bool(reports) and bool(reports[-1]["interrupted"])
+
+
+def _compiling_ahead(
+    show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], compiler: "Compiler"
+) -> "OnProgress":
+    """Return a function that shows progress and, when the finals begin and nothing is left to compile, has favourites
+    of the shape that follows compiled."""
+    from blocktune.kernels.registry import competing
+    from blocktune.tuner.search.starting_configs import compile_favourites
+
+    waiting = list(following)
+
+    def shown(progress: "Progress") -> None:
+        show(progress)
+        if progress.phase == "finals" and waiting:
+            kernels = search["kernels"] or competing()
+            compile_favourites(waiting.pop(), search["device"], kernels, compiler, COMPILED_AHEAD)
+
+    return shown
+
+
+def _runner_for(device: "DeviceSpec", shapes: "Sequence[AttentionShape]") -> "AbstractContextManager[GpuRunner | None]":
+    """Return the runner whose worker measures one shape after the other; None for a device that is not here."""
+    from blocktune.tuner.measure.locked_runner import gpu_runner
+    from blocktune.tuner.measure.measurement import Terms
+    from blocktune.tuner.measure.telemetry import GpuMonitor
+
+    if not shapes or not is_present(device):
+        return nullcontext()
+    return gpu_runner(shapes[0], device, GpuMonitor(device.uuid, own_processes=1), note, Terms())
 
 
 def _share(

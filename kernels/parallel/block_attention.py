@@ -57,7 +57,7 @@ def attend_block(
 ) -> tuple[Tensor, Tensor]:
     """Return the output [batch, num_heads, seqlen_q, head_dim_v] and the log-sum-exp over the keys of a block."""
     if numbers.scale > 0 and trace_obstacle(query, key, value) is None:
-        call = _call(block, numbers, query.device)
+        call = call_of(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.FORWARD)
         if isinstance(plan, KernelPlan):
             out, lse = plan.forward(query, key, value, numbers.scale, call.extras)
@@ -78,7 +78,7 @@ def gradients_of_block(
     """Return what a block adds to the gradients of its query, key and value."""
     takes = numbers.scale > 0 and query.dtype is not torch.float32
     if takes and trace_obstacle(query, key, value) is None:
-        call = _call(block, numbers, query.device)
+        call = call_of(block, numbers, query.device)
         plan = dispatcher.plan(query, key, value, call, Direction.BACKWARD)
         if isinstance(plan, KernelPlan):
             lse, grad_lse = rows.lse, rows.grad_lse
@@ -89,7 +89,7 @@ def gradients_of_block(
     return backward_of(query, key, value, rows.lse, rows.delta, rows.grad, block, numbers.scale, numbers.softcap)
 
 
-def _call(block: Block, numbers: Numbers, device: torch.device) -> Call:
+def call_of(block: Block, numbers: Numbers, device: torch.device) -> Call:
     """Return the call that computes a block."""
     given: dict[str, Any] = {"window": block.window, "softcap": numbers.softcap}
     if block.bounds_q:

@@ -40,6 +40,11 @@ class Messages:
         except RuntimeError as error:
             raise self._failed(self._peers, error) from error
 
+    @property
+    def are_under_way(self) -> bool:
+        """Whether any were sent or are expected, and `wait` was not called."""
+        return bool(self._works)
+
     def wait(self) -> None:
         """Let what is launched from now on find the messages: on a CPU, wait for them.
 

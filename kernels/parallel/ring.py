@@ -14,10 +14,14 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
-from blocktune.kernels.parallel.messages import Messages, ProcessGroup
+from blocktune.kernels.parallel.messages import Message, Messages, ProcessGroup
+from blocktune.kernels.parallel.plan.layout import Range
 from blocktune.kernels.parallel.plan.steps import Step, Transfer
-from blocktune.kernels.portable.partials.rows import add_partial
-from blocktune.kernels.portable.sinks.results import gradient_of_sinks, with_sinks
+from blocktune.kernels.parallel.row_sums import AttentionSums, GradientSums
+from blocktune.kernels.portable.sinks.results import gradient_of_sinks
+
+HEAD_START_CYCLES = 30_000
+"""Of a GPU's clock: about 17 us, which messages need to begin on another stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,41 +36,74 @@ class Ring:
     numbers: Numbers
     dispatcher: Dispatcher
 
-    def arriving(self, *own: Tensor) -> Iterator[tuple[Step, list[Tensor]]]:
+    def arriving(self, *own: Tensor, outbox: "Outbox | None" = None) -> Iterator[tuple[Step, list[Tensor]]]:
         """Yield each step with the rows of keys and values that its blocks read, [rows, batch, heads, dim]; those of
-        the next step travel meanwhile."""
+        the next step travel meanwhile, and what is in the outbox with them. At the end all of it has arrived."""
+        outbox = Outbox([], []) if outbox is None else outbox
         rows, messages = list(own), Messages(self.group, [], [], "")
         for number, step in enumerate(self.steps):
             messages.wait()
-            arrived, later = rows, self.steps[number + 1 : number + 2]
-            for following in later:
+            arrived, sent, received = rows, [], []
+            for following in self.steps[number + 1 : number + 2]:
                 rows = [tensor.new_empty(following.num_rows, *tensor.shape[1:]) for tensor in own]
                 sent, received = _messages(following.sent, own), _messages(following.received, rows)
-                messages = Messages(self.group, sent, received, "keys and values")
+            messages = outbox.sent_with(self.group, sent, received)
+            _give_head_start(messages, own[0])
             yield step, arrived
+        messages.wait()
+        outbox.sent_with(self.group, [], []).wait()
 
-    def returning(self, step: Step, found: list[Tensor], like: list[Tensor]) -> "Returned":
-        """Send gradients of keys and values back to where they came from, and receive those of the rank's own."""
-        parts = [[_empty_rows(transfer, tensor) for transfer in step.sent] for tensor in like]
-        received = [(transfer.rank, part) for own in parts for transfer, part in zip(step.sent, own, strict=True)]
-        messages = Messages(self.group, _messages(step.received, found), received, "gradients of keys and values")
-        return Returned(messages, step.sent, parts)
+    @property
+    def queries(self) -> list[Range]:
+        """The queries of each block, in order."""
+        return [block.queries for step in self.steps for block in step.blocks]
+
+    @property
+    def own_keys(self) -> list[Range]:
+        """The rank's own keys to which gradients are added: by its own blocks, then by the ranks that read them."""
+        first, *others = self.steps
+        returned = [transfer.rows for step in others for transfer in step.sent]
+        return [*(block.keys for block in first.blocks), *returned]
+
+    def returning(self, step: Step, found: list[Tensor], outbox: "Outbox") -> "Returned":
+        """Put gradients of keys and values into the outbox, with memory for those of the rank's own."""
+        parts = [[_empty_rows(transfer, tensor) for transfer in step.sent] for tensor in found]
+        outbox.sent.extend(_messages(step.received, found))
+        outbox.received.extend(
+            (transfer.rank, part) for own in parts for transfer, part in zip(step.sent, own, strict=True)
+        )
+        return Returned(step.sent, parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """Gradients of keys and values that leave with the next keys. Messages on their own would begin one after the
+    other, and the later ones find no multiprocessor: a kernel has taken all of them by then."""
+
+    sent: list[Message]
+    received: list[Message]
+
+    def sent_with(self, group: ProcessGroup, sent: list[Message], received: list[Message]) -> Messages:
+        """Send all of it after keys and values, and keep nothing."""
+        content = "gradients of keys and values" if self.sent or self.received else "keys and values"
+        messages = Messages(group, [*sent, *self.sent], [*received, *self.received], content)
+        self.sent.clear()
+        self.received.clear()
+        return messages
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
     """Gradients of a rank's keys and values that come back from ranks that read them."""
 
-    messages: Messages
     transfers: tuple[Transfer, ...]
     parts: list[list[Tensor]]
 
-    def add_to(self, sums: list[Tensor]) -> None:
-        """Wait for them and add them to the sums."""
-        self.messages.wait()
+    def add_to(self, sums: list[GradientSums]) -> None:
+        """Add them to the sums, once they have arrived."""
         for total, own in zip(sums, self.parts, strict=True):
             for transfer, part in zip(self.transfers, own, strict=True):
-                total[slice(*transfer.rows)] += part
+                total.add(transfer.rows, heads_first(part))
 
 
 class RingAttention(torch.autograd.Function):  # type: ignore[misc]
@@ -74,10 +111,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring) -> Any:
-        out, lse = _attended(query, key, value, ring)
-        if sinks is not None:
-            out, lse = with_sinks(out, lse, sinks)
-        out = out.to(query.dtype)
+        out, lse = _attended(query, key, value, sinks, ring)
         ctx.save_for_backward(query, key, value, sinks, out, lse)
         ctx.ring = ring
         ctx.set_materialize_grads(False)
@@ -95,6 +129,13 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
         return *gradients, of_sinks, None
 
 
+def _give_head_start(messages: Messages, tensor: Tensor) -> None:
+    """Let messages that are under way begin before the next kernel: one that takes all multiprocessors of a GPU and
+    keeps them would not let them begin before it ends."""
+    if messages.are_under_way and tensor.is_cuda:
+        torch.cuda._sleep(HEAD_START_CYCLES)
+
+
 def rows_first(tensor: Tensor) -> Tensor:
     """Return a tensor [batch, heads, length, dim] as contiguous [length, batch, heads, dim]."""
     return tensor.permute(2, 0, 1, 3).contiguous()
@@ -105,35 +146,9 @@ def heads_first(rows: Tensor) -> Tensor:
     return rows.permute(1, 2, 0, 3)
 
 
-class PartialSums:
-    """Output and log-sum-exp over the keys seen so far, in float32 or float64; those of a first block that covers all
-    queries as they are, since nothing may be added to them."""
-
-    def __init__(self, query: Tensor, value: Tensor) -> None:
-        self._wide = torch.promote_types(query.dtype, torch.float32)
-        self._sizes, self._device = (*query.shape[:3], value.shape[3]), query.device
-        self._found: tuple[Tensor, Tensor] | None = None
-
-    def add(self, queries: tuple[int, int], part: Tensor, lse: Tensor) -> None:
-        """Add attention of some queries over further keys."""
-        if self._found is None and queries == (0, self._sizes[2]):
-            self._found = part, lse
-            return
-        out, sums = self.results()
-        out, sums = self._found = out.to(self._wide), sums
-        add_partial(out[:, :, slice(*queries)], sums[:, :, slice(*queries)], part, lse)
-
-    def results(self) -> tuple[Tensor, Tensor]:
-        """Return output and log-sum-exp."""
-        if self._found is None:
-            out = torch.zeros(self._sizes, dtype=self._wide, device=self._device)
-            self._found = out, torch.full(self._sizes[:3], -torch.inf, dtype=self._wide, device=self._device)
-        return self._found
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> tuple[Tensor, Tensor]:
+def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp over all keys."""
-    sums = PartialSums(query, value)
+    sums = AttentionSums(query, value.shape[3], ring.queries, sinks)
     for step, arrived in ring.arriving(rows_first(key), rows_first(value)):
         keys, values = map(heads_first, arrived)
         for block in step.blocks:
@@ -145,34 +160,37 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, ring: Ring) -> tuple[Te
 
 def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ring: Ring) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
-    wide, own = rows.lse.dtype, [rows_first(key), rows_first(value)]
-    dq, sums = torch.zeros_like(query, dtype=wide), [torch.zeros_like(tensor, dtype=wide) for tensor in own]
-    under_way: Returned | None = None
-    for number, (step, arrived) in enumerate(ring.arriving(*own)):
-        found = sums if number == 0 else [torch.zeros_like(tensor, dtype=wide) for tensor in arrived]
-        _add_gradients(step, query, arrived, rows, ring, dq, found)
-        if under_way is not None:
-            under_way.add_to(sums)
-        under_way = ring.returning(step, found, sums) if number else None
-    if under_way is not None:
-        under_way.add_to(sums)
-    return dq.to(query.dtype), *(heads_first(total).to(key.dtype) for total in sums)
+    dq = GradientSums(query, query.shape, ring.queries)
+    sums = [GradientSums(tensor, tensor.shape, ring.own_keys) for tensor in (key, value)]
+    outbox, returned = Outbox([], []), list[Returned]()
+    for number, (step, arrived) in enumerate(ring.arriving(rows_first(key), rows_first(value), outbox=outbox)):
+        if len(returned) > 1:
+            returned.pop(0).add_to(sums)  # they left before the last step, and arrived with the keys of this one
+        keys = [heads_first(one) for one in arrived]
+        seen = [block.keys for block in step.blocks]
+        found = sums if number == 0 else [GradientSums(one, one.shape, seen) for one in keys]
+        _add_gradients(step, query, keys, rows, ring, [dq, *found])
+        if number:
+            returned.append(ring.returning(step, [rows_first(one.results()) for one in found], outbox))
+    for last in returned:
+        last.add_to(sums)
+    return dq.results(), *(total.results() for total in sums)
 
 
 def _add_gradients(
-    step: Step, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: Ring, dq: Tensor, found: list[Tensor]
+    step: Step, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: Ring, sums: list[GradientSums]
 ) -> None:
     """Add what the blocks of a step find to the gradients of the queries and of the keys and values that arrived."""
-    (keys, values), (dk, dv) = map(heads_first, arrived), map(heads_first, found)
+    keys, values = arrived
     for block in step.blocks:
         queries, seen = slice(*block.queries), slice(*block.keys)
         part = query[:, :, queries], keys[:, :, seen], values[:, :, seen]
         of_block = gradients_of_block(*part, rows.part(*block.queries), block, ring.numbers, ring.dispatcher)
-        for total, one in zip((dq[:, :, queries], dk[:, :, seen], dv[:, :, seen]), of_block, strict=True):
-            total += one
+        for total, where, one in zip(sums, (block.queries, block.keys, block.keys), of_block, strict=True):
+            total.add(where, one)
 
 
-def _messages(transfers: tuple[Transfer, ...], tensors: Any) -> list[tuple[int, Tensor]]:
+def _messages(transfers: tuple[Transfer, ...], tensors: Any) -> list[Message]:
     """Return what goes to or comes from each rank: contiguous rows of each tensor."""
     return [(transfer.rank, tensor[slice(*transfer.rows)]) for tensor in tensors for transfer in transfers]
 

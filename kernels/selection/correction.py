@@ -140,7 +140,8 @@ def correction_document(device: str, trust: Trust, measured: Iterable[Measured])
 
 @cache
 def shipped_correction(device_key: str) -> Correction | None:
-    """Return the correction that ships for a device, else one for a device of its compute capability, or None.
+    """Return the correction that ships for a device, else that of most shapes among those of its compute capability,
+    or None.
 
     Raises:
         UsageError: a file of the package is broken.
@@ -152,7 +153,8 @@ def shipped_correction(device_key: str) -> Correction | None:
     ]
     capability = device_key.split("|")[1]
     alike = [one for one in found if one.device.split("|")[1] == capability]
-    return next((one for one in alike if one.device == device_key), alike[0] if alike else None)
+    own = next((one for one in alike if one.device == device_key), None)
+    return own or max(alike, key=lambda one: len(one.measured), default=None)
 
 
 def measured_elsewhere(device_key: str) -> str:

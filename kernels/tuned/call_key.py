@@ -6,6 +6,7 @@ not for `triton.autotune`.
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
@@ -23,6 +24,12 @@ MAX_TYPES_TEXT = 500
 
 _ALIGNMENT = 16
 _KEY, _SPECIALISED, _OTHER = range(3)
+_TOLD_BY_TYPE = (float, bool, str, type(None))
+"""Types of which Triton specialises by no value."""
+
+Pick = Callable[[Sequence[Any]], tuple[object, ...]]
+"""Returns the key of a call from its positional and named values."""
+
 _SHORT = {"bfloat": "bf", "float": "fp", "uint": "u", "int": "i"}
 
 
@@ -62,33 +69,21 @@ class CallKey:
         self, params: Iterable[Parameter], keys: Sequence[str], buckets: Mapping[str, Bucket], sets_blocks: bool = False
     ) -> None:
         self._roles = {param.name: _role(param, keys) for param in params}
-        self._ordered = tuple(self._roles.values())
         self._buckets, self._blocks = dict(buckets), not sets_blocks
         self._names = tuple(self._roles)
-        self._all_names = frozenset(self._roles)
         self._keys = tuple(name for name in keys if name in self._roles)
+        self._picks: dict[tuple[object, ...], Pick] = {}
+        self._kinds: dict[tuple[tuple[str, type], ...], int] = {}
+        self._numbers = itertools.count()
 
     def quick(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
         """Return the key of a call in this process, of values as they are, grouped or not. Launches wait for it."""
-        parts: list[object] = []
-        add = parts.append
-        for role, value in zip(self._ordered, args, strict=False):
-            if type(value) is int:
-                if role == _KEY:
-                    add(value)
-                elif role == _SPECIALISED:
-                    add(2 if value == 1 else value % _ALIGNMENT == 0)
-            elif isinstance(value, Tensor):
-                add(value.dtype)
-                add(value.data_ptr() % _ALIGNMENT == 0)
-            elif type(value) is float and role == _SPECIALISED:
-                add(float)
-            elif role != _OTHER:
-                add(self._part(role, value))
-        if not self._all_names.isdisjoint(kwargs):  # it holds more than the grid and the options of a launch
-            named = [name for name in kwargs if name in self._all_names]
-            parts += ((name, self._part(self._roles[name], kwargs[name])) for name in named)
-        return tuple(parts)
+        values = (*args, *kwargs.values())
+        kinds = (*map(type, values), *kwargs)
+        pick = self._picks.get(kinds)
+        if pick is None:
+            pick = self._picks[kinds] = self._pick(values, tuple(kwargs))
+        return pick(values)
 
     def problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Problem:
         """Return the key in the store of a call.
@@ -108,17 +103,22 @@ class CallKey:
             types = hashlib.sha256(types.encode()).hexdigest()[:16]
         return Problem.of(values | {TYPES: types})
 
-    def _part(self, role: int, value: object) -> object:
-        """Return what an argument adds to the key."""
-        if isinstance(value, Tensor):
-            return value.dtype, value.data_ptr() % _ALIGNMENT == 0
-        if role == _KEY:
-            return _hashable(value)
-        if role == _OTHER:
-            return None
-        if type(value) is int:
-            return 2 if value == 1 else value % _ALIGNMENT == 0
-        return _kind(value, self._blocks)
+    def _pick(self, values: Sequence[object], names: Sequence[str]) -> Pick:
+        """Return what makes the keys of calls with values of these types, the last of them under these names.
+
+        It is compiled for them: a launch waits for it, and a loop over arguments takes three times as long. A number in
+        front keeps apart what calls with other types have.
+        """
+        first = len(values) - len(names)
+        places = dict(zip(self._names, range(first), strict=False))
+        places |= {name: first + place for place, name in enumerate(names) if name in self._roles}
+        kinds = {name: type(values[place]) for name, place in places.items()}
+        number = self._kinds.setdefault(tuple(kinds.items()), next(self._numbers))
+        parts = [_part(f"v[{place}]", kinds[name], self._roles[name]) for name, place in places.items()]
+        tensors = [f"v[{place}]" for name, place in places.items() if issubclass(kinds[name], Tensor)]
+        source = ", ".join(part for part in (str(number), *parts, _alignment(tensors)) if part)
+        made: Pick = eval(f"lambda v: ({source},)", {"hashable": _hashable, "kind": _kind, "blocks": self._blocks})
+        return made
 
     def _bucketed(self, name: str, value: object) -> object:
         bucket = self._buckets.get(name)
@@ -143,6 +143,26 @@ def _role(param: Parameter, keys: Sequence[str]) -> int:
     if param.name in keys:
         return _KEY
     return _OTHER if param.is_constexpr or param.do_not_specialize else _SPECIALISED
+
+
+def _part(value: str, kind: type, role: int) -> str:
+    """Return the expression of what a value adds to the key, next to its type; none where that is all."""
+    if issubclass(kind, Tensor):
+        return f"{value}.dtype"
+    if role == _OTHER:
+        return ""
+    if role == _KEY:
+        return value if kind is int else f"hashable({value})"
+    if kind is int:
+        return f"({value} % {_ALIGNMENT} == 0 or {value} == 1 and 2)"
+    return "" if kind in _TOLD_BY_TYPE else f"kind({value}, blocks)"
+
+
+def _alignment(tensors: Sequence[str]) -> str:
+    """Return the expression of which tensors lie at an address that does not divide by 16: 0 where none does."""
+    pointers = [f"{tensor}.data_ptr()" for tensor in tensors]
+    each = ", ".join(f"{pointer} % {_ALIGNMENT} == 0" for pointer in pointers)
+    return f"({' | '.join(pointers)}) % {_ALIGNMENT} and ({each},)" if pointers else ""
 
 
 def _is_descriptor(value: object) -> TypeGuard[Descriptor]:

@@ -33,6 +33,8 @@ def read(path: Path) -> dict[str, Any]:
         "steps": [],
         "starts": [],
         "processes": [],
+        "calls": [],
+        "ranks": [],
     }
 
 

@@ -1,6 +1,6 @@
 """Calls of attention over several ranks, and what each rank finds of them against one device."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -150,12 +150,17 @@ def _expected(case: Case, device: str) -> dict[str, Tensor]:
     return {"out": out.detach(), "lse": lse.detach(), **gradients}
 
 
-def found(case: Case, group: Any, device: str = "cpu") -> dict[str, Tensor]:
-    """Return what this rank finds, with gradients; those of sinks added up over all ranks."""
+def found(case: Case, group: Any, device: str = "cpu", rival: Callable[..., Tensor] | None = None) -> dict[str, Tensor]:
+    """Return what this rank finds, with gradients; those of sinks added up over all ranks. rival: attends in our
+    place, in causal calls, and gives no log-sum-exp."""
     given = inputs(case, device)
     place: dict[str, Any] = {"dim": 2, "group": group, "layout": case.placed}
     leaves = [split_sequence(given[name], **place).requires_grad_() for name in ("q", "k", "v")]
     sinks = given["sinks"].requires_grad_() if case.sinks else None
+    if rival is not None:
+        out = rival(*leaves)
+        gradients = torch.autograd.grad(out, leaves, split_sequence(given["grad"], **place))
+        return {"out": out.detach()} | dict(zip(("dq", "dk", "dv"), gradients, strict=True))
     out, lse = context_parallel_attention(
         *leaves,
         group=group,
@@ -180,9 +185,11 @@ def found(case: Case, group: Any, device: str = "cpu") -> dict[str, Tensor]:
     return {"out": out.detach(), "lse": lse.detach(), **gradients}
 
 
-def errors(case: Case, group: Any, device: str = "cpu") -> dict[str, float]:
-    """Return how far this rank's part of each result is from what one device finds, relative to the largest number."""
-    right, mine = expected(case, device), found(case, group, device)
+def errors(case: Case, group: Any, device: str = "cpu", rival: Callable[..., Tensor] | None = None) -> dict[str, float]:
+    """Return how far this rank's part of each result is from what one device finds, relative to the largest number.
+    rival: see `found`."""
+    case = case if rival is None else replace(case, lse=False)
+    right, mine = expected(case, device), found(case, group, device, rival)
     place: dict[str, Any] = {"dim": 2, "group": group, "layout": case.placed}
     differences = {}
     for name, one in mine.items():

@@ -15,16 +15,14 @@ from pathlib import Path
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UnknownDeviceError
+from blocktune.kernels.values.errors import UnknownDeviceError
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
-from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
-from blocktune.tuner.search.assignment import Assignment
-from blocktune.tuner.search.starting_configs import find_contenders
+from blocktune.tuner.search.starting_configs import favourites
 
 NICENESS = 10
 """Searches on the same node go first: their processors keep a GPU at work."""
@@ -35,18 +33,10 @@ def candidates(job: Job, most: int) -> list[KernelConfig]:
     catalogue does not know the device, or no config can run."""
     try:
         device = device_named(job.device.split("|")[0])
-        kernels = competing() if job.kernels is None else [get_kernel(name) for name in job.kernels]
-        contenders = find_contenders(job.shape, device, kernels, ())
-    except (UnknownDeviceError, NoFeasibleConfigError):
+    except UnknownDeviceError:
         return []
-    order = Assignment(
-        space=contenders.space,
-        first=contenders.first,
-        usefulness=lambda config: usefulness(get_kernel(config.kernel), config, job.shape, device),
-        trials=most,
-        seed=job.seed,
-    )
-    return order.by_usefulness[:most]
+    kernels = competing() if job.kernels is None else [get_kernel(name) for name in job.kernels]
+    return favourites(job.shape, device, kernels, most, job.seed)
 
 
 def compile_into(folder: Path, job: Job, configs: list[KernelConfig]) -> int:

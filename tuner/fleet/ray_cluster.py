@@ -1,8 +1,8 @@
 """A Ray cluster as a fleet: how to reach it, and which kinds of GPU its nodes say they have.
 
-A node says so by a custom resource for each kind of GPU, as many as it has of them, which `tune devices --ray` prints:
+A node says so by a custom resource for each kind of GPU, as many as it has. `blocktune devices --ray` prints it:
 
-    ray start --address=head:6379 --resources="$(tune devices --ray)"
+    ray start --address=head:6379 --resources="$(blocktune devices --ray)"
 
 Ray places a job by its kind and gives it any GPU of the node, so a node has GPUs of one kind. The name of a resource is
 that of the device with its compute capability and its number of SMs: `blocktune:nvidia h200|9.0|132`.
@@ -65,7 +65,7 @@ def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
     if not present:
         raise NoDeviceError(
             "A node of the cluster says which GPUs it has, but none does. Start nodes by "
-            '`ray start --resources="$(tune devices --ray)"`, or name the device that will join by --device.'
+            '`ray start --resources="$(blocktune devices --ray)"`, or name the device that will join by --device.'
         )
     if name is None and len(present) > 1:
         raise UsageError(

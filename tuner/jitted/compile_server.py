@@ -1,8 +1,8 @@
 """The process that compiles autotuned kernels: `python -m blocktune.tuner.jitted.compile_server any PARENT`.
 
 It imports a kernel's library once and forks a worker for each compile that runs at a time: a fork takes milliseconds
-where an import of a library takes seconds, and a library that looks at the GPU does so once. It runs one thread and
-launches nothing. A compile that crashes or hangs costs its worker, never this process.
+where an import of a library takes seconds, and a library that looks at the GPU does so once. It launches nothing, and
+runs one thread by the time it forks. A compile that crashes or hangs costs its worker, never this process.
 
 Each line on standard input is a command and each line on standard output an answer, one JSON object per line.
 
@@ -24,10 +24,13 @@ import json
 import os
 import selectors
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
+
+from triton.runtime.cache import triton_key
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.tuner.compile.answers import private_stdout, send
@@ -75,6 +78,8 @@ class CompileServer:
         self._waiting: deque[dict[str, Any]] = deque()
         self._workers: list[ForkedWorker] = []
         self._surroundings: tuple[Any, ...] = ()
+        self._key = threading.Thread(target=triton_key)  # a hash of all of Triton, while a library is imported
+        self._key.start()
 
     def serve(self) -> None:
         """Serve until the commands end; workers end with them."""
@@ -150,6 +155,7 @@ class CompileServer:
 
     def _forked(self, job: Mapping[str, Any]) -> ForkedWorker:
         """Return another worker, which inherits what the key of a job is made of: Triton's hash and the source's."""
+        self._key.join()
         with contextlib.suppress(Exception):  # the job says what is wrong
             compile_key(_spec(job), tuple(job["cc"]))
         worker = ForkedWorker(compile_job, [self._answers, *(each.channel for each in self._workers)])

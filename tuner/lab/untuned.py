@@ -152,6 +152,12 @@ class UntunedStudy:
             passed_over=passed_over,
         )
 
+    def slowdown_by(self, shape: AttentionShape, correction: Correction) -> float:
+        """Return how much slower than the best of its sweep a shape's config is that another device's measurements
+        speak for."""
+        (sweep,) = (one for one in self.sweeps if one.shape == shape)
+        return _slowdown(sweep, self._first_choice(sweep, correction, ())[0])
+
     def _others(self, shape: AttentionShape, without: Without) -> list[Measured]:
         if without is Without.SHAPE:
             return [one for one in self.recorded if one.shape != shape]
@@ -165,8 +171,13 @@ class UntunedStudy:
     def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
         """Return the first choice that the sweep has a time of, and how many came before it."""
         correction = Correction(device=self.device.key, trust=trust, measured=knowledge.measured)
+        return self._first_choice(sweep, correction, knowledge.winners.neighbours(sweep.shape))
+
+    def _first_choice(
+        self, sweep: _Scored, correction: Correction, near: Sequence[TunedConfig]
+    ) -> tuple[KernelConfig, int]:
         untuned = Untuned(self.device, correction, self._predict, partial(_timed_kernels, sweep))
-        choices = [one.config for one in untuned.choices(sweep.shape, knowledge.winners.neighbours(sweep.shape))]
+        choices = [one.config for one in untuned.choices(sweep.shape, near)]
         config = _first_timed(sweep, (*choices, *_defaults(sweep)))
         return config, choices.index(config) if config in choices else len(choices)
 

@@ -123,11 +123,18 @@ class GpuRunner:
         self._generation += 1
         self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
 
-    def turn_to(self, shape: AttentionShape) -> None:
-        """Turn to another shape, which has no anchor yet, in the worker that is there."""
+    def turn_to(self, shape: AttentionShape, anchor: KernelConfig | None = None, terms: Terms | None = None) -> None:
+        """Turn to another shape in the worker that is there.
+
+        Args:
+            shape: what is measured from now on.
+            anchor: a config that passed in an earlier session; None where the first that passes is to be it.
+            terms: on which; None leaves them.
+        """
         if not self._is_set_up:
             self.close()
-        self.shape, self.anchor, self._anchor_us = shape, None, 0.0
+        self.shape, self.anchor, self._anchor_us = shape, anchor, 0.0
+        self.terms = terms or self.terms
         self._is_set_up = False
         if self._child is not None:
             self._send_setup()

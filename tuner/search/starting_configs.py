@@ -3,19 +3,26 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.registry import kernels_for
+from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
 from blocktune.kernels.selection.untuned import shipped_untuned
+from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.space import SearchSpace
+
+if TYPE_CHECKING:
+    from blocktune.tuner.search.loop import Compiler
 
 USUAL_HEAD_DIM = 64
 
@@ -30,10 +37,10 @@ MOST_REASONS = 4
 class Contenders:
     """The space, with the named configs in it.
 
-    expected: what the dispatcher takes while the shape is not tuned, whichever kernels are searched, which takes part
-    to the end, so that tuning never makes a call slower; then what it expects to be next. default: of the
-    first kernel. paper: the paper's rule in the first kernel that can express it; None where none can. neighbours:
-    winners of near shapes. near: the rows of these.
+    expected: what the dispatcher takes while the shape is not tuned, be it a winner that ships, whichever kernels are
+    searched, which takes part to the end, so that tuning never makes a call slower; then what it expects to be next.
+    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can.
+    neighbours: winners of near shapes. near: the rows of these.
     """
 
     space: SearchSpace
@@ -123,12 +130,38 @@ def expected_of_compiled(
     return next((one.config for one in compared if one.config in predicted_us), None)
 
 
+def favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], most: int, seed: int = 0
+) -> list[KernelConfig]:
+    """Return up to `most` configs, the first of all first; none where no config can run."""
+    try:
+        contenders = find_contenders(shape, device, kernels, ())
+    except NoFeasibleConfigError:
+        return []
+    order = Assignment(
+        space=contenders.space,
+        first=contenders.first,
+        usefulness=lambda config: usefulness(get_kernel(config.kernel), config, shape, device),
+        trials=most,
+        seed=seed,
+    )
+    return order.by_usefulness[:most]
+
+
+def compile_favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], compiler: "Compiler", most: int
+) -> None:
+    """Have the favourites of a shape compiled in the background; a search that begins later finds them done."""
+    for config in favourites(shape, device, kernels, most):
+        compiler.submit(config.kernel, config, shape, device.limits.cc)
+
+
 def _expected(
     shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
 ) -> tuple[KernelConfig, ...]:
-    """Return what the dispatcher would take for a shape that has none of its own; then what it expects to be next,
-    of the kernels that are searched."""
-    table = ConfigTable(rows, partial(shipped_untuned, device))
+    """Return what the dispatcher would take for a shape of which the store has no winner, by the store's others and
+    the results that ship; then what it expects to be next, of the kernels that are searched."""
+    table = ConfigTable((*rows, *JsonConfigs().configs(device)), partial(shipped_untuned, device))
     first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
     seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
     return first.config, *seeds[: SEEDS - 1]

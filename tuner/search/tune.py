@@ -10,7 +10,8 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from blocktune.db.recorder import Recorder
@@ -26,12 +27,13 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import missing_rates, predict_us, require_rates
 from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.measure.device_choice import choose_device, is_present, require_no_regime, visible
+from blocktune.tuner.measure.device_choice import choose_device, is_present, require_no_regime
 from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
+from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
+from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
@@ -93,7 +95,8 @@ def tune(
         seed: of the sampler and of the checked inputs.
         on_progress: called with where the run stands, several times per second at most.
         compiler: compiles ahead; None is a `CompileFarm`.
-        runner: measures; None is a GPU worker, or the model where the device is not present.
+        runner: measures; a `GpuRunner` turns to the shape. None is one for this shape alone, or the model where the
+            device is not present.
 
     Raises:
         UnknownDeviceError: no device has this name.
@@ -110,7 +113,7 @@ def tune(
     if not is_present(device):
         require_rates(device)
         require_no_regime(regime, device)
-    if objective is Objective.ENERGY and runner is None:
+    if objective is Objective.ENERGY and (runner is None or isinstance(runner, GpuRunner)):
         require_energy(device)
     bounds = effective_budget(budget or Budget(), present=is_present(device), exhaustive=exhaustive)
     limit = Limit(trials=bounds.trials or _UNBOUNDED, seconds=bounds.seconds or _UNBOUNDED)
@@ -175,6 +178,10 @@ class _Run:
                 compiler = stack.enter_context(farm_for(self._subject.device))
             if runner is None and self._present:
                 runner = stack.enter_context(self._gpu_runner(on_progress))
+            if isinstance(runner, GpuRunner):
+                known = ranked(self._knowledge.trials)
+                anchor = next((trial.config for trial in known if trial.relative_to_anchor == 1.0), None)
+                runner.turn_to(self._subject.shape, anchor, self._terms)
             search = self._search(limit, on_progress, compiler, runner, workers)
             return self._conclude(search, runner, on_progress)
 
@@ -301,19 +308,11 @@ class _Run:
             return predicting_environment(device)
         return measuring_environment(device, self._monitor, self._terms.regime)
 
-    @contextlib.contextmanager
-    def _gpu_runner(self, on_progress: OnProgress) -> Iterator[GpuRunner]:
-        """Yield a runner on the target GPU, which is locked meanwhile."""
-        uuid = self._subject.device.uuid
-        environment = visible(self._subject.device)
-        anchor = next(
-            (trial.config for trial in ranked(self._knowledge.trials) if trial.relative_to_anchor == 1.0), None
-        )
-        runner = GpuRunner(
-            self._subject.shape, anchor=anchor, environment=environment, monitor=self._monitor, terms=self._terms
-        )
-        with gpu_lock(uuid, lambda message: on_progress(Progress(phase="wait", done=0, total=0, message=message))):
-            try:
-                yield runner
-            finally:
-                runner.close()
+    def _gpu_runner(self, on_progress: OnProgress) -> AbstractContextManager[GpuRunner]:
+        """Return a runner for this shape alone."""
+
+        def wait(message: str) -> None:
+            on_progress(Progress(phase="wait", done=0, total=0, message=message))
+
+        subject = self._subject
+        return gpu_runner(subject.shape, subject.device, self._monitor, wait, self._terms)

@@ -9,6 +9,8 @@ import logging
 import multiprocessing
 import threading
 
+from triton.runtime.cache import triton_key
+
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
@@ -27,7 +29,7 @@ _packages: set[str] = set()
 def begin(settings: Settings) -> None:
     """Start the process that compiles, in the background, where the store knows no kernel of the GPUs here."""
     if _may_tune(settings):
-        _in_background("torch", "")  # which every library imports first
+        _in_background("torch._dynamo", "")  # the larger part of what most libraries import
 
 
 def prepare(kernel: str, settings: Settings) -> None:
@@ -54,6 +56,7 @@ def _start(kernel: str, package: str) -> None:
     devices = nvml_devices()
     if devices and not any(_knows(package, device) for device in devices):
         compile_ahead.start(kernel)
+        triton_key()  # Triton's hash of itself takes as long as a compile, and a launch would wait for it
 
 
 def _knows(package: str, device: DeviceSpec) -> bool:

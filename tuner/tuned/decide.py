@@ -32,7 +32,7 @@ def decide(call: Call) -> Choice:
 
 def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
-    from blocktune.tuner.tuned.tune_call import tuned_choice  # with it come SQLAlchemy and the compile workers
+    from blocktune.tuner.tuned.tune_call import tuned_choice  # with it comes what compiles and measures
 
     name = "\n".join((device.key, call.name, call.source_hash, listed_problem(call).document))
     with node_lock(name, call.settings.wait_seconds) as is_first:

@@ -15,9 +15,9 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.triton_config import triton_config
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
-from blocktune.tuner.jitted.specialization import specialization_of
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.tuned.compiles import compiles
 from blocktune.tuner.tuned.costs import Costs, costs_of
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
@@ -46,6 +46,7 @@ class Measuring:
         known: how configs ended in earlier runs.
         compiler: compiles ahead.
         isolated_command: starts the process that measures where `isolate` is set.
+        compiled: how compiles of the list have ended; what is missing is compiled.
     """
 
     def __init__(
@@ -55,8 +56,9 @@ class Measuring:
         known: Mapping[UserConfig, Ending],
         compiler: CompileAhead,
         isolated_command: Sequence[str],
+        compiled: Mapping[UserConfig, Compiled | None],
     ) -> None:
-        self._isolated_command = isolated_command
+        self._isolated_command, self._ready = isolated_command, compiled
         self._call, self._device, self._known, self._compiler = call, device, known, compiler
         self._listed = tuple(call.configs)
         self.endings: dict[UserConfig, Ending] = {}
@@ -200,16 +202,16 @@ class Measuring:
 
     def _compiled(self, configs: Sequence[UserConfig]) -> dict[UserConfig, Compiled | None]:
         """Return the configs that can run, with what they compiled to; None where that is not known."""
-        cc = self._device.limits.cc
-        found = {config: specialization_of(self._call, config, cc) for config in configs}
-        specialized = [each for each in found.values() if each is not None]
-        ended = self._compiler.compile(self._call.name, specialized, cc, self._call.settings.max_spill_bytes)
-        for config, compiled in ended.items():
-            self._drop_if_it_cannot_run(config, compiled)
-        runnable = {config: ended.get(config) for config in configs if config not in self.endings}
+        missing = [config for config in configs if config not in self._ready]
+        ended = {**self._ready, **compiles(self._call, missing, self._device.limits.cc, self._compiler)}
+        for config in configs:
+            self._drop_if_it_cannot_run(config, ended[config])
+        runnable = {config: ended[config] for config in configs if config not in self.endings}
         return self._without_spills(runnable)
 
-    def _drop_if_it_cannot_run(self, config: UserConfig, compiled: Compiled) -> None:
+    def _drop_if_it_cannot_run(self, config: UserConfig, compiled: Compiled | None) -> None:
+        if compiled is None:
+            return
         if compiled.outcome is not Outcome.OK:
             self.endings[config] = Ending(compiled.outcome, error=compiled.error, seconds=compiled.seconds)
         elif compiled.resources is not None:

@@ -4,20 +4,31 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Environment, Outcome
 from blocktune.db.records.user_records import UserBest, UserTrial
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.frozen import frozen_document, frozen_row, take
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned.known import listed_problem
 from blocktune.tuner.turns.race import Standing
 
+if TYPE_CHECKING:
+    from blocktune.db.user_store import UserKernelStore
+
 logger = logging.getLogger("blocktune")
 
-OpenStore = Callable[[], UserKernelStore]
+OpenStore = Callable[[], "UserKernelStore"]
+
+
+def open_store() -> "UserKernelStore":
+    """Return the user's store. With it comes SQLAlchemy, which takes a second to import."""
+    from blocktune.db.user_store import UserKernelStore
+
+    return UserKernelStore.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +63,14 @@ class Results:
         }
 
     def save(self, endings: Mapping[UserConfig, Ending], standing: Standing) -> None:
-        """Keep new endings and the winner."""
-        trials = [self._trial(config, ending) for config, ending in endings.items()]
-        with self._warned(), self.open_store() as store:
-            store.restore(trials, [self._best(standing)])
+        """Keep new endings and the winner. Without a store this process keeps the winner, also for other ranks."""
+        trials, best = [self._trial(config, ending) for config, ending in endings.items()], self._best(standing)
+        with self._warned():
+            with self.open_store() as store:
+                store.restore(trials, [best])
+            return
+        row = frozen_row(self.call.name, self.call.source_hash, best.problem, best.config, best.time_us)
+        take(frozen_document(self.device.key, [row]))
 
     @contextlib.contextmanager
     def _warned(self) -> Iterator[None]:

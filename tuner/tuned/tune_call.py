@@ -2,20 +2,23 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.fallback import stored_winners
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled, compile_ahead
 from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.tuned.compiles import compiles
 from blocktune.tuner.tuned.measure import Measuring
-from blocktune.tuner.tuned.results import OpenStore, Results
+from blocktune.tuner.tuned.results import Ending, OpenStore, Results, open_store
 from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
 from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
 
@@ -31,7 +34,7 @@ class Tools:
     """
 
     compiler: CompileAhead = compile_ahead
-    open_store: OpenStore = UserKernelStore.open
+    open_store: OpenStore = open_store
     make_clock: Callable[[Cache], TurnClock] = CudaTurnClock
     isolated_command: Sequence[str] = ISOLATED_COMMAND
 
@@ -59,14 +62,28 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Cho
     # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
     monitor = GpuMonitor(device.uuid, own_processes=2)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
-    known = {} if afresh else results.known()
-    measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command)
+    known, compiled = ({}, {}) if afresh else _known_and_compiled(results, tools.compiler)
+    measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command, compiled)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
     standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor, alone)
     if standing is None:
         raise _nothing_runs(call, measuring.reasons)
     results.save(measuring.endings, standing)
     return measuring.choice(standing, time.monotonic() - started)
+
+
+def _known_and_compiled(
+    results: Results, compiler: CompileAhead
+) -> tuple[Mapping[UserConfig, Ending], Mapping[UserConfig, Compiled | None]]:
+    """Return how configs of a call ended before. Where nothing is known of its kernel, the whole list is compiled while
+    the store is made or read, and how that ended is returned as well."""
+    call, device = results.call, results.device
+    if stored_winners(call.name, call.source_hash, device):
+        return results.known(), {}
+    with ThreadPoolExecutor(1, "blocktune-store") as other:
+        known = other.submit(results.known)
+        compiled = compiles(call, tuple(call.configs), device.limits.cc, compiler)
+        return known.result(), compiled
 
 
 def _nothing_runs(call: Call, reasons: dict[str, str]) -> NoFeasibleConfigError:

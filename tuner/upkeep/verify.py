@@ -5,9 +5,8 @@ was never checked here. A verification checks and times the winner, its runners-
 again, by the search's own means and finals, and stores who wins as measured here.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +21,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.cost.model import missing_rates, predict_us
-from blocktune.tuner.measure.device_choice import visible
-from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.runner import GpuRunner, Runner
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
 from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
 from blocktune.tuner.search.proposals import Enumeration
@@ -294,16 +290,3 @@ def _recheck(
         return replace(recheck, problem=_refusal(config, best.shape, device) or "it was not reached")
     after_us = None if result is None else result.times_us.get(config)
     return replace(recheck, after_us=after_us or now.time_us, outcome=now.outcome, problem=now.error)
-
-
-@contextlib.contextmanager
-def gpu_runner(
-    shape: AttentionShape, device: DeviceSpec, monitor: GpuMonitor, on_wait: Callable[[str], None], terms: Terms
-) -> Iterator[GpuRunner]:
-    """Yield a runner of one shape on a GPU that is here, which is locked meanwhile."""
-    runner = GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms)
-    with gpu_lock(device.uuid, on_wait):
-        try:
-            yield runner
-        finally:
-            runner.close()

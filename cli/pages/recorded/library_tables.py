@@ -29,6 +29,8 @@ _KERNELS = (
     "the same in 10",
     "expanded, times as fast",
 )
+_RANKS = ("what happens", "ranks", "of them launched", "tuned in all", "configs")
+_CALLS = ("known launch of", "Triton's tuner", "this tuner", "of Triton's")
 _STARTS = ("first step of", "Triton's tuner", "this tuner", "times as fast")
 
 
@@ -42,8 +44,15 @@ def block(path: Path) -> str:
         return NO_LIBRARIES
     document = read_document(path, "results", FORMAT, SCHEMA)
     parts = [_caption(document)]
-    tables = {"kernels": _kernels, "steps": _steps, "starts": _starts, "processes": _processes}
-    for part in (made(document[name]) for name, made in tables.items()):
+    tables = {
+        "kernels": _kernels,
+        "steps": _steps,
+        "starts": _starts,
+        "processes": _processes,
+        "ranks": _ranks,
+        "calls": _calls,
+    }
+    for part in (made(document.get(name, ())) for name, made in tables.items()):
         parts += [part] if part else []
     return "\n\n".join(parts)
 
@@ -141,4 +150,35 @@ def _processes(rows: Iterable[Mapping[str, Any]]) -> str:
         f"{row['kinds_of_calls']} kinds of calls {row['tuned_in_all']} times in all, and disagree on "
         f"{row['disagreements']}; {row['ended']} of them ended."
         for row in rows
+    )
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how ranks ended that have a GPU each, and what they launched with."""
+    lines = []
+    for row in rows:
+        told = [each for each in row["ranks"] if each]
+        numbers = (
+            len(row["ranks"]),
+            len(told),
+            sum(each["tuned"] for each in told),
+            len({each["config"] for each in told}),
+        )
+        lines.append((row["scene"], *map(str, numbers)))
+    return f"Ranks with a GPU each:\n\n{markdown_table(_RANKS, lines)}" if rows else ""
+
+
+def _calls(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the tuner adds to the host time of a launch that is known."""
+    if not rows:
+        return ""
+    ours, stock = ([row[f"{who}_us"] - row["launch_us"] for row in rows] for who in ("ours", "stock"))
+    lines = [
+        (f"`{row['kernel'].rpartition(':')[2]}`", f"{theirs:.1f} µs", f"{own:.1f} µs", f"{own / theirs:.2f}")
+        for row, theirs, own in zip(rows, stock, ours, strict=True)
+    ]
+    ratio = statistics.median(own / theirs for own, theirs in zip(ours, stock, strict=True))
+    return (
+        f"What a tuner adds to the host time of a launch that is known, in the median {ratio:.2f} of Triton's:\n\n"
+        f"{markdown_table(_CALLS, lines)}"
     )

@@ -11,7 +11,7 @@ from math import inf
 
 import torch
 
-from blocktune.kernels.hardware.device import current_device
+from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, columns_of, possible, require_possible
 from blocktune.kernels.parallel.plan.steps import Step, Transfer, steps_of
@@ -19,7 +19,7 @@ from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
 
-EFFICIENCY = 0.7
+EFFICIENCY = 0.73
 """Of the tensor cores, that attention reaches on long sequences."""
 
 LAUNCH_S = 10e-6
@@ -28,8 +28,8 @@ LAUNCH_S = 10e-6
 ABOUT = 1.01
 """What the model does not tell apart."""
 
-SUM_BYTES = 10
-"""Of an output element that is added to a float32 sum: both are read, one is written."""
+SUM_BYTES = 8
+"""Of an output element that is added to a sum, of which the first and the last are in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,15 @@ CPU = Machine(flops_per_s=5e10, memory_bytes_per_s=1e10, link_bytes_per_s=2e9, l
 LINK_BYTES_PER_S = {7: 150e9, 8: 300e9, 9: 450e9, 10: 900e9}
 """NVLink in one direction by major compute capability, nominal (NVIDIA's data sheets of V100, A100, H100 and B200)."""
 
+LINK_EFFICIENCY = 0.35
+"""Of NVLink's nominal rate, what messages around a ring of four H100 reached (results/h100-x4.parallel.json)."""
+
 NETWORK_BYTES_PER_S = 50e9
 """One 400 Gbit/s adapter for each GPU."""
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Return the rates of a device and of the links between such devices: nominal ones."""
+    """Return the rates of a device and of the links between such devices."""
     return _gpu(int(os.environ.get("LOCAL_WORLD_SIZE", 0))) if device.type == "cuda" else CPU
 
 
@@ -65,9 +68,15 @@ def _gpu(local_ranks: int) -> Machine:
         spec = current_device()
     except NoDeviceError:
         return CPU
-    is_one_host = not 0 < local_ranks < torch.distributed.get_world_size()
-    link = LINK_BYTES_PER_S.get(spec.limits.cc[0], NETWORK_BYTES_PER_S) if is_one_host else NETWORK_BYTES_PER_S
-    return Machine((spec.tensor_tflops or 100.0) * 1e12 * EFFICIENCY, (spec.memory_gbs or 1000.0) * 1e9, link, 15e-6)
+    return machine_with(spec, one_host=not 0 < local_ranks < torch.distributed.get_world_size())
+
+
+def machine_with(spec: DeviceSpec, *, one_host: bool) -> Machine:
+    """Return the rates of a GPU, and of the links to others on its host or elsewhere."""
+    nominal = LINK_BYTES_PER_S.get(spec.limits.cc[0]) if one_host else None
+    link = NETWORK_BYTES_PER_S if nominal is None else nominal * LINK_EFFICIENCY
+    tflops, memory_gbs = spec.tensor_tflops or 100.0, spec.memory_gbs or 1000.0
+    return Machine(tflops * 1e12 * EFFICIENCY, memory_gbs * 1e9, link, 15e-6)
 
 
 @lru_cache(maxsize=256)

@@ -18,11 +18,12 @@ WARPS = 4
 
 @triton.jit(do_not_specialize=["num_heads", "rows", "tiles"])
 def add_partial_kernel(
-    Out, Lse, Part, PartLse, stride_ob, stride_oh, stride_om, stride_lb, stride_lh, stride_pb, stride_ph, stride_pm,
-    num_heads, rows, tiles, HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    Sum, Lse, Part, PartLse, Out, stride_sb, stride_sh, stride_sm, stride_lb, stride_lh, stride_pb, stride_ph,
+    stride_pm, stride_ob, stride_oh, stride_om, num_heads, rows, tiles,
+    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile of a head): BLOCK_M rows of Out float32 [batch, num_heads, rows, HEAD_DIM_V] and Lse float32
-    [batch, num_heads, rows] are written again with Part, of any type, and PartLse float32 contiguous. The last
+    """Program (tile of a head): BLOCK_M rows of Out = Sum with Part, [batch, num_heads, rows, HEAD_DIM_V] of any types,
+    and of Lse float32 [batch, num_heads, rows], written again with PartLse float32 contiguous. Out may be Sum. The last
     dimension of each is contiguous. A row that saw no key stays as it is."""
     tile = tl.program_id(0) % tiles
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -40,37 +41,42 @@ def add_partial_kernel(
     columns = tl.arange(0, WIDTH_V)
     tokens = positions.to(tl.int64)[:, None]
     mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
-    sums = Out + batch * stride_ob + head * stride_oh + tokens * stride_om + columns[None, :]
+    sums = Sum + batch * stride_sb + head * stride_sh + tokens * stride_sm + columns[None, :]
     parts = Part + batch * stride_pb + head * stride_ph + tokens * stride_pm + columns[None, :]
+    places_out = Out + batch * stride_ob + head * stride_oh + tokens * stride_om + columns[None, :]
     # [BLOCK_M, WIDTH_V]
-    out = tl.load(sums, mask=mask, other=0.0) * (own / total)[:, None]
+    out = tl.load(sums, mask=mask, other=0.0).to(tl.float32) * (own / total)[:, None]
     out += tl.load(parts, mask=mask, other=0.0).to(tl.float32) * (new / total)[:, None]
-    tl.store(sums, out, mask=mask)
+    tl.store(places_out, out.to(Out.dtype.element_ty), mask=mask)
     tl.store(places, tl.where(top == float("-inf"), top, base + tl.log(total)), mask=inside)
 
 
-def add_partial(out: Any, lse: Any, part: Any, part_lse: Any) -> None:
-    """Add attention over further keys to out [batch, num_heads, rows, head_dim_v] and lse [batch, num_heads, rows], in
-    place. out and lse are float32, or float64 on a CPU; part may be of fewer bits."""
-    if not out.numel():
+def add_partial(before: Any, lse: Any, part: Any, part_lse: Any, after: Any) -> None:
+    """Write attention over earlier keys and over further ones to `after` and lse. after may be before.
+
+    before, part and after are [batch, num_heads, rows, head_dim_v] of any types, lse and part_lse [batch, num_heads,
+    rows] float32, or float64 on a CPU.
+    """
+    if not before.numel():
         return
-    if out.is_cuda:
-        launch_add_partial(out, lse, part, part_lse)
+    if before.is_cuda:
+        launch_add_partial(before, lse, part, part_lse, after)
         return
     total = torch.logaddexp(lse, part_lse)
     finite = total.masked_fill(total.isneginf(), 0.0)  # -inf minus -inf is no number
-    out.mul_((lse - finite).exp().unsqueeze(-1)).add_(part * (part_lse - finite).exp().unsqueeze(-1))
+    own, new = ((one - finite).exp().unsqueeze(-1) for one in (lse, part_lse))
+    after.copy_(before * own + part * new)
     lse.copy_(total)
 
 
-def launch_add_partial(out: Any, lse: Any, part: Any, part_lse: Any) -> None:
+def launch_add_partial(before: Any, lse: Any, part: Any, part_lse: Any, after: Any) -> None:
     """Do what `add_partial` does by one kernel."""
-    batch, num_heads, rows, head_dim_v = out.shape
+    batch, num_heads, rows, head_dim_v = before.shape
     block_m = min(MOST_ROWS, 1 << (rows - 1).bit_length())
     tiles = -(-rows // block_m)
     part = part if part.stride(-1) == 1 else part.contiguous()
+    strides = *before.stride()[:3], *lse.stride()[:2], *part.stride()[:3], *after.stride()[:3]
     add_partial_kernel[(tiles * batch * num_heads,)](
-        out, lse, part, part_lse.contiguous(), *out.stride()[:3], *lse.stride()[:2], *part.stride()[:3],
-        num_heads, rows, tiles,
+        before, lse, part, part_lse.contiguous(), after, *strides, num_heads, rows, tiles,
         HEAD_DIM_V=head_dim_v, WIDTH_V=padded_width(head_dim_v), BLOCK_M=block_m, num_warps=WARPS,
     )  # fmt: skip

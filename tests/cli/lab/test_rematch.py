@@ -39,7 +39,7 @@ def terms(winner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         yield gpu({default: 100.0, winner().config: 90.0, other_config(winner()): 90.2})
 
     monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: DEVICE)
-    monkeypatch.setattr("blocktune.tuner.upkeep.verify.gpu_runner", runner)
+    monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", runner)
     return terms
 
 

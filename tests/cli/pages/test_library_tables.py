@@ -62,6 +62,8 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
         "processes": [
             {"model": "fla", "processes": 8, "kinds_of_calls": 9, "tuned_in_all": 9, "disagreements": 0, "ended": 8}
         ],
+        "ranks": [{"scene": "one dies", "ranks": [None, *[{"tuned": rank == 1, "config": "a"} for rank in (1, 2, 3)]]}],
+        "calls": [{"kernel": "fla.ops:one", "launch_us": 10.0, "stock_us": 20.0, "ours_us": 14.0}],
     }
     (tmp_path / "gpu.libraries.json").write_text(json.dumps(document))
     page = with_results(PAGE, tmp_path)
@@ -75,3 +77,6 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
     assert "| fla, third start | failed | - | - |" in page
     assert "Triton's tuner started while the machine ran a compile on 8 cores." in page
     assert "8 processes that started the fla step at once" in page
+    assert "| one dies | 4 | 3 | 1 | 1 |" in page
+    assert "in the median 0.40 of Triton's" in page
+    assert "| `one` | 10.0 µs | 4.0 µs | 0.40 |" in page

@@ -64,7 +64,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[KernelConfig, float | None]:
     monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: DEVICE)
     monkeypatch.setattr("blocktune.tuner.measure.environment.measuring_environment", lambda *_: HERE)
     monkeypatch.setattr("blocktune.tuner.search.tune.farm_for", lambda _: contextlib.nullcontext(InstantCompiler()))
-    monkeypatch.setattr("blocktune.tuner.upkeep.verify.gpu_runner", runner)
+    monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", runner)
     return times
 
 

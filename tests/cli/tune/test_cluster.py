@@ -1,9 +1,11 @@
 """`tune run --executor ray`: which flags go together, and a run on a real cluster."""
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,23 @@ from blocktune.tuner.fleet.ray_cluster import (
 from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.ray_clusters import RayFleet, ray_fleet
 
+ROOT = Path(__file__).parents[3]
 GRID = ("run", "--grid", "seq=8192 dim=64 heads=32 batch=1,2")
 H100, H200 = (device_named(name) for name in ("h100-sxm", "h200"))
+
+
+@pytest.mark.parametrize("name", ["Makefile", "Dockerfile", "docs/guide/clusters.md"])
+def test_what_runs_next_to_ray_does_not_call_its_command(name: str) -> None:
+    """Ray has a console command `tune` too, and the one that is installed last stays."""
+    mine = [line for line in (ROOT / name).read_text().splitlines() if not line.lstrip().startswith("#")]
+    called = [line for line in mine if re.search(r"(?:^\s*|\$\(|/|\[\"|: )tune(?:\"| [a-z]+ )", line)]
+    assert called == []
+    assert any("blocktune " in line or '"blocktune"' in line for line in mine)
+
+
+def test_ray_leaves_the_other_name_of_the_command_alone() -> None:
+    owners = {entry.name: entry.value for entry in entry_points(group="console_scripts", name="blocktune")}
+    assert owners == {"blocktune": "blocktune.cli.main:main"}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +123,7 @@ def test_a_device_is_chosen_where_the_cluster_has_several() -> None:
     assert chosen_kinds({}, "h200") == [H200.key]  # a node of it may join
     with pytest.raises(UsageError, match="--device any"):
         chosen_kinds(present, None)
-    with pytest.raises(NoDeviceError, match="tune devices --ray"):
+    with pytest.raises(NoDeviceError, match="blocktune devices --ray"):
         chosen_kinds({}, "any")
 
 

@@ -1,5 +1,6 @@
 """`tune run`: what it hands to the use case, what it prints, how it ends."""
 
+import contextlib
 import json
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -309,3 +310,32 @@ def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive:
     assert (decoding.configs > forward.configs > 100) if exhaustive else decoding.configs == forward.configs == 0
     assert (decoding.size > forward.size) is exhaustive
     assert (decoding.regime, decoding.objective) == (Regime.BURST, Objective.ENERGY)
+
+
+def test_shapes_of_a_grid_share_one_worker_and_the_next_one_is_compiled_during_finals(
+    tune, fake: FakeTune, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, runners, compiled = object(), [], []
+
+    class Farm:
+        def submit(self, kernel: str, config: KernelConfig, shape: Any, cc: tuple[int, int]) -> None:
+            compiled.append(shape.seqlen_q)
+
+    def gpu_runner(*given: Any) -> Any:
+        return contextlib.nullcontext(worker)
+
+    def finals(shape: Any, *, on_progress: Callable[[Progress], None], runner: object, **given: Any) -> TuningReport:
+        runners.append(runner)
+        assert set(compiled) == ({shape.seqlen_q} if len(runners) > 1 else set())
+        compiled.clear()
+        for phase in ("search", "finals", "finals"):
+            on_progress(Progress(phase=phase, done=3, total=3))
+        return fake.report
+
+    monkeypatch.setattr("blocktune.tuner.search.tune.tune", finals)
+    monkeypatch.setattr("blocktune.tuner.search.tune.farm_for", lambda device: contextlib.nullcontext(Farm()))
+    monkeypatch.setattr("blocktune.cli.tune.run_many.is_present", lambda device: True)
+    monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", gpu_runner)
+    assert tune("run", "--grid", "seq=512,1024,2048 dim=64", "--device", "h200").exit_code == 0
+    assert runners == [worker, worker, worker]
+    assert compiled == []

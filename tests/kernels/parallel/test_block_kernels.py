@@ -13,7 +13,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
 from blocktune.kernels.parallel.plan.blocks import Block, Sight
 from blocktune.kernels.parallel.plan.steps import steps_of
-from blocktune.kernels.parallel.ring import PartialSums
+from blocktune.kernels.parallel.row_sums import AttentionSums
 from blocktune.kernels.values.shape import Causal
 from tests.support.dispatch_fakes import ListSource
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
@@ -82,8 +82,9 @@ def test_the_blocks_of_all_ranks_add_up(dispatcher: Dispatcher, dtype: torch.dty
     shared = Numbers(DIM**-0.5, softcap, deterministic=True)
     for rank in range(2):
         places = [torch.cat([torch.arange(*part, device=DEVICE) for part in own]) for own in layout.ranges]
-        sums = PartialSums(q[:, :, places[rank]], v)
-        for number, step in enumerate(steps_of(layout, sight, rank, gathers=False)):
+        steps = steps_of(layout, sight, rank, gathers=False)
+        sums = AttentionSums(q[:, :, places[rank]], DIM, [block.queries for step in steps for block in step.blocks])
+        for number, step in enumerate(steps):
             source = places[rank] if number == 0 else _sent(layout, sight, rank, places[1 - rank])
             for block in step.blocks:
                 queries, keys = places[rank][slice(*block.queries)], source[slice(*block.keys)]

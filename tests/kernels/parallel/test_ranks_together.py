@@ -162,8 +162,8 @@ def test_the_bench_runs_where_there_is_no_gpu(tmp_path: Path) -> None:
     command = [sys.executable, "-P", *ranks, *bench, "--out", str(tmp_path / "bench.json")]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
-    rows = json.loads((tmp_path / "bench.json").read_text())
+    rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert max(row["worst_of_largest"] for row in rows if row["kind"] == "error") < TOLERANCE["bfloat16"]
     measured = [row["name"] for row in rows if row["kind"] == "together" and row["direction"] == "both" and "ms" in row]
-    assert measured == ["ring", "ulysses", "all_gather"]
-    assert "128 both: " in result.stdout
+    assert measured == ["ring", "ulysses"]  # of two ranks the gather is the ring
+    assert {row["kind"] for row in rows} == {"error", "link", "alone", "together", "head start", "window", "decode"}

@@ -32,7 +32,7 @@ def test_rows_over_both_sets_of_keys(length: int, dim: int, dtype: str) -> None:
     weights = torch.stack([lse, part_lse]).double().exp()
     shares = (weights / weights.sum(0)).nan_to_num()
     right = out.double() * shares[0][..., None] + part.double() * shares[1][..., None]
-    launch_add_partial(out, lse, part, part_lse)
+    launch_add_partial(out, lse, part, part_lse, out)
     torch.testing.assert_close(out.double(), right, atol=2e-6, rtol=2e-6)
     wanted = weights.sum(0).log()
     assert torch.equal(lse.isneginf(), wanted.isneginf())
@@ -46,8 +46,9 @@ def test_some_rows_of_larger_tensors_are_written_and_no_others() -> None:
     (out, lse), (part, part_lse) = rows("float32", 90, 24, 1), rows("float16", 40, 24, 2)
     by_torch = out.cpu().double(), lse.cpu().double()
     before = out.clone(), lse.clone()
-    launch_add_partial(out[:, :, 30:70], lse[:, :, 30:70], part, part_lse)
-    add_partial(by_torch[0][:, :, 30:70], by_torch[1][:, :, 30:70], part.cpu().double(), part_lse.cpu().double())
+    launch_add_partial(out[:, :, 30:70], lse[:, :, 30:70], part, part_lse, out[:, :, 30:70])
+    some = by_torch[0][:, :, 30:70]
+    add_partial(some, by_torch[1][:, :, 30:70], part.cpu().double(), part_lse.cpu().double(), some)
     for found, right, old in zip((out, lse), by_torch, before, strict=True):
         torch.testing.assert_close(found.cpu().double(), right, atol=1e-5, rtol=1e-5)
         assert torch.equal(found[:, :, :30], old[:, :, :30])
@@ -57,4 +58,4 @@ def test_some_rows_of_larger_tensors_are_written_and_no_others() -> None:
 
 @runs
 def test_no_rows_are_no_launch() -> None:
-    add_partial(*(torch.zeros(2, 3, 0, *dim, device=DEVICE) for dim in ((8,), (), (8,), ())))
+    add_partial(*(torch.zeros(2, 3, 0, *dim, device=DEVICE) for dim in ((8,), (), (8,), (), (8,))))

@@ -258,7 +258,7 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
     assert explanation.to_json()["compared"][0]["config"] == config.to_json()
     assert not explanation.is_measured_here
     assert "measurements of another device" not in explanation.headline
-    elsewhere = Explanation.of(step, shape, device=device_named("h100"))
+    elsewhere = Explanation.of(step, shape, device=device_named("gh200"))
     assert "by the model and measurements of another device, nvidia h200: `tune run" in elsewhere.headline
     known = TunedConfig(shape=shape, config=default_of(shape), origin=Origin.MEASURED, time_us=90.0)
     table = ConfigTable([known], lambda: decision(measured(near, {config: 0.9})))
@@ -307,11 +307,12 @@ def test_a_broken_correction_leaves_the_other_rungs(caplog: pytest.LogCaptureFix
     assert "the file is torn" in caplog.text
 
 
-def test_a_correction_ships_for_the_h200_and_serves_its_capability() -> None:
-    own, other = shipped_correction(H200.key), shipped_correction(device_named("h100").key)
-    assert own is not None
-    assert own == other
-    assert own.device == H200.key
+def test_corrections_ship_for_h100_and_h200_and_the_larger_one_serves_their_capability() -> None:
+    for own in (H200.key, device_named("h100").key):
+        correction = shipped_correction(own)
+        assert correction is not None
+        assert correction.device == own
+    assert shipped_correction(device_named("gh200").key) == shipped_correction(H200.key)
     assert shipped_correction(device_named("a100").key) is None
     assert shipped_untuned(device_named("a100")) is None
 

@@ -47,6 +47,20 @@ def test_launch_options_and_grids_do_not_count() -> None:
     assert keys(BASE, n=100, stride=32, steps=5, grid=lambda meta: (2,), warmup=False)[0] == plain[0]
 
 
+def test_equal_values_of_other_types_are_other_calls() -> None:
+    for place in (1, 2):
+        calls = [(BASE, *(value if at == place else 32 for at in (1, 2)), 5) for value in (1, True, 1.0, None)]
+        assert len({KEY.quick(args, {}) for args in calls}) == 4
+    assert keys(BASE, [1, 2], 32, 5)[0] == keys(BASE, [1, 2], 32, 5)[0] != keys(BASE, [1, 3], 32, 5)[0]
+
+
+def test_it_counts_which_tensor_does_not_lie_at_a_multiple_of_16() -> None:
+    both = CallKey((param("x"), param("y")), [], {})
+    odd, even = BASE[1:], BASE[8:]
+    assert both.quick((even, BASE), {}) == both.quick((BASE, even), {})
+    assert len({both.quick(args, {}) for args in ((BASE, BASE), (odd, BASE), (BASE, odd), (odd, odd))}) == 4
+
+
 def test_an_argument_that_is_left_out_is_none_of_its_values() -> None:
     assert keys(BASE, 100)[0] != keys(BASE, 100, None)[0]
     assert keys(BASE, n=100)[0] != keys(BASE, n=100, stride=None)[0]

@@ -3,6 +3,8 @@
 python -m tests.support.programs.library_bench winners --out results/h200.libraries.json [--step "fla gla"]
 python -m tests.support.programs.library_bench starts --model fla --tuner stock --out results/h200.libraries.json
 python -m tests.support.programs.library_bench processes --model fla --out results/h200.libraries.json
+python -m tests.support.programs.library_bench calls --out results/h200.libraries.json
+python -m tests.support.programs.library_bench ranks --out results/h200.libraries.json
 
 A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
 where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
@@ -31,7 +33,7 @@ from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.measure.environment import source_commit
-from tests.support import library_measures, library_steps
+from tests.support import library_hits, library_measures, library_steps
 from tests.support.library_calls import handed_over
 from tests.support.library_document import ended, forget_failures, measure_again, note, read, write
 from tests.support.library_measures import EXPANDED, WINNER, Chosen
@@ -240,6 +242,15 @@ def process_agreement(path: Path, model: str, count: int, seconds: float) -> Non
     sys.stdout.write(json.dumps(row) + "\n")
 
 
+def rank_agreement(path: Path, ranks: int, seconds: float) -> None:
+    """Let a rank on every GPU launch one kernel, while some stay away or die."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = (*program("autotuned_ranks"), folder, str(ranks))
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=seconds, check=True)
+    write(path, read(path) | {"ranks": [json.loads(line) for line in done.stdout.splitlines()]})
+    sys.stdout.write(done.stdout)
+
+
 def warm_up() -> None:
     """Let the GPU and Triton's own launcher start before the first kernel is timed."""
     x = torch.ones(1 << 20, device="cuda")
@@ -249,7 +260,7 @@ def warm_up() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("winners", "starts", "processes", "measure"))
+    parser.add_argument("part", choices=("winners", "starts", "processes", "calls", "ranks", "measure"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--step", choices=tuple(library_steps.STEPS), action="append", help="for winners; all if not given"
@@ -275,6 +286,10 @@ def main() -> None:
         Winners(given.out, given.seconds).run(steps)
     elif given.part == "starts":
         start_times(given.out, given.model, given.tuner, given.seconds, given.meanwhile)
+    elif given.part == "calls":
+        write(given.out, read(given.out) | {"calls": library_hits.known_calls()})
+    elif given.part == "ranks":
+        rank_agreement(given.out, torch.cuda.device_count(), given.seconds)
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 

@@ -2,23 +2,27 @@
 
 From the root of the repository, with as many processes as there are GPUs:
 
+    PYTHONPATH=. python -m tests.support.programs.parallel_warm 4        # compiles what follows, in parallel
     PYTHONPATH=. python -m torch.distributed.run --standalone --nproc-per-node 4 \
-        -m tests.support.programs.parallel_bench --seconds 110 [--out FILE]
+        -m tests.support.programs.parallel_bench --seconds 110 --out results/h200-x4.parallel.json
 
-It first compares small calls with float64 on one device, then measures bf16 with 32 query heads of 128 over 8 key
-heads: each length and schedule, a causal forward and a forward with backward, and a window of 4096 over 65536 tokens a
-rank. Rates count the FLOP of causal attention; `of_alone` is the rate over ranks times the rate of one GPU alone. What
-does not fit into the time is left out, and said. Rank 0 prints one JSON object a line, and a summary at the end.
+Parts, in this order unless --parts names some: `check` compares small calls with float64 on one device, `link` times
+messages, `alone` one GPU, `together` every length and schedule of all ranks and of two of them, a causal forward and
+one with backward, bf16 with 32 query heads of 128 over 8 key heads; `window` a window of 4096 over 65536 tokens a rank,
+`decode` one query over a cache of a million rows, `head_start` a ring whose messages get none, and `trace` says what
+the streams of a rank do. Rates count the FLOP
+of causal attention; `of_alone` is the rate over ranks times the rate of one GPU alone. What does not fit into the time
+is left out, and said. Each row is written when it is there; rank 0 prints one JSON object a line.
 """
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,220 +30,210 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import scaled_dot_product_attention
+from torch.distributed.device_mesh import DeviceMesh
 
-from blocktune import attention, context_parallel_attention
-from blocktune.kernels.parallel.plan.blocks import Sight
-from blocktune.kernels.parallel.plan.cost import Schedule, fastest, machine_of, time_s
-from blocktune.kernels.parallel.plan.layout import SequenceLayout
-from blocktune.kernels.parallel.plan.schedule import Problem, possible
+from blocktune import attention, context_parallel_attention, context_parallel_decode
+from blocktune.kernels.parallel import ring
+from blocktune.kernels.parallel.plan.schedule import Schedule, possible
+from tests.support import parallel_rivals as rivals
 from tests.support.parallel_cases import Case, errors
+from tests.support.parallel_problems import DIM, HEADS, HEADS_KV, check_cases, flop, problem
+from tests.support.rank_measures import Bench, agreed, measure, seconds, step, tensors, timed_row
+from tests.support.stream_trace import totals, traced
 
-HEADS, HEADS_KV, DIM = 32, 8, 128
 WINDOW, WINDOW_LENGTH = 4096, 65536
-PYTORCH = "torch context_parallel"
-BACKWARD = 3.5
-"""FLOP of forward and backward, in forwards."""
-
-
-@dataclass
-class Bench:
-    """The time that is left, what was measured, and the rate of one GPU alone by direction."""
-
-    deadline: float
-    device: torch.device
-    length_alone: int
-
-    def __post_init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.alone: dict[str, float] = {}
-
-    def tell(self, **row: Any) -> None:
-        """Print a measurement on rank 0, and keep it."""
-        if dist.get_rank() == 0:
-            self.rows.append(row)
-            print(json.dumps(row), flush=True)
-
-    def has(self, seconds: float) -> bool:
-        """Tell whether this much time is left on all ranks."""
-        left = torch.tensor([self.deadline - time.monotonic()], device=self.device)
-        dist.all_reduce(left, dist.ReduceOp.MIN)
-        return float(left) > seconds
-
-
-def tensors(length: int, device: torch.device) -> list[Tensor]:
-    """Return queries, keys and values of a rank, [1, heads, length, dim], in the memory order of projections."""
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return [
-        torch.randn(1, length, heads, DIM, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
-        for heads in (HEADS, HEADS_KV, HEADS_KV)
-    ]
-
-
-def step(
-    attend: Callable[..., Any], leaves: list[Tensor], direction: str, within: Callable[[], Any] = nullcontext
-) -> None:
-    """Run a forward, or a forward and its backward."""
-    with within(), torch.no_grad() if direction == "forward" else nullcontext():
-        out = attend(*leaves)
-        if direction == "both":
-            torch.autograd.grad(out, leaves, torch.ones_like(out))
-
-
-def seconds(run: Callable[[], None], device: torch.device, *, together: bool = True) -> float:
-    """Return the time of one run after a first one, on the slowest rank."""
-    settle = torch.cuda.synchronize if device.type == "cuda" else (lambda: None)
-
-    def timed(repeats: int) -> float:
-        settle()
-        if together:
-            dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(repeats):
-            run()
-        settle()
-        spent = torch.tensor([(time.perf_counter() - begin) / repeats], device=device)
-        if together:
-            dist.all_reduce(spent, dist.ReduceOp.MAX)
-        return float(spent)
-
-    first = timed(1)
-    if first > 5.0:
-        return first  # long enough that compiling does not count
-    once = timed(1)
-    return min(once, timed(max(1, min(10, int(0.5 / once)))))
-
-
-def flop(length: int, direction: str, window: int | None = None) -> float:
-    """Return the FLOP of causal attention over a whole sequence."""
-    pairs = length * (length + 1) / 2
-    if window is not None and window < length:
-        pairs -= (length - window - 1) * (length - window) / 2
-    return 4 * DIM * HEADS * pairs * (BACKWARD if direction == "both" else 1.0)
-
-
-def problem(length: int, ranks: int, window: float = float("inf")) -> Problem:
-    """Return what the model is told of a call."""
-    return Problem(
-        batch=1, num_heads=HEADS, num_heads_kv=HEADS_KV, head_dim=DIM, head_dim_v=DIM, element_bytes=2,
-        sight=Sight(window, 0, (0, length)), layout=SequenceLayout.zigzag(length, ranks),
-    )  # fmt: skip
+CACHE_ROWS = 1 << 20
+QUERIES = 50
+"""That follow each other, as those of a text do."""
+LINK_BYTES = (1 << 26, 1 << 10)
+PATIENCE_S = 60
+LONG = 1 << 19
+"""Tokens from which a run takes seconds, and what matters most is measured first."""
+PARTS = ("check", "link", "alone", "together", "head_start", "trace", "window", "decode")
+MESH = "ring on a mesh"
 
 
 def check(bench: Bench) -> None:
     """Compare small calls with float64 on one device."""
-    ranks = dist.get_world_size()
-    plain = Case(ranks=ranks, schedule="ring", seqlen=1037, heads=(8, 4), dims=(64, 64), dtype="bfloat16", causal=True)
-    if bench.device.type == "cpu":
-        plain = replace(plain, seqlen=41, heads=(8, 4), dims=(8, 8))
-    last = plain.seqlen
-    cases = {
-        "causal": plain,
-        "full": replace(plain, causal=False),
-        "window": replace(plain, window=(last // 9, -1)),
-        "packed": replace(plain, packed=(0, last // 7, last // 2, last)),
-        "sinks and softcap": replace(plain, sinks=True, softcap=4.0),
-        "deterministic": replace(plain, deterministic=True, lse=False),
-    }
-    schedules = [schedule for schedule in Schedule if schedule in possible(problem(1024, ranks))]
-    for name, case in cases.items():
-        for schedule in schedules:
-            found = errors(replace(case, schedule=str(schedule)), dist.group.WORLD, str(bench.device))
-            worst = torch.tensor([max(found.values())], device=bench.device)
-            dist.all_reduce(worst, dist.ReduceOp.MAX)
-            bench.tell(kind="error", case=name, schedule=str(schedule), worst_of_largest=round(float(worst), 6))
+    ranks, group = dist.get_world_size(), dist.group.WORLD
+    for name, case in check_cases(ranks, bench.device.type):
+        if bench.table is None and case.columns > 1:
+            continue
+        worst = max(errors(case, bench.table if case.columns > 1 else group, str(bench.device)).values())
+        schedule = MESH if case.columns > 1 else case.schedule
+        bench.tell(
+            kind="error", case=name, schedule=schedule, ranks=ranks,
+            worst_of_largest=round(agreed(worst, dist.ReduceOp.MAX), 6),
+        )  # fmt: skip
+    check_alone(bench, replace(case, columns=1, schedule="ring"))
+    check_rivals(bench, replace(case, columns=1))
 
 
-def measure_alone(bench: Bench, direction: str) -> None:
+def check_alone(bench: Bench, case: Case) -> None:
+    """Compare one GPU with float64, in a group of its own."""
+    group, _ = bench.groups[1]
+    found = errors(replace(case, ranks=1), group, str(bench.device)) if dist.get_rank() == 0 else {"": 0.0}
+    bench.tell(kind="error", case="causal", schedule="one GPU", ranks=1, worst_of_largest=round(max(found.values()), 6))
+
+
+def check_rivals(bench: Bench, case: Case) -> None:
+    """Compare PyTorch's ways with float64; those that compute the case are measured."""
+    for backend in rivals.BACKENDS if bench.device.type == "cuda" else ():
+        for grouped in (True, False):
+            if backend in bench.rival:
+                continue
+            row = {"kind": "error", "case": "causal", "schedule": rivals.name_of(backend, grouped=grouped)}
+            try:
+                with rivals.context_parallel_of(bench.groups[dist.get_world_size()][1], backend):
+                    attend = partial(rivals.attend, grouped=grouped)
+                    worst = max(errors(case, dist.group.WORLD, str(bench.device), attend).values())
+            except rivals.FAILURES as error:
+                bench.tell(**row, ranks=case.ranks, left_out=f"{type(error).__name__}: {error}".splitlines()[0][:200])
+                continue
+            bench.tell(**row, ranks=case.ranks, worst_of_largest=round(agreed(worst, dist.ReduceOp.MAX), 6))
+            bench.rival[backend] = rivals.name_of(backend, grouped=grouped), grouped
+
+
+def measure_link(bench: Bench) -> None:
+    """Time messages around the ring."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for size in LINK_BYTES:
+        out, into = (torch.zeros(size, dtype=torch.uint8, device=bench.device) for _ in range(2))
+
+        def exchange(out: Tensor = out, into: Tensor = into) -> None:
+            ways = dist.P2POp(dist.isend, out, (rank + 1) % ranks), dist.P2POp(dist.irecv, into, (rank - 1) % ranks)
+            for work in dist.batch_isend_irecv(list(ways)):
+                work.wait()
+
+        spent = seconds(exchange, bench.device, None)
+        bench.tell(
+            kind="link", name=f"{size} bytes", ranks=ranks, us=round(spent * 1e6, 1), gbs=round(size / spent / 1e9, 1)
+        )
+
+
+def measure_alone(bench: Bench) -> None:
     """Measure one GPU while the others wait."""
-    rate = torch.zeros(1, device=bench.device, dtype=torch.float64)
-    if dist.get_rank() == 0:
-        leaves, length = tensors(bench.length_alone, bench.device), bench.length_alone
-        attend = partial(attention, is_causal=True, enable_gqa=True)
-        spent = seconds(lambda: step(attend, leaves, direction), bench.device, together=False)
-        rate[0] = flop(length, direction) / spent
-    dist.broadcast(rate, 0)
-    bench.alone[direction] = float(rate)
-    bench.tell(kind="alone", direction=direction, length=bench.length_alone, tflops=round(float(rate) / 1e12, 1))
+    attend = partial(attention, is_causal=True, enable_gqa=True)
+    for direction in ("forward", "both"):
+        rate = 0.0
+        if dist.get_rank() == 0:
+            leaves = tensors(bench.length_alone, bench.device)
+            spent = seconds(partial(step, attend, leaves, direction), bench.device, bench.groups[1][0])
+            rate = flop(bench.length_alone, direction) / spent
+        bench.alone[direction] = agreed(rate, dist.ReduceOp.MAX)
+        row = {"kind": "alone", "ranks": 1, "direction": direction, "length": bench.length_alone}
+        ms = flop(bench.length_alone, direction) / bench.alone[direction] * 1e3
+        bench.tell(**row, ms=round(ms, 3), tflops_a_rank=round(bench.alone[direction] / 1e12, 1))
 
 
-def measure(
-    bench: Bench,
-    name: str,
-    attend: Callable[..., Any],
-    length: int,
-    direction: str,
-    within: Callable[[], Any] = nullcontext,
-    **more: Any,
-) -> None:
-    """Measure ranks together, if there is time for it. within: makes the context of each run."""
-    ranks, window = dist.get_world_size(), more.get("window")
-    work = flop(length, direction, window)
-    expected_s = work / ranks / bench.alone[direction]
-    kind = {"kind": "together", "name": name, "length": length, "direction": direction, **more}
-    if not bench.has(4 * expected_s + 2):
-        bench.tell(**kind, left_out="no time left")
-        return
-    leaves = tensors(length // ranks, bench.device)
-    if bench.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-    try:
-        spent = seconds(lambda: step(attend, leaves, direction, within), bench.device)
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
-        bench.tell(**kind, left_out=str(error).splitlines()[0][:200])
-        return
-    peak = torch.cuda.max_memory_allocated() / 2**30 if bench.device.type == "cuda" else 0.0
-    rate = work / spent
-    bench.tell(
-        **kind, ranks=ranks, ms=round(spent * 1e3, 3), tflops_a_rank=round(rate / ranks / 1e12, 1),
-        of_alone=round(rate / ranks / bench.alone[direction], 3), peak_gib=round(peak, 2),
-    )  # fmt: skip
-
-
-def measure_all(bench: Bench, lengths: list[int]) -> None:
-    """Measure every length with every schedule, PyTorch's own, and the window."""
-    ranks = dist.get_world_size()
-    machine = machine_of(bench.device)
+def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None:
+    """Measure every length with every schedule, and PyTorch's own ways, of so many ranks; those of fewer ranks only
+    where a run takes no seconds."""
     for length in lengths:
-        own = problem(length, ranks)
-        alone_s = time_s(problem(length, 1), Schedule.RING, machine)
-        for schedule in possible(own):
-            predicted = round(alone_s / ranks / time_s(own, schedule, machine), 3)
-            attend = partial(context_parallel_attention, is_causal=True, schedule=str(schedule))
+        for size in sizes:
+            if size == dist.get_world_size() or length < LONG:
+                measure_length(bench, size, length)
+
+
+def measure_length(bench: Bench, ranks: int, length: int) -> None:
+    """Measure one length: of a long one the ring and PyTorch's first, with the backward."""
+    ways = ours(bench, ranks, length) | theirs(bench, ranks)
+    jobs = [(name, direction) for name in ways for direction in ("forward", "both")]
+    if length >= LONG:
+        first = [name for name in ways if name == Schedule.RING or name in theirs(bench, ranks)]
+        jobs = sorted(jobs, key=lambda job: (job[0] not in first, job[1] == "forward"))
+    for name, direction in jobs:
+        attend, within = ways[name]
+        with within():
+            measure(bench, name, attend, ranks, length, direction)
+
+
+def ours(bench: Bench, ranks: int, length: int) -> dict[str, Any]:
+    """Return our schedules: what attends, and where it is called."""
+    schedules = [one for one in possible(problem(length, ranks)) if ranks > 2 or one is not Schedule.ALL_GATHER]
+    group = bench.groups[ranks][0]  # of two ranks the gather is the ring
+    found: dict[str, Any] = {
+        str(one): (partial(context_parallel_attention, is_causal=True, schedule=str(one), group=group), nullcontext)
+        for one in schedules
+    }
+    if bench.table is not None and ranks == dist.get_world_size() and length < LONG:
+        options = {"is_causal": True, "schedule": str(Schedule.RING), "group": bench.table}
+        found[MESH] = partial(context_parallel_attention, **options), nullcontext
+    return found
+
+
+def theirs(bench: Bench, ranks: int) -> dict[str, Any]:
+    """Return PyTorch's ways that compute such calls; of long sequences only the first."""
+    mesh = bench.groups[ranks][1]
+    within = {backend: partial(rivals.context_parallel_of, mesh, backend) for backend in bench.rival}
+    within = within if dist.get_rank() < ranks else dict.fromkeys(bench.rival, nullcontext)
+    return {
+        name: (partial(rivals.attend, grouped=grouped), within[backend])
+        for backend, (name, grouped) in list(bench.rival.items())[:1]
+    }
+
+
+def measure_window(bench: Bench) -> None:
+    """Measure a window over equally many tokens a rank, of one rank and of more."""
+    for ranks in bench.groups:
+        for layout in ("contiguous", "zigzag") if ranks > 1 else ("contiguous",):
+            options = {"is_causal": True, "window": (WINDOW, -1), "layout": layout, "group": bench.groups[ranks][0]}
+            attend = partial(context_parallel_attention, **options)
+            each = min(WINDOW_LENGTH, bench.length_alone)
             for direction in ("forward", "both"):
-                measure(bench, str(schedule), attend, length, direction, model=predicted)
-        bench.tell(kind="choice", length=length, schedule=str(fastest(own, machine)))
-        for direction in ("forward", "both"):
-            measure_pytorch(bench, length, direction)
-    for layout in ("zigzag", "contiguous"):
-        attend = partial(context_parallel_attention, is_causal=True, window=(WINDOW, -1), layout=layout)
-        length = min(WINDOW_LENGTH, lengths[0]) * ranks
-        measure(bench, f"window {layout}", attend, length, "forward", window=WINDOW)
+                measure(bench, layout, attend, ranks, each * ranks, direction, window=WINDOW)
 
 
-def measure_pytorch(bench: Bench, length: int, direction: str) -> None:
-    """Measure torch.distributed.tensor.experimental.context_parallel, where it runs."""
+def measure_decode(bench: Bench) -> None:
+    """Measure one query over a cache that ranks share."""
+    total = CACHE_ROWS if bench.device.type == "cuda" else 1 << 10
+    dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
+    for ranks in bench.groups:
+        told: dict[str, Any] = {}
+        if dist.get_rank() < ranks:
+            query = torch.randn(1, 1, HEADS, DIM, device=bench.device, dtype=dtype)
+            size = (1, total // ranks, HEADS_KV, DIM)
+            caches = [torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2)]
+            run = partial(context_parallel_decode, query, *caches, group=bench.groups[ranks][0])
+            told = timed_row(bench, run, bench.groups[ranks][0], repeats=QUERIES)
+        bench.tell(kind="decode", name="one query", ranks=ranks, length=total, **told)
+
+
+def trace(bench: Bench, lengths: list[int]) -> None:
+    """Say what the streams of rank 0 do."""
     if bench.device.type != "cuda":
         return
-    from torch.distributed.tensor.experimental import context_parallel
+    ranks = dist.get_world_size()
+    attend = partial(context_parallel_attention, is_causal=True, schedule="ring", group=bench.groups[ranks][0])
+    for length in [length for length in lengths if length < LONG]:
+        leaves = tensors(length // ranks, bench.device)
+        for direction in ("forward", "both"):
+            run = partial(step, attend, leaves, direction)
+            run()
+            agreed(0.0, dist.ReduceOp.MAX)
+            events = traced(run)
+            row = {"kind": "trace", "name": "ring", "ranks": ranks, "length": length, "direction": direction}
+            bench.tell(**row, streams=totals(events), events=events[:120])
 
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-    attend = partial(scaled_dot_product_attention, is_causal=True, enable_gqa=True)
-    measure(bench, PYTORCH, attend, length, direction, within=lambda: context_parallel(mesh))
+
+def measure_head_start(bench: Bench, lengths: list[int]) -> None:
+    """Measure a ring whose messages begin when they can, beside one that lets them begin."""
+    ranks, own = dist.get_world_size(), ring.HEAD_START_CYCLES
+    options = {"is_causal": True, "schedule": str(Schedule.RING), "group": bench.groups[ranks][0]}
+    for length in [length for length in lengths if length < LONG]:
+        for cycles in (own, 0, own, 0):
+            ring.HEAD_START_CYCLES = cycles
+            run = partial(step, partial(context_parallel_attention, **options), tensors(length // ranks, bench.device))
+            told = timed_row(bench, partial(run, "forward"), bench.groups[ranks][0])
+            bench.tell(kind="head start", name=str(cycles), ranks=ranks, length=length, direction="forward", **told)
+    ring.HEAD_START_CYCLES = own
 
 
-def summary(bench: Bench) -> None:
-    """Print one line a length and direction: the best schedule, against n GPUs alone and against PyTorch."""
-    rows = [row for row in bench.rows if row["kind"] == "together" and "ms" in row]
-    for length, direction in dict.fromkeys((row["length"], row["direction"]) for row in rows):
-        own = [row for row in rows if (row["length"], row["direction"]) == (length, direction)]
-        ours = [row for row in own if row["name"] in tuple(Schedule)]
-        theirs = [row for row in own if row["name"] == PYTORCH]
-        if ours:
-            best = min(ours, key=lambda row: row["ms"])
-            against = f", {theirs[0]['ms'] / best['ms']:.3f} times as fast as PyTorch's" if theirs else ""
-            print(f"{length} {direction}: {best['name']} at {best['of_alone']} of {best['ranks']} alone{against}")
+def made_groups() -> dict[int, tuple[Any, DeviceMesh]]:
+    """Return the groups of the first one, two and all ranks."""
+    ranks, kind = dist.get_world_size(), "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = sorted({1, min(2, ranks), ranks})
+    return {size: (dist.new_group(list(range(size))), DeviceMesh(kind, torch.arange(size))) for size in sizes}
 
 
 def main() -> None:
@@ -247,22 +241,39 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110.0)
     parser.add_argument("--lengths", type=int, nargs="+", default=[65536, 262144, 1048576])
     parser.add_argument("--length-alone", type=int, default=262144)
+    parser.add_argument("--parts", nargs="+", default=PARTS)
+    parser.add_argument(
+        "--together", type=int, nargs="+", default=[], help="of how many ranks; two and all if not given"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
-    bench = Bench(time.monotonic() + options.seconds, device, options.length_alone)
-    check(bench)
-    for direction in ("forward", "both"):
-        measure_alone(bench, direction)
-    measure_all(bench, sorted(options.lengths))
-    if dist.get_rank() == 0:
-        summary(bench)
-        if options.out is not None:
-            options.out.write_text(json.dumps(bench.rows, indent=1) + "\n")
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=timedelta(seconds=PATIENCE_S))
+    ranks = dist.get_world_size()
+    table = DeviceMesh(device.type, torch.arange(ranks).view(2, -1)) if ranks >= 4 and ranks % 2 == 0 else None
+    deadline = time.monotonic() + options.seconds
+    bench = Bench(deadline, device, options.length_alone, options.out, made_groups(), table)
+    lengths = sorted(options.lengths)
+    parts: dict[str, Callable[[], None]] = {
+        "check": lambda: check(bench),
+        "link": lambda: measure_link(bench),
+        "alone": lambda: measure_alone(bench),
+        "together": lambda: measure_together(
+            bench, lengths, options.together or list(dict.fromkeys((ranks, min(2, ranks))))
+        ),
+        "window": lambda: measure_window(bench),
+        "decode": lambda: measure_decode(bench),
+        "head_start": lambda: measure_head_start(bench, lengths),
+        "trace": lambda: trace(bench, lengths),
+    }
+    for part in options.parts:
+        begin = time.monotonic()
+        parts[part]()
+        if dist.get_rank() == 0:
+            print(f"{part}: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     sys.stdout.flush()
     dist.destroy_process_group()
 

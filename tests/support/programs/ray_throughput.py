@@ -1,18 +1,24 @@
-"""Local executor against Ray on the GPUs of this machine: ray_throughput.py SHAPES TRIALS
+"""Local executor against Ray on the GPUs of this machine: ray_throughput SHAPES TRIALS [OUT]
 
-Both tune the same shapes with cold caches, in turns: local, Ray. Prints seconds of either and Ray's share of the local
-throughput. The start of Ray counts apart, since a cluster is there before a run.
+Both tune the same shapes with cold caches, one after the other: local, Ray. Prints seconds of either and Ray's share of
+the local throughput, and writes them to OUT as a table. The start of Ray counts apart, since a cluster is there before
+a run.
 """
 
 import dataclasses
+import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
+from blocktune.db.exchange.document import save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import present_devices
 from blocktune.kernels.values.shape import AttentionShape
@@ -24,6 +30,9 @@ from blocktune.tuner.fleet.ray_executor import RayExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.shape_defaults import complete_shape
+from tests.support.parallel_document import new_document, table
+
+COLUMNS = ("GPUs", "engine", "seconds", "trials a second", "throughput over the local executor's")
 
 
 @contextmanager
@@ -49,21 +58,31 @@ def shapes(count: int) -> list[AttentionShape]:
     return [complete_shape(512 * (1 + number // 2), (64, 128)[number % 2]) for number in range(count)]
 
 
-def main(count: int, trials: int) -> None:
+def main(count: int, trials: int, out: Path | None) -> None:
     alike, _ = alike_devices(present_devices()[0])
     jobs = [Job(shape=shape, device=alike[0].key, budget=Budget(trials=trials)) for shape in shapes(count)]
     with cold_caches() as folder:
         local = seconds_of(LocalExecutor(alike), jobs, folder / "local.db")
+        sys.stdout.write(f"local {local:.1f} s\n")
+        sys.stdout.flush()
     with cold_caches() as folder:
         begun = time.monotonic()
         with connected(None):
             start = time.monotonic() - begun
             cluster = seconds_of(RayExecutor(), jobs, folder / "ray.db")
-    sys.stdout.write(
-        f"{len(alike)} GPUs, {count} shapes, {trials} trials: local {local:.1f} s, Ray {cluster:.1f} s (start "
-        f"{start:.1f} s apart): Ray at {local / cluster:.3f} of the local throughput\n"
-    )
+    seconds = {"local executor": local, "Ray": cluster}
+    how = f"{count} shapes of 512 to {jobs[-1].shape.seqlen_q:,} tokens, {trials} trials each, tuned from empty caches"
+    how += f" one executor after the other; the start of Ray, {start:.1f} s, counts apart."
+    rows = [
+        [str(len(alike)), name, f"{spent:.1f}", f"{count * trials / spent:.2f}", f"{local / spent:.3f}"]
+        for name, spent in seconds.items()
+    ]
+    sys.stdout.write(f"{how}\n" + "\n".join(" ".join(row) for row in rows) + "\n")
+    if out is not None:
+        document = new_document(torch.device("cuda"))
+        document["environment"] |= {"ray": version("ray")}
+        save_text(json.dumps(table(document, how, COLUMNS, rows), indent=1, sort_keys=True) + "\n", out)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)

@@ -144,6 +144,10 @@ def test_one_worker_serves_one_shape_after_the_other() -> None:
     again = runner.measure(config("honest"))
     assert group_of(runner) == worker
     assert (runner.shape, again.outcome, again.relative_to_anchor) == (longer, Outcome.OK, 1.0)
+    runner.turn_to(SHAPE, anchor=config("slow"), terms=Terms(seed=7, race=False))
+    assert (runner.anchor, runner.terms.seed) == (config("slow"), 7)
+    assert runner.measure(config("honest")).relative_to_anchor < 1.0
+    assert group_of(runner) == worker
     runner.close()
 
 

@@ -2,10 +2,13 @@
 
 import pytest
 
-from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.registry import competing, get_kernel, kernels_for
+from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.sources import JsonConfigs
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.kernels.values.shape import Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.starting_configs import expected_of_compiled, find_contenders
 
@@ -68,3 +71,18 @@ def test_of_compiled_configs_the_one_is_taken_that_measurements_of_others_speak_
     assert slow in expected[1:]  # the compiled code spills, say
     assert expected_of_compiled({}, shape, H200, ()) is None
     assert expected_of_compiled(times, shape, device_named("a100"), ()) is None
+
+
+def shipped(device: DeviceSpec) -> dict[AttentionShape, KernelConfig]:
+    """Return the winners that were measured on a device of this kind."""
+    return {row.shape: row.config for row in JsonConfigs().configs(device) if row.reuse is not Reuse.SAME_CAPABILITY}
+
+
+def test_a_winner_that_ships_leads_the_search_of_its_shape_and_that_of_another_device_where_there_is_none() -> None:
+    h100, h200 = device_named("h100"), H200
+    own, other = shipped(h100), shipped(h200)
+    both = next(shape for shape in own if shape in other and own[shape] != other[shape])
+    alone = next(shape for shape in other if shape not in own and shape.direction is Direction.FORWARD)
+    for device, shape, expected in ((h100, both, own[both]), (h200, both, other[both]), (h100, alone, other[alone])):
+        found = find_contenders(shape, device, kernels_for(shape, device.limits), ())
+        assert found.untuned == found.first[0] == expected

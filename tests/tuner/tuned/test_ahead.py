@@ -65,10 +65,10 @@ def test_it_begins_with_install_and_takes_a_package_with_its_first_kernel(compil
     assert not compiler.started
     install()
     settle()
-    assert compiler.started == ["torch"]
+    assert compiler.started == ["torch._dynamo"]
     assert isinstance(decorate(), Autotuner)
     decorate()
-    assert compiler.started == ["torch", NAME]
+    assert compiler.started == ["torch._dynamo", NAME]
     uninstall()
     assert Autotuner.__init__ is STOCK_INIT
 

@@ -1,6 +1,5 @@
 """`blocktune.autotune` on a fake GPU: Triton specialises and compiles as always, and launches are counted."""
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from blocktune.db.records.records import Outcome
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
-from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune, space
 from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
 from tests.support.fake_triton import FakeGpu, Launch
@@ -223,21 +221,6 @@ def test_other_rungs_serve_where_they_are_accepted(gpu: FakeGpu) -> None:
     near[grid](x, 1024, 2.0)
     assert not measured(gpu)
     assert near.explain(x, 1024, 2.0).rung is UserRung.NEAREST
-
-
-def test_a_store_that_is_away_costs_a_warning(
-    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tools = tune_call.machine()
-    away = tune_call.Tools(
-        compiler=tools.compiler, open_store=lambda: UserKernelStore.open("/dev/null/x.db"), make_clock=tools.make_clock
-    )
-    monkeypatch.setattr(tune_call, "machine", lambda: away)
-    kernel = decorated()
-    with caplog.at_level(logging.WARNING, "blocktune"):
-        kernel[grid](torch.ones(1000), 1000, 2.0)
-    assert kernel.best_config.kwargs == {"BLOCK": 256}
-    assert "is not kept" in caplog.text
 
 
 def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:

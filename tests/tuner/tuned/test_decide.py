@@ -121,3 +121,22 @@ def test_a_known_call_costs_the_host_less_than_under_triton(monkeypatch: pytest.
                 tuner.run(x, 1000, 2.0, grid=(1,), warmup=False)
             best[place] = min(best[place], time.perf_counter() - start)
     assert best[1] < best[0]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+def test_ranks_launch_with_one_config_whoever_stays_away_or_dies(tmp_path: Path) -> None:
+    """On a host with several GPUs they are real ones. Without a store each rank decides for itself."""
+    command = [*program("autotuned_ranks"), str(tmp_path / "ranks"), "4"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    scenes = {
+        row["scene"]: [told for told in row["ranks"] if told] for row in map(json.loads, done.stdout.splitlines())
+    }
+    assert {name: len(told) for name, told in scenes.items()} == {
+        "all synchronise": 4, "one is absent": 3, "one dies": 3, "the store is away": 4,
+    }  # fmt: skip
+    assert all(told["right"] for own in scenes.values() for told in own)
+    for name in ("all synchronise", "one is absent", "one dies"):
+        assert len({told["config"] for told in scenes[name]}) == 1
+        assert sum(told["tuned"] for told in scenes[name]) == 1
+    assert len({told["synchronised"] for told in scenes["all synchronise"]}) == 1

@@ -94,6 +94,9 @@ def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits:
         ({"head_dim": 256}, (16, 64, 2), 64),  # three buffers do not fit
         ({"seqlen_k": 700}, (16, 64, 2), 8),  # too few tiles of 128 keys
         ({"seqlen_q": 16}, (64, 64, 4), 16),
+        ({"seqlen_q": 16, "num_heads": 64, "seqlen_k": 65536}, (64, 64, 3), 16),  # two tiles of rows read the same keys
+        ({"seqlen_q": 16, "num_heads": 64, "batch": 8}, (64, 64, 3), 2),
+        ({"seqlen_q": 16, "num_heads": 64}, (64, 64, 4), 8),  # 512 keys for each of 16 splits
         ({"features": Features(cached=True, page_size=64)}, (16, 64, 2), 64),
         ({"dtype": "float32"}, (16, 64, 2), 64),
     ],

@@ -1,0 +1,110 @@
+"""What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
+
+Of each of two devices it reads winners (results/NAME.json), finals of both winners there, if they met
+(NAME-elsewhere.rematch.json, which `python -m tests.support.programs.winners_elsewhere` writes on such a GPU), and
+recorded sweeps. It needs no GPU.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.lab.noise_file import REMATCH_FORMAT
+from blocktune.cli.lab.noise_file import SCHEMA as REMATCH_SCHEMA
+from blocktune.cli.lab.transfer_file import FORMAT, SCHEMA
+from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE
+from blocktune.cli.shared.json_files import read_document, write_atomically
+from blocktune.cli.shared.render import note
+from blocktune.db.records.records import Best
+from blocktune.db.sources import read_results
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
+from blocktune.tuner.lab.calibration import calibrate
+from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
+from blocktune.tuner.lab.transfer import RoundsOfShape, decisions, moved
+from blocktune.tuner.lab.untuned import UntunedStudy
+from blocktune.tuner.upkeep.is_current import is_live
+
+FITTED_TO = "h200"
+"""The device whose sweeps the model's constants were fitted to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One of the two devices: its name, winners of today's kernels, sweeps, and finals of both winners there."""
+
+    name: str
+    bests: tuple[Best, ...]
+    sweeps: tuple[Sweep, ...]
+    rounds: RoundsOfShape
+
+    @property
+    def study(self) -> UntunedStudy:
+        return UntunedStudy(self.sweeps, self.bests)
+
+
+def side(name: str, folder: Path) -> Side:
+    """Return what results/ holds of a device."""
+    key = device_named(name).key
+    places = [folder / place.name for place in (DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE)]
+    sweeps = [load_sweep(path) for path in sweep_files(places)]
+    return Side(
+        name=name,
+        bests=tuple(filter(is_live, read_results(folder / f"{name}.json", trials=False).bests)),
+        sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
+        rounds=met(folder / f"{name}-elsewhere.rematch.json"),
+    )
+
+
+def met(path: Path) -> RoundsOfShape:
+    """Return the times over the default's of a rematch; none where there was none."""
+    if not path.exists():
+        return {}
+    document = read_document(path, "results", REMATCH_FORMAT, REMATCH_SCHEMA)
+    return {
+        row["label"]: {
+            KernelConfig.from_json(entry["config"]): entry["over_default"]
+            for entry in row["winners"]
+            if entry["over_default"] is not None
+        }
+        for row in document["rows"]
+    }
+
+
+def compared(here: Side, there: Side, fitted: Mapping[str, CostConstants]) -> dict[str, Any]:
+    """Return what winners and decisions of the one device lose on the other."""
+    note(f"{there.name} on {here.name}: {len(here.sweeps)} sweeps")
+    return {
+        "device": here.name,
+        "other": there.name,
+        "winners": [one.to_json() for one in moved(here.bests, there.bests, here.rounds)],
+        "decisions": [one.to_json() for one in decisions(here.study, there.study, here.sweeps, fitted)],
+    }
+
+
+def main() -> None:
+    """Compare two devices both ways and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs=2, metavar="NAME", help="Two devices that results/ knows: h100 h200.")
+    parser.add_argument("--results", type=Path, default=DEFAULT_PLACE.parent, help="The folder of results.")
+    parser.add_argument("--out", type=Path, required=True, help="The JSON file.")
+    given = parser.parse_args()
+    one, other = (side(name, given.results) for name in given.names)
+    fitted = {
+        each.name: CONSTANTS if each.name == FITTED_TO else calibrate(each.sweeps, start=CONSTANTS)
+        for each in (one, other)
+    }
+    document = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "ways": [compared(one, other, fitted), compared(other, one, fitted)],
+    }
+    write_atomically(given.out, json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""How ranks are timed together: what is left of the time, what was measured, and one measurement."""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tests.support.parallel_document import note, read
+from tests.support.parallel_problems import DIM, HEADS, HEADS_KV, flop
+from tests.support.parallel_rivals import FAILURES
+
+
+@dataclass
+class Bench:
+    """The time that is left, what was measured, and who measures.
+
+    groups: the first so many ranks, as a process group and as a mesh of one dimension. table: all ranks as a mesh of
+    two dimensions, None where they make none.
+    """
+
+    deadline: float
+    device: torch.device
+    length_alone: int
+    out: Path | None
+    groups: dict[int, tuple[Any, DeviceMesh]]
+    table: DeviceMesh | None
+
+    def __post_init__(self) -> None:
+        self.document = read(self.out, self.device) if self.out is not None and dist.get_rank() == 0 else {"rows": []}
+        self.alone: dict[str, float] = {}
+        self.rival: dict[str, tuple[str, bool]] = {}
+
+    def tell(self, **row: Any) -> None:
+        """Print a measurement on rank 0, and keep it."""
+        if dist.get_rank() == 0:
+            note(self.document, self.out, row)
+            print(json.dumps(row), flush=True)
+
+    def has(self, seconds: float) -> bool:
+        """Tell whether this much time is left on all ranks."""
+        return agreed(self.deadline - time.monotonic(), dist.ReduceOp.MIN) > seconds
+
+
+def agreed(value: float, way: Any, group: Any = None) -> float:
+    """Return the least or greatest value of the ranks, by way of their hosts."""
+    shared = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(shared, way, group=group)
+    return float(shared)
+
+
+def tensors(length: int, device: torch.device) -> list[Tensor]:
+    """Return queries, keys and values of a rank, [1, heads, length, dim], in the memory order of projections."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return [
+        torch.randn(1, length, heads, DIM, device=device, dtype=dtype).transpose(1, 2).requires_grad_()
+        for heads in (HEADS, HEADS_KV, HEADS_KV)
+    ]
+
+
+def step(attend: Callable[..., Any], leaves: list[Tensor], direction: str) -> None:
+    """Run a forward, or a forward and its backward."""
+    with torch.no_grad() if direction == "forward" else nullcontext():
+        out = attend(*leaves)
+        if direction == "both":
+            torch.autograd.grad(out, leaves, torch.ones_like(out))
+
+
+def settle(device: torch.device) -> None:
+    """Wait for what was launched."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds(run: Callable[[], Any], device: torch.device, group: Any, repeats: int = 0) -> float:
+    """Return the time of one run after a first one, on the slowest rank of a group. repeats: how many runs follow each
+    other; half a second's, ten at most, if not given."""
+
+    def timed(repeats: int) -> float:
+        settle(device)
+        agreed(0.0, dist.ReduceOp.MAX, group)
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            run()
+        settle(device)
+        return agreed((time.perf_counter() - begin) / repeats, dist.ReduceOp.MAX, group)
+
+    timed(1)  # finds and tries configs
+    once = timed(1)
+    return once if once > 1.0 else timed(repeats or max(2, min(10, int(0.5 / once))))
+
+
+def measure(
+    bench: Bench, name: str, attend: Callable[..., Any], ranks: int, length: int, direction: str, **more: Any
+) -> None:
+    """Measure some ranks together, if there is time for it."""
+    window, group = more.get("window"), bench.groups[ranks][0]
+    work = flop(length, direction, window)
+    expected_s = work / ranks / bench.alone[direction]
+    row = {"kind": "window" if window else "together", "name": name, "ranks": ranks, "length": length}
+    row |= {"direction": direction, **more}
+    if not bench.has(4.5 * expected_s + 2):
+        bench.tell(**row, left_out="no time left")
+        return
+    told: dict[str, Any] = {}
+    if dist.get_rank() < ranks:
+        told = timed_row(bench, partial(step, attend, tensors(length // ranks, bench.device), direction), group)
+    if "ms" in told:
+        rate = work / ranks / told["ms"] * 1e3
+        told |= {"tflops_a_rank": round(rate / 1e12, 1), "of_alone": round(rate / bench.alone[direction], 4)}
+    bench.tell(**row, **told)
+
+
+def timed_row(bench: Bench, run: Callable[[], Any], group: Any, repeats: int = 0) -> dict[str, Any]:
+    """Return the time and the memory of a run, or why it has none."""
+    if bench.device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        spent = seconds(run, bench.device, group, repeats)
+    except FAILURES as error:
+        return {"left_out": f"{type(error).__name__}: {error}".splitlines()[0][:200]}
+    peak = torch.cuda.max_memory_allocated() / 2**30 if bench.device.type == "cuda" else 0.0
+    return {"ms": round(spent * 1e3, 4), "peak_gib": round(peak, 3)}
