@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.snapshot import rows_within
+from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
-from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.frozen import FrozenDocument, check, known_document, take
 from blocktune.kernels.tuned.kernel import forget_choices

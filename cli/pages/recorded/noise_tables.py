@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.noise_file import (
+from blocktune.cli.lab_files.noise import (
     NOISE_COLUMNS,
     NOISE_FORMAT,
     REMATCH_COLUMNS,
@@ -14,9 +14,9 @@ from blocktune.cli.lab.noise_file import (
     noise_notes,
     rematch_cells,
 )
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import commit_sentence
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.render import commit_sentence
 
 NOISE, REMATCH = ".noise.json", ".rematch.json"
 SUFFIXES = (NOISE, REMATCH)

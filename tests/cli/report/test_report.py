@@ -16,8 +16,8 @@ import pytest
 from blocktune.cli.report.page import door
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.miss_file import append_misses
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 MAX_BYTES = 3_000_000
