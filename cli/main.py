@@ -19,12 +19,12 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
 from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
+from blocktune.cli.output.render import INTERRUPTED, note
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
-from blocktune.cli.shared.render import INTERRUPTED, note
 from blocktune.cli.tune import bench, run
 from blocktune.cli.ui import ui
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import BlocktuneError
 
 NEW_OBJECTS = 50_000

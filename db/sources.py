@@ -6,7 +6,7 @@ from blocktune.db.exchange.document import document_from, load_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
-from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.values.errors import UsageError
 
 _SQLITE = b"SQLite format 3\0"

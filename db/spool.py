@@ -25,10 +25,10 @@ from blocktune.db.exchange.document import document_from
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
+from blocktune.kernels.files.json_pieces import canonical_text
+from blocktune.kernels.files.ownership import doubts, is_owner_believed
 from blocktune.kernels.selection.miss_file import state_directory
-from blocktune.kernels.stored.checksums import CHECKSUM, checksum_of
-from blocktune.kernels.stored.json_pieces import canonical_text
-from blocktune.kernels.stored.ownership import doubts, is_owner_believed
 from blocktune.kernels.values.errors import StoreError
 
 MAX_BYTES = 64 << 20

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS, block, read_run
 from blocktune.cli.pages.pages import with_results
-from blocktune.cli.pages.recorded.gpu_test_tables import COSTS_COLUMNS, block, read_run
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from tests.support.programs import ROOT

@@ -19,9 +19,9 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import register
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import listed_steps
 from blocktune.tuner.compare.ladder_steps import bytes_of
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import v2_traffic
 from tests.support.programs import ROOT
 from tests.support.toy_kernel import ToyForward

@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[1]
 AVOIDED = (
     *("none such", "so many", "that is none", "nobody", "somebody", "people's", "anew", "told", "asked"),
     *("beside", "behind", "mend", "mends", "mended", "hungry", "hungrier", "hungriest"),
+    *("by turns", "seldom", "costs itself", "is none of", "in the place of", "draws lots", "as it were"),
 )
 """Words that stop a reader. "This many", "no one", "another user", "your", "again", "shown", "requested", "next to",
-"after", "fix" and "needs most" say the same."""
+"after", "fix", "needs most", "in turns", "rarely", "affects no other", "is not one of", "instead of" say the same."""
 COUNTED, UNITS = (
     "once|warps|blocks|seconds|file|object|trials",
     "SM|block|launch|shape|device|line|(?:key|query) tile|second",

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from blocktune.cli.autotuned.rows import TRIALS, parameters, require_kernels, trial_row, winner_json
-from blocktune.cli.shared.render import microseconds, print_json, print_table, say
+from blocktune.cli.output.render import microseconds, print_json, print_table, say
 
 if TYPE_CHECKING:
     from blocktune.db.records.user_records import UserBest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.shared.render import microseconds, note
+from blocktune.cli.output.render import microseconds, note
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 
 if TYPE_CHECKING:

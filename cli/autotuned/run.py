@@ -14,7 +14,7 @@ from blocktune.cli.autotuned.arguments import (
     importable_from_here,
 )
 from blocktune.cli.autotuned.rows import parameters
-from blocktune.cli.shared.render import microseconds, note, print_json, say
+from blocktune.cli.output.render import microseconds, note, print_json, say
 from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError
 

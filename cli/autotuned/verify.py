@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.autotuned.arguments import Sizes, importable_from_here
 from blocktune.cli.autotuned.rows import parameters, require_kernels
 from blocktune.cli.autotuned.run import choice_json, kernel_and_calls
-from blocktune.cli.shared.render import microseconds, print_json, print_table, say
+from blocktune.cli.output.render import microseconds, print_json, print_table, say
 from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError, VerificationError
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson
-from blocktune.cli.shared.render import note, print_json, print_table, say
-from blocktune.tuner.fleet.ray_cluster import resources_of
+from blocktune.tuner.cluster.connection import resources_of
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import CatalogueEntry, DeviceSpec

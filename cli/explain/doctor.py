@@ -7,8 +7,8 @@ import typer
 
 from blocktune.cli.explain.checks import examine
 from blocktune.cli.explain.findings import Level
+from blocktune.cli.output.render import counted, note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import counted, note, print_json, print_table, say
 from blocktune.kernels.values.errors import StoreError, UsageError, VerificationError
 
 

@@ -7,6 +7,8 @@ import typer
 
 from blocktune.cli.autotuned.occupancy import explain_kernel
 from blocktune.cli.autotuned.rows import KernelName
+from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
+from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.lookup import look_up
@@ -20,9 +22,7 @@ from blocktune.cli.shared.options import (
     require_flags,
     with_optional_shape_flags,
 )
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
-from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 

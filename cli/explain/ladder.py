@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.explain.ladder_file import HEADER, LadderFile, ShippedLadder, shipped_ladder
+from blocktune.cli.output.render import microseconds, note, percent, print_json, print_table, say
+from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_optional_shape_flags
-from blocktune.cli.shared.render import microseconds, note, percent, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
-from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import UsageError, VerificationError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
@@ -106,7 +106,7 @@ def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "
     """Return the preset that is named.
 
     Raises:
-        UsageError: there is none of this name, or flags say what it says.
+        UsageError: no preset has this name, or a flag repeats what it says.
     """
     from blocktune.tuner.compare.ladder_presets import PRESETS
 

@@ -7,9 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.json_files import read_document, write_atomically
-from blocktune.cli.shared.render import SCHEMA, commit_sentence
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_document, write_atomically
+from blocktune.cli.output.render import SCHEMA, commit_sentence
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError

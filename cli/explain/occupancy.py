@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.autotuned.occupancy import code_json, compiled_by_name
+from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
 from blocktune.cli.shared.options import AsJson, DeviceName, Dtype, IsCausal, Signature
-from blocktune.cli.shared.render import print_json, print_styled, say, terminal_width
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.measure.device_choice import choose_device
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits

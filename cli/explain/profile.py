@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.explain.explain import analysed, choose_config
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages
-from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present

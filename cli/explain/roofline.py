@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.output.render import note, percent, print_json, print_styled, print_table, say, terminal_width
 from blocktune.cli.shared.options import AsJson, DeviceName
-from blocktune.cli.shared.render import note, percent, print_json, print_styled, print_table, say, terminal_width
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:

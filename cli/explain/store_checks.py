@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocktune.cli.explain.findings import Finding, Level
-from blocktune.cli.shared.render import counted
-from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.stored.ownership import VARIABLE, doubts, is_owner_believed
+from blocktune.cli.output.render import counted
+from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.ownership import VARIABLE, doubts, is_owner_believed
 from blocktune.kernels.values.errors import StoreError
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.calibration_file import calibration_document
-from blocktune.cli.lab.replay_file import MODEL_COLUMNS, model_cells
 from blocktune.cli.lab.untuned import DEFAULT_PLACE
-from blocktune.cli.shared.json_files import write_atomically
-from blocktune.cli.shared.render import note, print_table
+from blocktune.cli.lab_files.calibration import calibration_document
+from blocktune.cli.lab_files.replay import MODEL_COLUMNS, model_cells
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_table
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.lab.calibration import BOUNDS, calibrate
 from blocktune.tuner.lab.replay import Replay

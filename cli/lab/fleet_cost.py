@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.output.document_tables import markdown_table
 from blocktune.tuner.fleet.streamed_store import packed
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS
 from blocktune.tuner.lab.replay import WORKERS

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab.noise_file import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.lab_files.noise import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
-from blocktune.cli.shared.render import note, print_json, print_table, say
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
@@ -28,7 +28,7 @@ def noise(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat the measurements of a search on a few configs for minutes, in bursts and under sustained load by turns.
+    """Repeat the measurements of a search on a few configs for minutes, in bursts and under sustained load in turns.
 
     The configs are the stored winner, or the default, and three near it. The command shows how much repeated
     measurements and finals of one config differ, how they drift, whether both regimes rank the configs alike, and how
@@ -63,8 +63,8 @@ def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "
     from blocktune.db.store import ResultStore
     from blocktune.kernels.registry import competing
     from blocktune.kernels.values.config import Origin
+    from blocktune.tuner.candidates.starting_configs import find_contenders
     from blocktune.tuner.lab.noise import near_configs
-    from blocktune.tuner.search.starting_configs import find_contenders
     from blocktune.tuner.upkeep.is_current import is_live
 
     contenders = find_contenders(shape, device, competing(), ())

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.options import AsJson, DeviceName
-from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.shapes_file import flags_of_file, shard_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present, visible

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab.noise_file import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.lab_files.noise import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson
-from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ def _rematch(
     shape: "AttentionShape", regime: "Regime", winners: "Sequence[Best]", device: "DeviceSpec"
 ) -> dict[str, Any]:
     from blocktune.kernels.registry import competing
+    from blocktune.tuner.candidates.starting_configs import find_contenders
     from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.telemetry import GpuMonitor
-    from blocktune.tuner.search.starting_configs import find_contenders
     from blocktune.tuner.upkeep.agreement import rematch
 
     note(f"{shape.label}, {regime}: winners of {len(winners)} searches")

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from blocktune.cli.lab.replay_file import (
+from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
+from blocktune.cli.lab_files.replay import (
     MODEL_COLUMNS,
     RACING_COLUMNS,
     STRATEGY_COLUMNS,
@@ -15,9 +16,8 @@ from blocktune.cli.lab.replay_file import (
     racing_cells,
     strategy_cells,
 )
-from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
-from blocktune.cli.shared.json_files import write_atomically
-from blocktune.cli.shared.render import note, percent, print_json, print_table
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, percent, print_json, print_table
 
 
 def replay(

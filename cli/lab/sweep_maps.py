@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from blocktune.cli.shared.tables import wrapped_lines
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.cli.output.tables import wrapped_lines
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.tuner.report.empty_cells import Place, place_of
 
 if TYPE_CHECKING:

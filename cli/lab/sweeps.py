@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from blocktune.cli.output.render import microseconds, note, print_json, print_styled, print_table, terminal_width
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
-from blocktune.cli.shared.render import microseconds, note, print_json, print_styled, print_table, terminal_width
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -117,7 +117,7 @@ def _make(folder: Path) -> None:
 
 def _row(sweep: "Sweep") -> dict[str, Any]:
     from blocktune.kernels.registry import competing
-    from blocktune.tuner.search.space import SearchSpace
+    from blocktune.tuner.candidates.space import SearchSpace
 
     feasible = SearchSpace.build(sweep.shape, sweep.device.limits, competing()).feasible
     return {

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.noise_file import REMATCH_FORMAT
-from blocktune.cli.lab.noise_file import SCHEMA as REMATCH_SCHEMA
-from blocktune.cli.lab.transfer_file import FORMAT, SCHEMA
 from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE
-from blocktune.cli.shared.json_files import read_document, write_atomically
-from blocktune.cli.shared.render import note
+from blocktune.cli.lab_files.noise import REMATCH_FORMAT
+from blocktune.cli.lab_files.noise import SCHEMA as REMATCH_SCHEMA
+from blocktune.cli.lab_files.transfer import FORMAT, SCHEMA
+from blocktune.cli.output.json_files import read_document, write_atomically
+from blocktune.cli.output.render import note
 from blocktune.db.records.records import Best
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import device_named

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab.untuned_file import COLUMNS, untuned_document, untuned_rows
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.lab_files.untuned import COLUMNS, untuned_document, untuned_rows
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.render import commit_sentence, counted
 from blocktune.cli.pages.feature_tables import passes_table
 from blocktune.cli.pages.readme_rivals import left_out
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.render import commit_sentence, counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal

@@ -7,7 +7,7 @@ from typing import Any
 import typer.main
 
 from blocktune.cli.main import app
-from blocktune.cli.shared.document_tables import escaped
+from blocktune.cli.output.document_tables import escaped
 
 BLOCK = re.compile(r"<!-- commands -->\n.*?<!-- /commands -->", re.DOTALL)
 EXAMPLES = "\b\n"

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.render import counted
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.render import counted
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal

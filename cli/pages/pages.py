@@ -13,15 +13,18 @@ from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab import calibration_file, transfer_file
 from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
 from blocktune.cli.lab.fleet_cost import fleet_table
-from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
-from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
-from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, untuned_tables
-from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
+from blocktune.cli.lab_files import calibration as calibration_file
+from blocktune.cli.lab_files import transfer as transfer_file
+from blocktune.cli.lab_files.replay import FIT, read_replay, replay_tables
+from blocktune.cli.lab_files.replay import SUFFIX as REPLAY
+from blocktune.cli.lab_files.untuned import DRAWN, drawn_block, read_untuned, untuned_tables
+from blocktune.cli.lab_files.untuned import SUFFIX as UNTUNED
+from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.pages import bench_summary, speed_picture
 from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
+from blocktune.cli.pages.checks import differential_tables, fault_tables, gpu_test_tables, sanitizer_tables
 from blocktune.cli.pages.command_output import with_output
 from blocktune.cli.pages.command_reference import with_commands
 from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
@@ -30,21 +33,16 @@ from blocktune.cli.pages.readme_rivals import left_out, with_todays_rivals
 from blocktune.cli.pages.recorded import (
     backward_peer_tables,
     counter_tables,
-    differential_tables,
     energy_tables,
     facts,
-    fault_tables,
-    gpu_test_tables,
     library_tables,
     model_tables,
     noise_tables,
     plain_tables,
-    sanitizer_tables,
     shipped_tables,
     split_tables,
     ui_tables,
 )
-from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows

@@ -15,7 +15,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
 
 ASSETS = "blocktune.cli.report"

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.render import note, print_json
 from blocktune.cli.report.sources import Sources, read_sources, shipped_counters, shipped_documents
-from blocktune.cli.shared.json_files import write_atomically
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_optional_shape_flags
-from blocktune.cli.shared.render import note, print_json
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 

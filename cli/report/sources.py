@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.explain.ladder_file import FORMAT as LADDER
-from blocktune.cli.lab.noise_file import NOISE_FORMAT as NOISE
-from blocktune.cli.lab.replay_file import FORMAT as REPLAY
-from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import SCHEMA
+from blocktune.cli.lab_files.noise import NOISE_FORMAT as NOISE
+from blocktune.cli.lab_files.replay import FORMAT as REPLAY
+from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
 from blocktune.kernels.selection.miss_file import Miss
@@ -108,7 +108,7 @@ class Sources:
         elif named:
             raise UsageError(
                 f"A report shows sweeps, exports and what `tune bench`, `ladder`, `replay` and `noise` write with "
-                f"`--out`, but {path} is none of them. Name another file."
+                f"`--out`, but {path} is not one of them. Name another file."
             )
 
     def _add_results(self, path: Path) -> None:

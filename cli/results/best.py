@@ -4,6 +4,7 @@ from dataclasses import fields
 
 from blocktune.cli.autotuned.best import show_best
 from blocktune.cli.autotuned.rows import KernelName
+from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.shared.lookup import Answer, look_up, show_answer
 from blocktune.cli.shared.options import (
     AsJson,
@@ -14,7 +15,6 @@ from blocktune.cli.shared.options import (
     require_flags,
     with_optional_shape_flags,
 )
-from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device

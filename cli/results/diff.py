@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.output.render import microseconds, note, print_json, print_table
+from blocktune.cli.output.winners import config_json, shape_json
 from blocktune.cli.shared.options import AsJson
-from blocktune.cli.shared.render import microseconds, note, print_json, print_table
-from blocktune.cli.shared.winners import config_json, shape_json
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import Difference

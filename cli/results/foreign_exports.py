@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.output.render import note, print_json
 from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.kernels.hardware.device import DeviceSpec

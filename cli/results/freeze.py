@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.output.render import counted, note, print_json, say
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
-from blocktune.cli.shared.render import counted, note, print_json, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
@@ -47,8 +47,8 @@ def freeze(
         _verify(out, verify, as_json)
         return
     from blocktune.db.exchange.document import frozen_document, save_text
-    from blocktune.kernels.stored.json_pieces import canonical_text
-    from blocktune.kernels.stored.signature import signed
+    from blocktune.kernels.files.json_pieces import canonical_text
+    from blocktune.kernels.files.signature import signed
 
     if every and device:
         raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.output.render import counted, print_json, say
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import counted, print_json, say
 from blocktune.cli.shared.stores import existing_store
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.autotuned.rows import TRIALS, WINNERS, stored_kernels, trial_row, winner_json, winner_row
+from blocktune.cli.output.render import counted, note, print_json, print_table
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
-from blocktune.cli.shared.render import counted, note, print_json, print_table
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -63,7 +63,7 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[UserBest]", *, as_jso
         UsageError: the place cannot be written.
     """
     from blocktune.db.exchange.document import save_text
-    from blocktune.kernels.stored.json_pieces import canonical_text
+    from blocktune.kernels.files.json_pieces import canonical_text
     from blocktune.kernels.tuned.frozen import frozen_document, frozen_row
 
     if not bests:

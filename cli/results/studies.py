@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import note, print_json
+from blocktune.cli.output.render import note, print_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
 if TYPE_CHECKING:

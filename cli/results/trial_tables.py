@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from blocktune.cli.shared.render import counted, note, print_json
+from blocktune.cli.output.render import counted, note, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 

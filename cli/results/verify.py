@@ -7,9 +7,9 @@ import typer
 from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.autotuned.run import ArgumentsOf, Space
 from blocktune.cli.autotuned.verify import measure_again, show_validity
+from blocktune.cli.output.progress import shown_progress
+from blocktune.cli.output.render import counted, microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.render import counted, microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 

@@ -1,1 +1,1 @@
-"""Flags, output and progress that several commands share."""
+"""Flags and look-ups that several commands share."""

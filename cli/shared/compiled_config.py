@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.output.render import note
+from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared import completion
-from blocktune.cli.shared.render import note
-from blocktune.cli.shared.winners import shape_json
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import note
+from blocktune.cli.output.render import note
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.device_choice import alike_devices, is_present
 

@@ -12,7 +12,7 @@ import typer
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH
+from blocktune.tuner.candidates.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH
 
 NEEDED = ("seq", "dim")
 """The shape flags without a default: given as flags or by the grid."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.render import print_table, say
-from blocktune.cli.shared.winners import (
+from blocktune.cli.output.render import print_table, say
+from blocktune.cli.output.winners import (
     COLUMNS,
     Predictions,
     config_json,

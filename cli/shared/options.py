@@ -12,8 +12,8 @@ from blocktune.cli.shared import completion
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.candidates.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
 from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE
-from blocktune.tuner.search.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH, complete_shape
 
 DeviceName = Annotated[
     str | None,

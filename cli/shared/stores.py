@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import note
+from blocktune.cli.output.render import note
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, print_table, say
 from blocktune.cli.tune.bench_file import BenchFile
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.errors import VerificationError

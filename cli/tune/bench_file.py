@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.json_files import read_document, write_atomically
-from blocktune.cli.shared.render import SCHEMA
+from blocktune.cli.output.json_files import read_document, write_atomically
+from blocktune.cli.output.render import SCHEMA
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:

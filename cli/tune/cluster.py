@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.render import counted, note
+from blocktune.cli.output.render import counted, note
 from blocktune.cli.tune.run_many import jobs_of, share
 from blocktune.kernels.values.errors import UsageError
 
@@ -70,8 +70,8 @@ def run_on_cluster(
         UsageError: no cluster answers, or it has several kinds of GPU and none was chosen.
     """
     from blocktune.kernels.hardware.device import limits_for, parse_cc
-    from blocktune.tuner.fleet.ray_cluster import connected
-    from blocktune.tuner.fleet.ray_executor import RayExecutor
+    from blocktune.tuner.cluster.connection import connected
+    from blocktune.tuner.cluster.executor import RayExecutor
 
     budget = search["budget"]
     search = search | {"budget": replace(budget, seconds=None)}  # the time is the run's, and shared out
@@ -88,7 +88,7 @@ def _kinds(name: str | None) -> dict[str, int]:
     """Return the kinds of GPU to tune for, and how many GPUs of each the cluster has now."""
     import ray
 
-    from blocktune.tuner.fleet.ray_cluster import chosen_kinds, kinds_in, silent_nodes
+    from blocktune.tuner.cluster.connection import chosen_kinds, kinds_in, silent_nodes
 
     nodes = ray.nodes()
     for address in silent_nodes(nodes):

@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+from blocktune.cli.output.render import note, say
 from blocktune.cli.shared.lookup import Answer, look_up, show_answer
-from blocktune.cli.shared.render import note, say
 from blocktune.cli.tune.report_text import occupancy_text
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.search.loop import Compiler
+    from blocktune.tuner.compile.background import Compiler
 
 
 def known_result(store: "ResultStore", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer | None:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import counted, note
+from blocktune.cli.output.render import counted, note
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec

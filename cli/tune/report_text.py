@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from blocktune.cli.shared.render import counted, counts, percent, print_table, say
-from blocktune.cli.shared.winners import COLUMNS, origin_text, winner_rows
+from blocktune.cli.output.render import counted, counts, percent, print_table, say
+from blocktune.cli.output.winners import COLUMNS, origin_text, winner_rows
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ import typer
 
 from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.autotuned.run import ArgumentsOf, Expand, Space, run_kernel
+from blocktune.cli.output.progress import shown_progress
+from blocktune.cli.output.render import INTERRUPTED, note, print_json, say
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
-from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.render import INTERRUPTED, note, print_json, say
 from blocktune.cli.shared.shapes_file import flags_of_file, part_of
 from blocktune.cli.tune.cluster import Engine, cluster_of, run_on_cluster
 from blocktune.cli.tune.known_result import known_result, show_known
@@ -20,7 +20,7 @@ from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
 from blocktune.cli.tune.run_many import run_many
 from blocktune.db.records.records import Objective, Regime
-from blocktune.tuner.fleet.ray_cluster import ANY
+from blocktune.tuner.cluster.connection import ANY
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.search.report import MEASURED_BUDGET, PREDICTED_BUDGET, Budget

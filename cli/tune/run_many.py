@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.shared.progress import shown_progress
-from blocktune.cli.shared.progress_jobs import JobsProgress, shown_jobs
-from blocktune.cli.shared.render import counted, counts, microseconds, note, print_json, say
-from blocktune.cli.shared.winners import speedup_text
+from blocktune.cli.output.progress import shown_progress
+from blocktune.cli.output.progress_jobs import JobsProgress, shown_jobs
+from blocktune.cli.output.render import counted, counts, microseconds, note, print_json, say
+from blocktune.cli.output.winners import speedup_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.measure.device_choice import is_present
@@ -16,10 +16,10 @@ from blocktune.tuner.measure.device_choice import is_present
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.compile.background import Compiler
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.search.loop import Compiler
     from blocktune.tuner.search.report import Progress
     from blocktune.tuner.search.tune import OnProgress
 
@@ -84,7 +84,7 @@ def _compiling_ahead(
     """Return a function that shows progress and, when the finals begin and nothing is left to compile, has favourites
     of the shape that follows compiled."""
     from blocktune.kernels.registry import competing
-    from blocktune.tuner.search.starting_configs import compile_favourites
+    from blocktune.tuner.candidates.starting_configs import compile_favourites
 
     waiting = list(following)
 
@@ -148,8 +148,8 @@ def jobs_of(
 ) -> "list[Job]":
     """Return a job for each shape on a kind of GPU, which is `DeviceSpec.key`."""
     from blocktune.kernels.registry import competing
+    from blocktune.tuner.candidates.space import SearchSpace
     from blocktune.tuner.fleet.job import Job
-    from blocktune.tuner.search.space import SearchSpace
 
     kernels, exhaustive = search["kernels"], search["exhaustive"]
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.report.report import require_charts
 from blocktune.cli.report.sources import Sources, read_sources
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.shared.render import note, print_json, say
 from blocktune.cli.ui.address import Address, bound_socket
 from blocktune.kernels.values.errors import UsageError
 

@@ -11,13 +11,13 @@ from typing import Any
 from blocktune.cli.shared.compiled_config import CompileRequest, default_request
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.compiler import CompileResult, compile_key
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import explain
 from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 MAX_WAITING = 20
 """Compiles that may wait at once."""

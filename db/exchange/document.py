@@ -44,11 +44,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.kernels.files.checksums import CHECKSUM
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
-from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.column_kinds import document_values, plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape

@@ -10,9 +10,9 @@ from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.bounds import MAX_TEXT, POWER_W
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
+from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.checksums import CHECKSUM
 from blocktune.kernels.stored.export_file import exported_checksum, seal_of
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from typing import Any
 
 from blocktune.db.records.records import Trial
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
 
 Row = dict[str, Any]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import ImportRejectedError
 
 T = TypeVar("T")

@@ -35,7 +35,7 @@ from blocktune.db.tables.schema import version_of
 from blocktune.db.tables.sqlite_file import log_of
 from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 
 logger = logging.getLogger("blocktune")
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from blocktune.db.records.rows import UNREADABLE
 from blocktune.db.tables.models import Base
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import StoreCorruptError
 
 logger = logging.getLogger("blocktune")

@@ -12,10 +12,10 @@ from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Telemetry, Trial
 from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.kernels.files.checksums import checksum_of
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.checksums import checksum_of
-from blocktune.kernels.stored.json_pieces import canonical_text
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape

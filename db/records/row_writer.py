@@ -24,9 +24,9 @@ from blocktune.db.tables.models import (
     ShapeRow,
     TrialRow,
 )
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.values.column_kinds import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape

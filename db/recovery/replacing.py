@@ -40,7 +40,7 @@ def undo_killed(path: Path) -> None:
 
 
 def exchange(path: Path, fresh: Path) -> Path:
-    """Put the fresh file in the place of the damaged one, with its mode and, where allowed, its owner. The damaged one
+    """Put the fresh file in place of the damaged one, with its mode and, where allowed, its owner. The damaged one
     is kept with the commits that waited next to it, and there is a store at every moment. Returns where it is.
 
     Raises:

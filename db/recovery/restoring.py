@@ -27,7 +27,7 @@ class Restored:
 
 
 def restore(target: str | Path | None) -> Restored:
-    """Put the newest sound backup in the place of a store, with the rows that can be read of that.
+    """Put the newest sound backup in place of a store, with the rows that can be read of that.
 
     Raises:
         UsageError: the store is no file.

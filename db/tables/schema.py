@@ -20,7 +20,7 @@ from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
 from blocktune.db.tables.store_errors import translated
 from blocktune.db.tables.user_models import Base
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.values.errors import (
     ForeignStoreError,

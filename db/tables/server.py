@@ -40,7 +40,7 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Between two tries to reach a server that was there before."""
 
 BUSY_PAUSE_SECONDS = 0.25
-"""At most, where the server is full: connections end all the time, and who asks seldom may never get one."""
+"""At most, where the server is full: connections end all the time, and who asks rarely may never get one."""
 
 T = TypeVar("T")
 

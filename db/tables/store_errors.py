@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from blocktune.db.tables.location import StoreTarget
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError, UsageError
 
 MAX_REASON = 500

@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.snapshot import rows_within
+from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
-from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.frozen import FrozenDocument, check, known_document, take
 from blocktune.kernels.tuned.kernel import forget_choices
@@ -61,7 +61,7 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
     """Let rank 0 of the group decide which configs all its ranks dispatch with from now on, and return their hash.
 
     Rank 0 reads its sources for its current device, in up to `MAX_SECONDS` of stored/background.py, and broadcasts what
-    they recommend. Every rank puts that in the place of its own sources, for this kind of device, and forgets its
+    they recommend. Every rank puts that in place of its own sources, for this kind of device, and forgets its
     plans. What rank 0's store knows of autotuned kernels is sent along, and precedes what a rank's own store knows.
     Before any of that, the ranks compare hashes of recommendations, device, kernels and compiler. Every rank of the
     group must call this; tensors travel on the CPU, or on the current GPU where the group's backend is NCCL.

@@ -189,7 +189,7 @@ def direct_launcher(
 
 
 def with_descriptors(values: Sequence[Any], descriptors: Sequence[tuple[int, Describe]]) -> Sequence[Any]:
-    """Return the arguments with descriptors in the place of the tensors that have one."""
+    """Return the arguments with descriptors in place of the tensors that have one."""
     if not descriptors:
         return values
     enter_context()

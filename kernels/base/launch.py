@@ -126,7 +126,7 @@ def direct_of(
     trailing: Sequence[Any],
     descriptors: Sequence[tuple[int, Describe]] = (),
 ) -> Launch | None:
-    """Return `direct_launcher`, or None with another Triton than its own. It takes addresses in the place of
+    """Return `direct_launcher`, or None with another Triton than its own. It takes addresses in place of
     tensors."""
     if _triton_version() != DIRECT_TRITON:
         return None

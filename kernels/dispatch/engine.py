@@ -33,9 +33,9 @@ from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import with_positive_scale
 from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
 from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.background import MAX_SECONDS
-from blocktune.kernels.stored.signature import trusted_key
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction

@@ -31,7 +31,7 @@ MAX_WATCHED = 1024
 """Plans whose calls are counted at once. Beyond them the oldest is let go, with what it had counted."""
 
 FIRST_SECONDS, MAX_SECONDS, LAST_SECONDS = 2.0, 900.0, 1.0
-"""How soon after its first miss a process writes, how seldom a long-lived one does in the end, and how long it waits
+"""How soon after its first miss a process writes, how rarely a long-lived one does in the end, and how long it waits
 at its end for a disk that does not answer."""
 
 

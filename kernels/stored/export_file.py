@@ -14,12 +14,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
+from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.json_pieces import canonical_pieces, loads_in_pieces
+from blocktune.kernels.files.ownership import require_trusted
+from blocktune.kernels.files.signature import SIGNATURE, require_signature
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.checksums import CHECKSUM, checksum_of
-from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.stored.json_pieces import canonical_pieces, loads_in_pieces
-from blocktune.kernels.stored.ownership import require_trusted
-from blocktune.kernels.stored.signature import SIGNATURE, require_signature
 from blocktune.kernels.values.errors import StoreError
 
 logger = logging.getLogger("blocktune")

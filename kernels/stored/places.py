@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote
 
-from blocktune.kernels.stored.file_path import file_path
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.values.errors import UsageError
 
 

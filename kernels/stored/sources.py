@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.foreign_text import shown
+from blocktune.kernels.files.signature import VARIABLE
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
-from blocktune.kernels.stored.file_path import file_path
-from blocktune.kernels.stored.foreign_text import shown
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
-from blocktune.kernels.stored.signature import VARIABLE
 from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin

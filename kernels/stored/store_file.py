@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from blocktune.kernels.files.ownership import require_trusted
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
-from blocktune.kernels.stored.ownership import require_trusted
 from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of, unchanged_rows
 from blocktune.kernels.values.errors import (

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from blocktune.kernels.files.checksums import CHECKSUM, require_unchanged
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.checksums import CHECKSUM, require_unchanged
 from blocktune.kernels.values.errors import ForeignStoreError, UsageError
 
 MAX_TEXT = 1000

@@ -129,7 +129,7 @@ def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], ker
     """Require that names are those of the kernel's arguments.
 
     Raises:
-        UsageError: a name is none of the kernel's arguments; such a key would never change.
+        UsageError: a name is not one of the kernel's arguments; such a key would never change.
     """
     unknown = [name for name in names if name not in arg_names]
     if unknown:

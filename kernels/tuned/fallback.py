@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.stored.provenance import (
     DISTANCE_OF_REUSE,
     Identity,

@@ -66,7 +66,7 @@ class TunedKernel:
         decide: makes the choice of a call that none is known for.
 
     Raises:
-        UsageError: the kernel is no jitted function, or a name in the settings is none of its arguments.
+        UsageError: the kernel is no jitted function, or a name in the settings is not one of its arguments.
     """
 
     def __init__(self, tuner: "Autotuner", settings: Settings, decide: Decide) -> None:

@@ -22,7 +22,7 @@ class Settings:
 
     accept: the last rung that serves a call without measuring.
     strict: a call that no such rung serves is an error; nothing is tuned.
-    isolate: candidates run in a child process, on copies of the arguments; one that crashes costs itself alone.
+    isolate: candidates run in a child process, on copies of the arguments; one that crashes affects no other.
     l2: whether a launch is timed with a cold L2 cache, or right after the same launch.
     max_spill_bytes: a config whose threads spill more is not measured, unless all do.
     wait_seconds: how long a process waits for another one that tunes the same call.

@@ -16,8 +16,8 @@ from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.tuner.search.shape_defaults import complete_shape
-from tests.support.new_stores import new_store
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tests.support.stores.new_stores import new_store
 
 
 class Tune:

@@ -141,7 +141,7 @@ def test_a_command_that_needs_a_gpu_advises_no_flag_that_it_lacks(
 def test_what_is_logged_keeps_to_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("blocktune.cli.shared.render._width", lambda stream: 40)
+    monkeypatch.setattr("blocktune.cli.output.render._width", lambda stream: 40)
     record = logging.LogRecord(
         "blocktune", logging.WARNING, "here.py", 1, "%s does not answer. " * 4, ("NVML",) * 4, None
     )

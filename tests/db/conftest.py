@@ -18,8 +18,8 @@ from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.new_stores import new_store
-from tests.support.postgres_server import missing_part, running_server
+from tests.support.stores.new_stores import new_store
+from tests.support.stores.postgres_server import missing_part, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"

@@ -13,7 +13,7 @@ from blocktune.db.records import rows
 from blocktune.db.records.records import Best
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS
-from tests.support.sample_records import winner
+from tests.support.stores.sample_records import winner
 
 MANY = 300
 LINKS = 7

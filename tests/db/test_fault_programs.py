@@ -8,12 +8,12 @@ import pytest
 from typer.main import get_command
 
 from blocktune.cli.main import app
-from tests.support.postgres_server import missing_part
 from tests.support.programs import io_faults, program
 from tests.support.programs.changed_exports import imports
 from tests.support.programs.faults import told
 from tests.support.programs.hostile_files import EVERY
 from tests.support.programs.server_stops import server_stops
+from tests.support.stores.postgres_server import missing_part
 
 exhaustive = pytest.mark.exhaustive
 

@@ -11,7 +11,7 @@ from blocktune.db.records.records import Best, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tail import StoreTail
 from blocktune.kernels.values.errors import StoreError
-from tests.support.bad_stores import changed_by
+from tests.support.stores.bad_stores import changed_by
 
 MINUTE = timedelta(minutes=1)
 

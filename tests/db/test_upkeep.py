@@ -18,10 +18,10 @@ from blocktune.db.records.records import Best, Regime, Trial
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
-from blocktune.kernels.stored.json_pieces import canonical_text
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError, StoreError, UsageError
-from tests.support.filled_stores import filled
+from tests.support.stores.filled_stores import filled
 
 HOUR = timedelta(hours=1)
 

@@ -20,7 +20,7 @@ from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
 from tests.db.conftest import KERNEL, PROBLEM, SOURCE
-from tests.support.older_stores import make_schema_4
+from tests.support.stores.older_stores import make_schema_4
 
 
 def stored(store: UserKernelStore, trial: UserTrial) -> list[UserTrial]:

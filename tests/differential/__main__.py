@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.pages.recorded.differential_tables import read_differential, tables
+from blocktune.cli.pages.checks.differential_tables import read_differential, tables
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.measure.environment import source_commit
 from tests.differential.case import Case, Entry, class_to_json

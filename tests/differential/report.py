@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.pages.recorded.differential_tables import FORMAT, GROUPS, SCHEMA, read_differential
+from blocktune.cli.pages.checks.differential_tables import FORMAT, GROUPS, SCHEMA, read_differential
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.values.errors import UsageError
 from tests.differential.verdict import DIFFERENCES, FAILURES, Verdict

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.cli.pages.recorded.differential_tables import read_differential
+from blocktune.cli.pages.checks.differential_tables import read_differential
 from blocktune.kernels.values.errors import UsageError
 from tests.differential import planted
 from tests.differential.__main__ import fuzz, main

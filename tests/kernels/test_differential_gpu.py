@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.pages.recorded.differential_tables import read_differential
+from blocktune.cli.pages.checks.differential_tables import read_differential
 from tests.differential.__main__ import fuzz
 from tests.differential.parent import Setup
 

@@ -5,7 +5,7 @@ import json
 import time
 from typing import Any
 
-from tests.support.live_servers import LiveServer
+from tests.support.stores.live_servers import LiveServer
 
 TIMEOUT_S = 60
 

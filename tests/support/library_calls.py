@@ -12,7 +12,7 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import TunedAutotuner
 from blocktune.tuner.tuned.decide import decide
-from tests.support.fake_triton import FakeGpu, active
+from tests.support.fakes.fake_triton import FakeGpu, active
 
 OnCall = Callable[[TunedKernel, tuple[Any, ...], dict[str, Any]], None]
 

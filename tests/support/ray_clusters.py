@@ -16,10 +16,10 @@ from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
+from blocktune.tuner.cluster.compiling import CodeAhead
+from blocktune.tuner.cluster.received_records import ReceivedRecords
+from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.fleet.job import Event, Job
-from blocktune.tuner.fleet.ray_compile import CodeAhead
-from blocktune.tuner.fleet.received_records import ReceivedRecords
-from blocktune.tuner.fleet.task_record import TaskRecord
 from blocktune.tuner.search.report import Budget
 from tests.support import landscape
 from tests.support.programs import ROOT, program
@@ -42,7 +42,7 @@ class RayFleet:
     """A cluster, a store and a log of what was measured and stored, in order."""
 
     def __init__(self, folder: Path) -> None:
-        from blocktune.tuner.fleet.ray_executor import RayExecutor
+        from blocktune.tuner.cluster.executor import RayExecutor
 
         self.folder = folder
         self._make_executor = RayExecutor
@@ -70,7 +70,7 @@ class RayFleet:
 
     def add_node(self, gpus: int = 1, device: str = "h200", driver: str = "550.54") -> Any:
         """Add a node with GPUs of this kind."""
-        from blocktune.tuner.fleet.ray_cluster import kind_resource
+        from blocktune.tuner.cluster.connection import kind_resource
 
         environment = {"LANDSCAPE_DEVICE": device, "LANDSCAPE_DRIVER": driver, "TRITON_CACHE_DIR": str(self.cache)}
         environment["XDG_CACHE_HOME"] = str(self.folder)
@@ -103,7 +103,7 @@ class RayFleet:
     @contextlib.contextmanager
     def driver(self) -> Iterator[None]:
         """Be a driver of the cluster in the block."""
-        from blocktune.tuner.fleet.ray_cluster import connected
+        from blocktune.tuner.cluster.connection import connected
 
         with connected(self.cluster.address):
             yield
@@ -174,9 +174,9 @@ def ray_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFlee
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("ray._private.ray_constants.ENABLE_RAY_CLUSTER", False)  # read when Ray was imported
     monkeypatch.setattr(LoggedRecords, "log", folder / "log", raising=False)
-    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.ReceivedRecords", LoggedRecords)
+    monkeypatch.setattr("blocktune.tuner.cluster.executor.ReceivedRecords", LoggedRecords)
     monkeypatch.setattr(WatchedCode, "go", folder / "go", raising=False)
-    monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.CodeAhead", WatchedCode)
+    monkeypatch.setattr("blocktune.tuner.cluster.executor.CodeAhead", WatchedCode)
     monkeypatch.setattr(registry, "KERNELS", dict(landscape.KERNELS))
     fleet = RayFleet(folder)
     try:

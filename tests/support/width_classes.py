@@ -17,7 +17,7 @@ from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
-from blocktune.tuner.search.space import SearchSpace
+from blocktune.tuner.candidates.space import SearchSpace
 
 ARCHITECTURES = ((8, 0), (9, 0), (10, 0), (12, 0))
 WIDTHS = (16, 32, 64, 128, 256)

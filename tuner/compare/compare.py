@@ -26,6 +26,7 @@ from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import FP8, SHORT_DTYPES, AttentionShape, Causal, Direction
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.flex_peer import flex_compute
 from blocktune.tuner.compare.line_up import LineUp
@@ -34,12 +35,11 @@ from blocktune.tuner.compare.report import TUNED, UNTUNED, Comparison, Entry
 from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import require_memory
 from blocktune.tuner.measure.protocol import Clock, CudaClock
 from blocktune.tuner.measure.telemetry import GpuMonitor
-from blocktune.tuner.search.loop import Compiler
-from blocktune.tuner.search.starting_configs import find_contenders
 
 
 def compare(

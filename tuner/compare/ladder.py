@@ -40,6 +40,7 @@ from blocktune.tuner.compare.peers import Compute, thunk_compute
 from blocktune.tuner.compare.pytorch_steps import pytorch_compute, pytorch_steps
 from blocktune.tuner.compare.report import Entry
 from blocktune.tuner.compare.stock_autotune import Bind
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.forward import require_memory
 from blocktune.tuner.cost.model import missing_rates, predict_us
@@ -47,7 +48,6 @@ from blocktune.tuner.measure.bench import WrongResultError
 from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.traffic.model import standard_memory_problem
 
 COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))

@@ -12,9 +12,11 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.features import FeatureQuestion
@@ -29,8 +31,6 @@ from blocktune.tuner.measure.protocol import (
     column,
     timed_rounds,
 )
-from blocktune.tuner.search.loop import Compiler
-from blocktune.tuner.search.starting_configs import Contenders
 
 ROUNDS_SECONDS = 1.2
 """Wall time of all rounds of a shape in bursts, within `ROUNDS`."""

@@ -8,9 +8,9 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compare.peers import Compute, own_compute
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
-from blocktune.tuner.search.starting_configs import find_contenders
 
 SIXTEEN_BITS = "bfloat16"
 

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, get_type_hints
 from platformdirs import user_cache_dir
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.compiler import CompileResult

@@ -1,1 +1,1 @@
-"""Many searches on many GPUs."""
+"""Many searches on the GPUs of one host, and what a cluster shares with it."""

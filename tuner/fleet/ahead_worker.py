@@ -16,13 +16,13 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownDeviceError
+from blocktune.tuner.candidates.starting_configs import favourites
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
-from blocktune.tuner.search.starting_configs import favourites
 
 NICENESS = 10
 """Searches on the same node go first: their processors keep a GPU at work."""

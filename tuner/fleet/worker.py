@@ -25,12 +25,12 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.fleet.job import Job, progress_json
 from blocktune.tuner.fleet.preparation import RefusedError, prepare
 from blocktune.tuner.fleet.streamed_store import Send, store_of
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.worker import die_with_parent
-from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.search.report import TuningReport
 from blocktune.tuner.search.tune import OnProgress, farm_for, tune
 

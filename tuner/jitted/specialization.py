@@ -152,7 +152,7 @@ def _constant(value: Any) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Return the value with tuples in the place of lists, which JSON knows alone."""
+    """Return the value with tuples in place of lists, which JSON knows alone."""
     if isinstance(value, dict):
         return {name: _tuples(each) for name, each in value.items()}
     return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""How noisy a GPU's times are: the protocol of a search, repeated on a few configs for minutes, the regimes by turns.
+"""How noisy a GPU's times are: the protocol of a search, repeated on a few configs for minutes, the regimes in turns.
 
     study = study_noise({regime: runner, …}, configs, seconds=180)
     summary = summarize(study)      # tuner/lab/noise_report.py

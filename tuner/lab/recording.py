@@ -19,13 +19,14 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.loop import Compiler, Subject
-from blocktune.tuner.search.starting_configs import Contenders, find_contenders
+from blocktune.tuner.search.loop import Subject
 
 Compiled = tuple[KernelConfig, "Future[CompileResult]"]
 

@@ -18,15 +18,15 @@ from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search, Subject
-from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.search.strategies import make_proposals
 
 WORKERS = 15

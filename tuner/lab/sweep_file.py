@@ -22,10 +22,10 @@ from blocktune.db.exchange.document import document_from, save_bytes, shape_orde
 from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
+from blocktune.kernels.files.checksums import CHECKSUM
+from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.checksums import CHECKSUM
-from blocktune.kernels.stored.file_path import file_path
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError

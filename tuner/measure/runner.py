@@ -34,7 +34,7 @@ The disturbance has come to stay then, and taking every candidate twice would on
 
 
 class Runner(Protocol):
-    """Measures configs of one shape on one device. A config that fails costs itself and nothing else."""
+    """Measures configs of one shape on one device. A config that fails affects no other."""
 
     def prepare(self) -> None:
         """Start what takes long to start, without waiting for it."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.space import Dropped, SearchSpace
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.search.space import Dropped, SearchSpace
 
 Place = tuple[str, int, int, int, int]
 """Kernel, block_m, block_n, num_warps and num_stages: what a cell of a heat map stands for."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from blocktune.db.records.records import Outcome, Trial
-from blocktune.kernels.stored.foreign_text import shown
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep
 
 CACHE_SCHEMA, T4_SCHEMA = "1.1.0", "1.0.0"
@@ -27,7 +27,7 @@ FAILURES = {
     Outcome.RUN_ERROR: "RuntimeFailedConfig",
     Outcome.RUN_TIMEOUT: "RuntimeFailedConfig",
 }
-"""What a cache file has in the place of a time."""
+"""What a cache file has in place of a time."""
 
 INVALIDITY = {
     Outcome.OK: "correct",

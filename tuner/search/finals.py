@@ -11,10 +11,10 @@ from blocktune.db.records.records import Objective, Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.energy_finals import frugal_energies
-from blocktune.tuner.search.starting_configs import Contenders
 from blocktune.tuner.search.verdict import Speedup, Verdict, decide, speedup
 
 MAX_CHALLENGERS = 6

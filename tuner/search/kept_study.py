@@ -1,6 +1,6 @@
 """What `tune` asks: a strategy whose study stays in memory, or is kept where `--study` says."""
 
-from blocktune.tuner.search.assignment import Assignment
+from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.search.loop import Subject
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import make_proposals

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -15,6 +15,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
@@ -31,14 +32,6 @@ PACE_TRIALS = 3
 
 Predict = Callable[[KernelConfig, KernelResources], float | None]
 """Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
-
-
-class Compiler(Protocol):
-    """Compiles configs in the background."""
-
-    def submit(
-        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
-    ) -> "Future[CompileResult]": ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ MEASURED_BUDGET = Budget(trials=64, seconds=60.0)
 (docs/models/search.md)."""
 
 PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
-"""Default without a GPU. The model orders the configs before any is compiled, and its first choice is seldom beaten by
+"""Default without a GPU. The model orders the configs before any is compiled, and its first choice is rarely beaten by
 a later one (docs/models/search.md), so few of them are compiled: on two cores about ten in this time."""
 
 

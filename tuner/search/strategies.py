@@ -14,8 +14,8 @@ from blocktune.kernels.values.errors import UsageError
 if TYPE_CHECKING:
     from optuna.study import Study
 
+    from blocktune.tuner.candidates.assignment import Assignment
     from blocktune.tuner.sampling.study_proposals import StudyProposals
-    from blocktune.tuner.search.assignment import Assignment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from optuna.study import Study
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
 from blocktune.tuner.sampling.study_proposals import MAX_USELESS_ASKS, Pick, Ready, StudyProposals
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.proposals import by_prediction
 
 MOST_GUIDED = 1000

@@ -24,6 +24,9 @@ from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.selection.correction import measured_elsewhere
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import missing_rates, predict_us, require_rates
 from blocktune.tuner.cost.ranking import usefulness
@@ -35,11 +38,10 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
-from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.loop import Limit, Search, Subject
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import (
     Budget,
@@ -48,7 +50,6 @@ from blocktune.tuner.search.report import (
     disturbance_notes,
     effective_budget,
 )
-from blocktune.tuner.search.starting_configs import expected_of_compiled, find_contenders
 from blocktune.tuner.search.strategies import DEFAULT, require_strategy
 from blocktune.tuner.search.verdict import decide_predicted
 

@@ -85,7 +85,7 @@ def autotune(
         warmup: taken for the sake of old programs; the race decides how often a config is timed.
         rep: likewise.
         use_cuda_graph: likewise.
-        do_bench: times a launch in milliseconds, in the place of the race: `do_bench(launch, quantiles=...)`.
+        do_bench: times a launch in milliseconds, in place of the race: `do_bench(launch, quantiles=...)`.
         cache_results: taken for the sake of old programs; what is measured is always kept.
         accept: the last rung that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
             `same_capability` or `nearest`.
@@ -100,7 +100,7 @@ def autotune(
             `launch_metadata` of `triton.jit` says so, or the compiled code is counted.
 
     Raises:
-        UsageError: there are no configs, a name is none of the kernel's arguments, or a setting is out of range.
+        UsageError: there are no configs, a name is not one of the kernel's arguments, or a setting is out of range.
     """
     if key is None:
         raise UsageError(

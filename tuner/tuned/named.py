@@ -37,7 +37,7 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
 
     Args:
         name: `module:function`, decorated by `triton.jit`, with or without a list of configs.
-        space: configs in the place of the kernel's own list.
+        space: configs in place of the kernel's own list.
         keys: names that make a call another question, where the kernel has none of its own.
         expand: how many configs around the list may be tried in addition.
 

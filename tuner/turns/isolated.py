@@ -1,6 +1,7 @@
 """Timed launches of a call's configs in a child process, on copies of its arguments.
 
-A config that crashes its context, hangs or kills its process costs itself: the child is replaced and the others go on.
+A config that crashes its context, hangs or kills its process affects no other: the child is replaced, and the others
+go on.
 """
 
 import inspect

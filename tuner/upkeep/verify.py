@@ -19,14 +19,15 @@ from blocktune.kernels.registry import KERNELS, competing
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.cost.model import missing_rates, predict_us
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
-from blocktune.tuner.search.loop import Compiler, Limit, Search, Subject
+from blocktune.tuner.search.loop import Limit, Search, Subject
 from blocktune.tuner.search.proposals import Enumeration
 from blocktune.tuner.search.report import Progress
-from blocktune.tuner.search.starting_configs import Contenders, find_contenders
 from blocktune.tuner.upkeep.is_current import is_live
 
 RUNNERS_UP = 4

@@ -1,1 +1,1 @@
-"""Tables of files in results/ other than benches: a module for each kind of file."""
+"""Tables of measurements in results/ other than benches: a module for each kind of file."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import commit_sentence
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.render import commit_sentence
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
 

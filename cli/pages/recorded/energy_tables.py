@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.output.json_files import read_document
 
 FORMAT, SCHEMA = "blocktune-energy", 1
 

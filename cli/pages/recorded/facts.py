@@ -6,10 +6,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.noise_file import NOISE_FORMAT
-from blocktune.cli.lab.noise_file import SCHEMA as NOISE_SCHEMA
-from blocktune.cli.lab.replay_file import read_replay
-from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.lab_files.noise import NOISE_FORMAT
+from blocktune.cli.lab_files.noise import SCHEMA as NOISE_SCHEMA
+from blocktune.cli.lab_files.replay import read_replay
+from blocktune.cli.output.json_files import read_document
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.db.exchange.document import load_document
 from blocktune.db.exchange.importing import records_from
@@ -20,7 +20,7 @@ from blocktune.tuner.measure.protocol import RACE_MARGIN
 from blocktune.tuner.search.verdict import TIE_BAND
 
 FILE = "facts"
-"""What stands in the place of a file's name."""
+"""What stands in place of a file's name."""
 
 HOPPER = "flash_fwd_hopper"
 PORTABLE = ("flash_fwd", "flash_fwd_tma")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.noise_file import (
+from blocktune.cli.lab_files.noise import (
     NOISE_COLUMNS,
     NOISE_FORMAT,
     REMATCH_COLUMNS,
@@ -14,9 +14,9 @@ from blocktune.cli.lab.noise_file import (
     noise_notes,
     rematch_cells,
 )
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import commit_sentence
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.render import commit_sentence
 
 NOISE, REMATCH = ".noise.json", ".rematch.json"
 SUFFIXES = (NOISE, REMATCH)
@@ -54,7 +54,7 @@ def noise_table(document: Mapping[str, Any]) -> str:
     caption = (
         f"{document['shape']['label']} on {document['device']} on {document['created_at'][:10]} ({software}, power "
         f"limit {environment['power_limit_w']} W, protocol {environment['protocol']}), {document['seconds']:.0f} s of "
-        "one config and others near it, the regimes by turns; all values over the median of their own config and "
+        "one config and others near it, the regimes in turns; all values over the median of their own config and "
         "regime, 5th to 95th percentile:"
     )
     return "\n\n".join((caption, markdown_table(NOISE_COLUMNS, rows), *noise_notes(document), *_commit(document)))

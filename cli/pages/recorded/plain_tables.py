@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from blocktune.cli.shared.document_tables import markdown_table
-from blocktune.cli.shared.json_files import read_document
-from blocktune.cli.shared.render import commit_sentence
+from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.render import commit_sentence
 
 SUFFIX = ".table.json"
 FORMAT, SCHEMA = "blocktune-table", 1

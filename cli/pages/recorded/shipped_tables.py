@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from blocktune.cli.shared.document_tables import markdown_table
+from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.kernels.selection.expectation import Expectation

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from blocktune.cli.shared.json_files import read_document
+from blocktune.cli.output.json_files import read_document
 
 SUFFIX = ".ui.json"
 """How the names of such files in results/ end."""

@@ -96,7 +96,7 @@ def _attend(
 
 
 class TracedCall:
-    """A call in a graph, in the place of `Served`: an op stands for the launch of either direction.
+    """A call in a graph, in place of `Served`: an op stands for the launch of either direction.
 
     Its tensors are all that it has, block masks and seeds as well.
 

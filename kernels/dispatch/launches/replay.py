@@ -181,5 +181,5 @@ def is_hooked(runtime: Any) -> bool:
     """Return whether a profiler wants to know of launches, which go the ordinary way then."""
     try:
         return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
-    except AttributeError:  # a hook that someone has put in the place of Triton's
+    except AttributeError:  # a hook that someone has put in place of Triton's
         return True

@@ -1,6 +1,6 @@
 """The two warps that add dq in a fixed order, in Gluon, and whose turn it is.
 
-Tiles of a head add their part of dq of a block of queries by turns, the one with the first keys first. A turn is the
+Tiles of a head add their part of dq of a block of queries in turns, the one with the first keys first. A turn is the
 number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for those of its head
 alone that were taken before it. The first unfinished tile of all therefore never waits for long: it is in work (its
 block took it, and every tile before it in that block's queue is finished), and what it waits for is finished.

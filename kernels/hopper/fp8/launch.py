@@ -14,7 +14,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 class TurnedLaunch:
     """launch(q, k, v, out, lse, scale[, extras]); both kernels run in the current stream.
 
-    attend: takes the transposed values in the place of v.
+    attend: takes the transposed values in place of v.
     sizes: the arguments of the pass that come after pointers and strides.
     """
 

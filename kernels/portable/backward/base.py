@@ -63,7 +63,7 @@ def gradient_strides(shape: AttentionShape, letter: str, name: str) -> dict[str,
 
 class BackwardInputs:
     """What both passes take of a call: of tensors like these, with the steps that run ahead of both. Those are row sums
-    of out * dout, and of float32 the statistics, which put exact maxima in the place of a rounded log-sum-exp.
+    of out * dout, and of float32 the statistics, which put exact maxima in place of a rounded log-sum-exp.
 
     strides: of q, k, v and the gradient that the passes read.
 

@@ -9,7 +9,7 @@ a soft cap multiplies ds by its derivative. Rows without keys have a log-sum-exp
 
 A log-sum-exp is rounded to 2^-24 of itself, and a probability is wrong by as much times the score: by a factor of
 thousands for scores of 1e8. None is ever above one. Where float32 should be as right as PyTorch's, the row's maximum
-stands in the place of the log-sum-exp, found from the very same products (`statistics_kernel`), and dout and delta come
+stands in place of the log-sum-exp, found from the very same products (`statistics_kernel`), and dout and delta come
 divided by the row's sum: then the greatest exponent of a row is 0 to the bit.
 """
 

@@ -31,7 +31,7 @@ WORK = 5
 class DecodeLaunch(TritonLaunch):
     """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras]).
 
-    merge: the second launch, which takes the workspace in the place of q; None with one split.
+    merge: the second launch, which takes the workspace in place of q; None with one split.
     """
 
     merge: TritonLaunch | None

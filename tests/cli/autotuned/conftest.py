@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Tune
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.tuner.tuned.conftest import H200, compiler, gpu, path
 
 __all__ = ["compiler", "gpu", "path"]

@@ -13,7 +13,7 @@ import pytest
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support import autotuned_kernels
 from tests.support.autotuned_kernels import scale_kernel
-from tests.support.fake_triton import FakeGpu, Launch
+from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here

@@ -19,9 +19,9 @@ from blocktune.db.spool import Spool, left_files
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
-from blocktune.kernels.stored.json_pieces import canonical_text
 
 QUICK = ("blocktune", "torch", "triton", "ptxas", "SQLite", "database", "GPU", "python")
 

@@ -10,9 +10,9 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.one_config import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
 

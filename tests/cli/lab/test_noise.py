@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import noise_file
+from blocktune.cli.lab_files import noise as noise_file
 from blocktune.cli.pages.recorded import noise_tables
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices

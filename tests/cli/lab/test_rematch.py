@@ -14,7 +14,7 @@ from blocktune.db.records.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.tuner.upkeep.test_rematch import runner as gpu
 
 DEVICE = replace(device_named("h200"), source="driver", uuid=None)
@@ -33,7 +33,7 @@ def terms(winner, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     def runner(shape: object, device: object, monitor: object, on_wait: object, given: Any) -> Iterator[Any]:
         terms.append(given)
         from blocktune.kernels.registry import competing
-        from blocktune.tuner.search.starting_configs import find_contenders
+        from blocktune.tuner.candidates.starting_configs import find_contenders
 
         default = find_contenders(complete_shape(8192, 64), DEVICE, competing(), ()).default
         yield gpu({default: 100.0, winner().config: 90.0, other_config(winner()): 90.2})

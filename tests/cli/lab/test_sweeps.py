@@ -9,8 +9,8 @@ from blocktune.db.exchange.document import document_from
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.registry import kernels_for
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.lab.sweep_file import load_sweep
-from blocktune.tuner.search.space import SearchSpace
 
 
 def record_all(tune, winner, *, but: int = 0) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import transfer, transfer_file
+from blocktune.cli.lab import transfer
+from blocktune.cli.lab_files import transfer as transfer_file
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.cost.constants import CONSTANTS
@@ -15,7 +16,7 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.transfer import decisions, model_slowdown, moved
 from blocktune.tuner.lab.untuned import UntunedStudy
-from tests.support.sample_records import winner
+from tests.support.stores.sample_records import winner
 from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, sweep
 
 H100, H200 = device_named("h100"), device_named("h200")

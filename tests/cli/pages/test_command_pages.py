@@ -6,10 +6,10 @@ import pytest
 import typer.main
 
 from blocktune.cli.main import app
+from blocktune.cli.output.render import INTERRUPTED
 from blocktune.cli.pages.command_output import BLOCK, output, with_output
 from blocktune.cli.pages.command_reference import reference, with_commands
 from blocktune.cli.pages.pages import pages
-from blocktune.cli.shared.render import INTERRUPTED
 from blocktune.kernels.hardware.device import present_devices
 from blocktune.kernels.values import errors
 

@@ -10,7 +10,7 @@ from blocktune.cli.pages.feature_tables import feature_tables, passes_table
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.cli.pages.test_readme_results import DOCUMENT
 
 PLAIN = complete_shape(4096, 128, batch=4, heads=16)

@@ -16,7 +16,7 @@ from blocktune.cli.pages.readme_rivals import with_todays_rivals
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import KERNELS, kernels_for
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 
 ROOT = Path(__file__).parents[3]
 

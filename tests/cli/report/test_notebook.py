@@ -12,10 +12,10 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.occupancy.of_block import occupancy
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 SWEEP = (
     Path(__file__).parents[3] / "results" / "sweeps" / "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz"

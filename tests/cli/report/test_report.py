@@ -16,8 +16,8 @@ import pytest
 from blocktune.cli.report.page import door
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.miss_file import append_misses
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 MAX_BYTES = 3_000_000
@@ -163,8 +163,8 @@ def test_two_stores_are_compared(tmp_path: Path, tune: Any, winner: Any) -> None
     ("name", "text", "words"),
     [
         ("a.json", "{", "is made of JSON files"),
-        ("a.json", "[]", "is none of them"),
-        ("a.json", '{"format": "other", "schema": 1}', "is none of them"),
+        ("a.json", "[]", "is not one of them"),
+        ("a.json", '{"format": "other", "schema": 1}', "is not one of them"),
         ("a.json", '{"format": "blocktune-bench", "schema": 9}', "has format blocktune-bench and schema 1"),
         ("a.json", '{"format": "blocktune-bench", "schema": 1, "rows": [{}]}', "differs: KeyError"),
         ("a.sweep.json.gz", "no gzip", "must hold JSON in gzip"),

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from blocktune.kernels.values.config import Origin
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 
 
 def test_triton_configs_go_to_a_file(tune, winner, tmp_path: Path) -> None:

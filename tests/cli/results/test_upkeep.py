@@ -18,8 +18,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 
 def other_config(best: Best, block_m: int) -> KernelConfig:

@@ -14,10 +14,10 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 # Without its clock no model predicts what the made-up resources below would take.
 DEVICE = replace(device_named("h200"), source="driver", uuid=None, clock_mhz=None)

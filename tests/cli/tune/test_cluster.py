@@ -14,7 +14,8 @@ from blocktune.cli.shared.shapes_file import part_of
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.tuner.fleet.ray_cluster import (
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.cluster.connection import (
     chosen_kinds,
     kinds_in,
     processors_of,
@@ -22,7 +23,6 @@ from blocktune.tuner.fleet.ray_cluster import (
     silent_nodes,
     spare_processors,
 )
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.ray_clusters import RayFleet, ray_fleet
 
 ROOT = Path(__file__).parents[3]
@@ -91,7 +91,7 @@ def test_an_address_where_nothing_answers_ends_the_command_soon(tune, host: str)
 
 def test_ray_is_not_started_where_there_is_no_gpu(tune, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
-    monkeypatch.setattr("blocktune.tuner.fleet.ray_cluster.present_devices", tuple)
+    monkeypatch.setattr("blocktune.tuner.cluster.connection.present_devices", tuple)
     result = tune(*GRID, "--executor", "ray")
     assert result.exit_code == 4
     assert "Name a cluster by --address" in result.stderr
@@ -136,7 +136,7 @@ def test_the_resources_of_this_machine_are_json(tune, monkeypatch: pytest.Monkey
 def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayFleet]:
     pytest.importorskip("ray")
     with ray_fleet(tmp_path, monkeypatch) as fleet:
-        monkeypatch.setattr("blocktune.tuner.fleet.ray_executor.RayExecutor", fleet.executor)
+        monkeypatch.setattr("blocktune.tuner.cluster.executor.RayExecutor", fleet.executor)
         yield fleet
 
 

@@ -15,7 +15,7 @@ from blocktune.kernels.selection.miss_file import append_misses
 from blocktune.kernels.stored.provenance import ptxas_version, triton_version
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 
 H200 = device_named("h200")
 RARE, FREQUENT, MEASURED = (replace(complete_shape(length, 64), batch=3) for length in (640, 896, 1152))

@@ -293,7 +293,7 @@ def test_a_real_prediction_is_stored_and_answers_tune_best(tune, monkeypatch: py
 @pytest.mark.parametrize("exhaustive", [False, True])
 def test_jobs_of_an_exhaustive_search_tell_how_many_configs_they_try(exhaustive: bool) -> None:
     from blocktune.cli.tune.run_many import jobs_of
-    from blocktune.tuner.search.shape_defaults import complete_shape
+    from blocktune.tuner.candidates.shape_defaults import complete_shape
 
     h200 = device.device_named("h200")
     search = {

@@ -8,7 +8,7 @@ import pytest
 from blocktune.cli.ui.address import bound_socket
 from blocktune.kernels.values.errors import UsageError
 from tests.cli.ui.conftest import filled_store
-from tests.support.live_servers import LiveServer, live_server
+from tests.support.stores.live_servers import LiveServer, live_server
 
 
 @pytest.fixture(scope="module")

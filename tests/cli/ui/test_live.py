@@ -18,10 +18,10 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.cli.ui.conftest import KNOWN, recorded
-from tests.support.bad_stores import held_exclusively, overwritten_middle
 from tests.support.event_streams import EventStream
-from tests.support.live_servers import LiveServer, live_server
 from tests.support.reports import DENSE, WIDE
+from tests.support.stores.bad_stores import held_exclusively, overwritten_middle
+from tests.support.stores.live_servers import LiveServer, live_server
 
 Add = Callable[[Trial], None]
 CLIENTS = 50

@@ -10,10 +10,10 @@ import pytest
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from tests.cli.ui.conftest import KNOWN, recorded
-from tests.support.bad_stores import overwritten_middle
 from tests.support.browser import Page, chromium
-from tests.support.live_servers import LiveServer, live_server
 from tests.support.reports import HOSTILE
+from tests.support.stores.bad_stores import overwritten_middle
+from tests.support.stores.live_servers import LiveServer, live_server
 
 Add = Callable[[Trial], None]
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")

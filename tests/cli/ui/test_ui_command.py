@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from blocktune.cli.main import INTERRUPTED
-from tests.support.live_servers import live_server
 from tests.support.programs import ROOT
+from tests.support.stores.live_servers import live_server
 
 
 def test_it_prints_its_address_and_serves_until_ctrl_c(db: Path) -> None:

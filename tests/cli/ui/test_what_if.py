@@ -14,12 +14,12 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.search.shape_defaults import complete_shape
-from tests.support.faked_compiles import faked_compiles
-from tests.support.live_servers import LiveServer, live_server
+from tests.support.fakes.faked_compiles import faked_compiles
+from tests.support.stores.live_servers import LiveServer, live_server
 
 H200 = device_named("h200")
 SMALL = AttentionShape(
@@ -45,7 +45,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 @pytest.fixture
 def slow(fakes: Any, tmp_path: Path) -> Iterator[WhatIfs]:
     """Compiles of kernels some of which never end."""
-    kernels = "tests.support.compile_fakes:get_kernel"
+    kernels = "tests.support.fakes.compile_fakes:get_kernel"
     with CompileFarm(workers=1, cache=ResourceCache(tmp_path / "cache"), kernels=kernels) as farm:
         yield WhatIfs(farm)
 

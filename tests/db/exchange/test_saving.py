@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.exchange.document import save_text
 
 SAVE = "import sys; from blocktune.db.exchange.document import save_text; save_text('{}', sys.argv[1])"

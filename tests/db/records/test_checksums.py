@@ -24,7 +24,7 @@ from blocktune.kernels.stored.export_file import rows_in_file
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.values.errors import BlocktuneError, ImportRejectedError
-from tests.support.older_stores import make_schema_4
+from tests.support.stores.older_stores import make_schema_4
 
 SERVED = {
     "shape": "document",

@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import ELEMENT_BYTES, AttentionShape, Causal, Direction
-from tests.support.older_stores import make_schema_5
+from tests.support.stores.older_stores import make_schema_5
 
 counts = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 2**31 - 1)

@@ -20,7 +20,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables import backups
 from blocktune.db.tables.backups import KEPT, back_up, backups_of
 from blocktune.kernels.values.errors import StoreError, UsageError
-from tests.support.older_stores import make_schema_4
+from tests.support.stores.older_stores import make_schema_4
 
 
 def stored(path: Path) -> list[Best]:

@@ -18,7 +18,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError
-from tests.support.filled_stores import files_in, filled
+from tests.support.stores.filled_stores import files_in, filled
 
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
 ROWS_IN_A_PAGE = 4096 // SMALLEST_ROW_BYTES

@@ -23,7 +23,7 @@ from blocktune.kernels.values.errors import (
     StoreLockedError,
     UsageError,
 )
-from tests.support.filled_stores import files_in, filled
+from tests.support.stores.filled_stores import files_in, filled
 
 
 def test_a_sound_store_is_left_alone(path: Path, best: Best, trial: Trial) -> None:

@@ -11,7 +11,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.recovery.salvage import salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import connect_sqlite
-from tests.support.filled_stores import filled
+from tests.support.stores.filled_stores import filled
 
 
 @pytest.mark.parametrize("spoil", [False, True])

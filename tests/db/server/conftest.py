@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Trial
-from tests.support.postgres_server import PostgresServer, missing_part, running_server
+from tests.support.stores.postgres_server import PostgresServer, missing_part, running_server
 
 
 @pytest.fixture(scope="module")

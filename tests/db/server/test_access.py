@@ -14,7 +14,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.errors import StoreError
-from tests.support.postgres_server import PostgresServer, free_port
+from tests.support.stores.postgres_server import PostgresServer, free_port
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,7 +9,7 @@ import pytest
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreError
-from tests.support.postgres_server import PostgresServer, new_folder
+from tests.support.stores.postgres_server import PostgresServer, new_folder
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.schema import CURRENT, VERSION_TABLE
 from blocktune.kernels.values.errors import SchemaTooNewError, StoreError, StoreLockedError
-from tests.support.postgres_server import PostgresServer
+from tests.support.stores.postgres_server import PostgresServer
 
 
 def set_version(place: str, version: str) -> None:

@@ -26,8 +26,8 @@ from blocktune.kernels.api.hugging_face import transformers_attention
 from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.graphs.attend import attend
-from tests.support.dispatch_fakes import H200, ListSource
-from tests.support.feature_fakes import FeatureForward
+from tests.support.fakes.dispatch_fakes import H200, ListSource
+from tests.support.fakes.feature_fakes import FeatureForward
 
 pytestmark = pytest.mark.triton_free
 

@@ -10,7 +10,7 @@ from blocktune.kernels.api.metrics import MetricsReader, PrometheusCollector, ob
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
-from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tensors, tuned
+from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tensors, tuned
 
 
 @pytest.fixture(autouse=True)

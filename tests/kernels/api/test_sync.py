@@ -13,7 +13,7 @@ from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
-from tests.support.dispatch_fakes import H200, shape_like
+from tests.support.fakes.dispatch_fakes import H200, shape_like
 from tests.support.programs import program
 
 pytestmark = pytest.mark.triton_free

@@ -17,7 +17,7 @@ from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
-from tests.support.machine_code import loops, mnemonic
+from tests.support.machine_code.kernels import loops, mnemonic
 from tests.support.triton_modes import TRITON, compiled_here
 
 pytestmark = compiled_here

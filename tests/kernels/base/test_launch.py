@@ -12,7 +12,7 @@ from blocktune.kernels.base import launch
 from blocktune.kernels.base.direct_launch import MAX_MAPS, EncodedMaps, direct_launcher
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.steps import based
-from tests.support.fake_launches import Compiled, Recorder
+from tests.support.fakes.fake_launches import Compiled, Recorder
 
 GRID = (7, 1, 1)
 

@@ -12,12 +12,12 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import options_of, ptxas_version, source_of
-from tests.support.sass import Instruction, blocks_of, disassembled, parsed
-from tests.support.sass_values import states
-from tests.support.shared_memory_checks import descriptor_problems, memory_problems
-from tests.support.shared_memory_ir import parsed as parsed_ir
+from tests.support.machine_code.sass import Instruction, blocks_of, disassembled, parsed
+from tests.support.machine_code.sass_values import states
+from tests.support.machine_code.shared_memory_checks import descriptor_problems, memory_problems
+from tests.support.machine_code.shared_memory_ir import parsed as parsed_ir
+from tests.support.machine_code.wgmma_descriptors import layouts, unwritten_reads, wrong_descriptors
 from tests.support.triton_modes import compiled_here
-from tests.support.wgmma_descriptors import layouts, unwritten_reads, wrong_descriptors
 
 HOPPER = (9, 0)
 PTX = "add.s64 %rd58, %rd3, -9223371899415822272;\nor.b64 %rd4, %rd3, 4611686293305294848;\nadd.s64 %rd5, %rd3, -2;"

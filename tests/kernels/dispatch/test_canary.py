@@ -21,8 +21,8 @@ from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
-from tests.support.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
-from tests.support.dispatch_fakes import tensors as dispatch_tensors
+from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
+from tests.support.fakes.dispatch_fakes import tensors as dispatch_tensors
 
 pytestmark = pytest.mark.triton_free
 

@@ -16,7 +16,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.plan import call_obstacle, needs_gradients, strides_like
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import UsageError
-from tests.support.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors
+from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors
 
 pytestmark = pytest.mark.triton_free
 

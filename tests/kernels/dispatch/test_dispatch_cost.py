@@ -9,7 +9,7 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.cli.pages.recorded.gpu_test_tables import COSTS_COLUMNS
+from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS
 from blocktune.kernels import registry
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.dispatch import dispatcher as dispatch
@@ -18,7 +18,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.stock_autotune import KEY
-from tests.support.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
+from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
 from tests.support.host_time import CALLS, calmest, host_time
 from tests.support.recording import HOST_COST
 

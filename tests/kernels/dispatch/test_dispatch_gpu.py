@@ -17,7 +17,7 @@ from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.dispatch_fakes import ListSource, best, store_with, tuned
+from tests.support.fakes.dispatch_fakes import ListSource, best, store_with, tuned
 
 pytestmark = pytest.mark.gpu
 

@@ -22,8 +22,8 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.graphs import engines
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from tests.support.dispatch_fakes import H200, ListSource
-from tests.support.feature_fakes import FeatureBackward, FeatureForward
+from tests.support.fakes.dispatch_fakes import H200, ListSource
+from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward
 
 NAMES = ("attention_forward", "attention_backward")
 FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in NAMES)

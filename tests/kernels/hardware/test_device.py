@@ -18,7 +18,7 @@ from blocktune.kernels.hardware.device import (
 )
 from blocktune.kernels.hardware.driver import DriverReport, read_driver
 from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError
-from tests.support.fake_driver import H200_UUID, FakeDriver, FakeGpu
+from tests.support.fakes.fake_driver import H200_UUID, FakeDriver, FakeGpu
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from blocktune.kernels.hardware import driver
 from blocktune.kernels.hardware.driver import LiveDevice, read_driver, read_torch
-from tests.support.fake_driver import H200_UUID, FakeDriver, FakeGpu
+from tests.support.fakes.fake_driver import H200_UUID, FakeDriver, FakeGpu
 
 
 def test_one_gpu() -> None:

@@ -8,7 +8,7 @@ import pynvml
 import pytest
 
 from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, driver_version, power_limit_w
-from tests.support.fake_nvml import UUID, FakeNvml
+from tests.support.fakes.fake_nvml import UUID, FakeNvml
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from tests.support import worker_gpus
-from tests.support.fake_nvml import FakeNvml
+from tests.support.fakes.fake_nvml import FakeNvml
 from tests.support.worker_gpus import VISIBLE, WORKER, in_turn, take_turns
 
 pytestmark = pytest.mark.triton_free

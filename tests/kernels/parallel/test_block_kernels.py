@@ -15,7 +15,7 @@ from blocktune.kernels.parallel.plan.blocks import Block, Sight
 from blocktune.kernels.parallel.plan.steps import steps_of
 from blocktune.kernels.parallel.row_sums import AttentionSums
 from blocktune.kernels.values.shape import Causal
-from tests.support.dispatch_fakes import ListSource
+from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
 pytestmark = [

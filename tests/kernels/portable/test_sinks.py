@@ -11,7 +11,7 @@ from blocktune.kernels.dispatch import plan, resolver
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.sinks.rows import add_sinks, sink_gradients
-from tests.support.dispatch_fakes import ListSource
+from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
 pytestmark = [

@@ -19,7 +19,7 @@ from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
+from tests.support.fakes.dispatch_fakes import H200, PlainKernel, config, shape_like, tuned
 
 pytestmark = pytest.mark.triton_free
 

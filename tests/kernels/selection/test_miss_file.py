@@ -11,7 +11,7 @@ import pytest
 from blocktune.kernels.selection import miss_file
 from blocktune.kernels.selection.miss_file import append_misses, miss_path, read_misses
 from blocktune.kernels.values.errors import StoreError, UsageError
-from tests.support.dispatch_fakes import H200, shape_like
+from tests.support.fakes.dispatch_fakes import H200, shape_like
 
 pytestmark = pytest.mark.triton_free
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels import registry
-from tests.support.dispatch_fakes import PlainKernel, best, config, shape_like, store_with
+from tests.support.fakes.dispatch_fakes import PlainKernel, best, config, shape_like, store_with
 
 
 @pytest.fixture

@@ -20,14 +20,14 @@ from blocktune.kernels.stored.sources import (
     read_source,
 )
 from blocktune.kernels.values.errors import StoreError, StoreLockedError
-from tests.support.bad_stores import BAD_STORES, held_exclusively
-from tests.support.dispatch_fakes import (
+from tests.support.fakes.dispatch_fakes import (
     H200,
     best,
     config,
     shape_like,
     store_with,
 )
+from tests.support.stores.bad_stores import BAD_STORES, held_exclusively
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("plain_kernel")]
 

@@ -25,8 +25,7 @@ from blocktune.kernels.stored import store_file
 from blocktune.kernels.stored.background import CALL_SECONDS
 from blocktune.kernels.stored.provenance import ptxas_version, triton_version
 from blocktune.kernels.stored.sources import ConfigSource, JsonConfigs, LayeredConfigs, SqliteConfigs, read_source
-from tests.support.bad_stores import BAD_STORES, held_exclusively, random_bytes
-from tests.support.dispatch_fakes import (
+from tests.support.fakes.dispatch_fakes import (
     H200,
     ListSource,
     PlainKernel,
@@ -37,6 +36,7 @@ from tests.support.dispatch_fakes import (
     store_with,
     tensors,
 )
+from tests.support.stores.bad_stores import BAD_STORES, held_exclusively, random_bytes
 
 pytestmark = pytest.mark.triton_free
 

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from blocktune.db.exchange.document import document_from, frozen_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.store import ResultStore
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
 from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
-from blocktune.kernels.stored.json_pieces import canonical_text
 from blocktune.kernels.stored.sources import SqliteConfigs, read_source, usable_rows
 from blocktune.kernels.values.errors import ImportRejectedError, StoreError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import MAX_SIZE, Direction
-from tests.support.dispatch_fakes import H200, best, shape_like
+from tests.support.fakes.dispatch_fakes import H200, best, shape_like
 
 pytestmark = pytest.mark.triton_free
 

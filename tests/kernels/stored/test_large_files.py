@@ -20,17 +20,18 @@ from hypothesis import strategies as st
 
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
+from blocktune.kernels.files import json_pieces
+from blocktune.kernels.files.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
-from blocktune.kernels.stored import export_file, json_pieces, store_file
+from blocktune.kernels.stored import export_file, store_file
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
-from blocktune.kernels.stored.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
 from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.stored.store_views import DISPATCH, USER_DISPATCH, digest_of
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError
-from tests.support.bad_stores import changed_by
-from tests.support.dispatch_fakes import H200, best, config, shape_like, store_with
-from tests.support.large_stores import multiplied
+from tests.support.fakes.dispatch_fakes import H200, best, config, shape_like, store_with
+from tests.support.stores.bad_stores import changed_by
+from tests.support.stores.large_stores import multiplied
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("plain_kernel")]
 

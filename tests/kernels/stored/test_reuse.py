@@ -17,7 +17,16 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.stored import provenance
 from blocktune.kernels.stored.sources import SqliteConfigs
-from tests.support.dispatch_fakes import H200, PlainKernel, best, config, pretend_h200, shape_like, store_with, tensors
+from tests.support.fakes.dispatch_fakes import (
+    H200,
+    PlainKernel,
+    best,
+    config,
+    pretend_h200,
+    shape_like,
+    store_with,
+    tensors,
+)
 
 pytestmark = pytest.mark.triton_free
 

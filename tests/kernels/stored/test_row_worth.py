@@ -11,10 +11,10 @@ import pytest
 
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.records.records import Regime
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.fallback import ConfigTable
 from blocktune.kernels.stored import provenance
-from blocktune.kernels.stored.json_pieces import canonical_text
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import (
     JsonConfigs,
@@ -22,7 +22,7 @@ from blocktune.kernels.stored.sources import (
     usable_rows,
 )
 from blocktune.kernels.values.config import Origin
-from tests.support.dispatch_fakes import (
+from tests.support.fakes.dispatch_fakes import (
     H200,
     best,
     config,

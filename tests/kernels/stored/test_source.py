@@ -23,7 +23,7 @@ from blocktune.kernels.stored.sources import (
 )
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import StoreError, UsageError
-from tests.support.dispatch_fakes import (
+from tests.support.fakes.dispatch_fakes import (
     H200,
     BrokenSource,
     ListSource,

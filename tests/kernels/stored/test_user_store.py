@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore, default_store_path
-from blocktune.kernels.stored.json_pieces import canonical_text
+from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import (
     LayeredConfigs,
@@ -18,7 +18,7 @@ from blocktune.kernels.stored.sources import (
 )
 from blocktune.kernels.stored.store_file import user_store_path
 from blocktune.kernels.values.errors import StoreError, UsageError
-from tests.support.dispatch_fakes import (
+from tests.support.fakes.dispatch_fakes import (
     H200,
     ListSource,
     best,

@@ -29,7 +29,7 @@ from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.tune_call import Tools
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
-from tests.support.fake_triton import FakeTurnClock, active
+from tests.support.fakes.fake_triton import FakeTurnClock, active
 from tests.support.forked_work import forked
 from tests.support.programs.autotuned_start import noisy
 

@@ -10,7 +10,7 @@ from typing import Any
 from blocktune.db.exchange.document import document_from
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import BlocktuneError
-from tests.support.sample_records import sample_trials, winner
+from tests.support.stores.sample_records import sample_trials, winner
 
 ODD_VALUES: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**31, 2**63, 10**400, 1e308, -1e-308, "", "0", "nan", "x" * 5000, "\x1b[31m", "\ud800", "\0"),

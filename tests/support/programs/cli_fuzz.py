@@ -25,7 +25,7 @@ from blocktune.cli.main import app
 from blocktune.cli.main import main as tune
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.store import ResultStore
-from tests.support.sample_records import winner
+from tests.support.stores.sample_records import winner
 
 EXIT_CODES = (0, 2, 3, 4, 5, 7, 130)
 MAX_SECONDS = 10.0

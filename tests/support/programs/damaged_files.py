@@ -17,8 +17,8 @@ from blocktune.db.recovery.drill import DAMAGES, drill
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.tuner.search.shape_defaults import complete_shape
-from tests.support.sample_records import sample_trials, winner
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tests.support.stores.sample_records import sample_trials, winner
 
 TRIALS = (10, 40, 60, 100, 200)
 """Of the stores that are damaged and recovered: some have few pages, some trees of several levels."""

@@ -18,21 +18,21 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from blocktune.cli.lab.untuned_file import DRAWN_FORMAT, SCHEMA
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.lab_files.untuned import DRAWN_FORMAT, SCHEMA
+from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import compile_favourites, find_contenders
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.measurement import Finals
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.loop import Compiler
 from blocktune.tuner.search.report import Budget, Progress
-from blocktune.tuner.search.starting_configs import compile_favourites, find_contenders
 from blocktune.tuner.search.tune import farm_for, tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig

@@ -26,6 +26,9 @@ from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.space import SearchSpace
+from blocktune.tuner.candidates.starting_configs import find_contenders
+from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import measuring_environment
@@ -34,9 +37,6 @@ from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.search.energy_finals import frugal_energies
 from blocktune.tuner.search.finals import ranked
-from blocktune.tuner.search.loop import Compiler
-from blocktune.tuner.search.space import SearchSpace
-from blocktune.tuner.search.starting_configs import find_contenders
 from blocktune.tuner.search.tune import farm_for
 from blocktune.tuner.search.verdict import decide, speedup
 

@@ -5,7 +5,7 @@ import sys
 import time
 
 from blocktune.tuner.turns.measure_worker import main
-from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch, active
 
 
 def effect(launch: Launch) -> None:

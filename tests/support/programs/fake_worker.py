@@ -12,7 +12,7 @@ from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import Rounds, rotated
 from blocktune.tuner.measure.worker import serve
-from tests.support import fake_kernels
+from tests.support.fakes import fake_kernels
 
 POWER_W, STEP_SECONDS = 500.0, 0.05
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.db.exchange.document import save_text
-from tests.support.postgres_server import missing_part
 from tests.support.programs import ROOT, io_faults, program
 from tests.support.programs.changed_exports import imports
 from tests.support.programs.damaged_files import answers, damages, flipped_bits
 from tests.support.programs.server_stops import server_stops
+from tests.support.stores.postgres_server import missing_part
 
 FORMAT, SCHEMA = "blocktune-faults", 2
 

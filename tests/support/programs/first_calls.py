@@ -23,7 +23,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.stored.background import CALL_SECONDS
 from blocktune.kernels.stored.sources import SqliteConfigs
-from tests.support.dispatch_fakes import best, config, pretend_h200, shape_like, store_with, tensors
+from tests.support.fakes.dispatch_fakes import best, config, pretend_h200, shape_like, store_with, tensors
 from tests.support.programs.cli_fuzz import hostile, spoilt
 
 MOST_SECONDS, MOST_MIB, TRIES = 0.05, 100.0, 40

@@ -33,7 +33,7 @@ from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
 from tests.support.programs import program
-from tests.support.sample_records import sample_trials, winner
+from tests.support.stores.sample_records import sample_trials, winner
 
 SOURCE = Path(__file__).with_name("io_faults.c")
 READS = 8

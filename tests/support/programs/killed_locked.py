@@ -22,7 +22,7 @@ from typing import TextIO
 
 from blocktune.db.recorder import Recorder, fold_left
 from blocktune.db.store import ResultStore
-from tests.support.sample_records import sample_trials
+from tests.support.stores.sample_records import sample_trials
 
 LOCK_SECONDS = 0.1
 """How long a search waits for its store: short, so that it goes over to its spool soon."""

@@ -26,7 +26,7 @@ from blocktune.tuner.jitted.compile_ahead import TIMEOUT_SECONDS, compile_here, 
 from blocktune.tuner.jitted.server_client import ServerClient
 from blocktune.tuner.jitted.specialization import Specialization, specialization_of
 from tests.support import library_steps
-from tests.support.fake_triton import Launch
+from tests.support.fakes.fake_triton import Launch
 from tests.support.library_calls import as_on_an_h200, handed_over
 
 CC = device_named("h200").limits.cc

@@ -7,7 +7,7 @@ import torch
 
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 
 shape = complete_shape(1024, 64, batch=2, heads=8)
 q, k, v = (torch.randn(2, 8, 1024, 64, dtype=torch.bfloat16, device="cuda") for _ in range(3))

@@ -13,7 +13,7 @@ from blocktune.tuner.measure.bench import ShapeBench
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.measure.worker import serve
-from tests.support.fake_kernels import FakeKernel
+from tests.support.fakes.fake_kernels import FakeKernel
 
 
 @triton.jit

@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from blocktune.tuner.fleet import ray_executor
+from blocktune.tuner.cluster import executor as ray_executor
+from blocktune.tuner.cluster.connection import connected
 from blocktune.tuner.fleet.job import Finished, Job
-from blocktune.tuner.fleet.ray_cluster import connected
 from tests.support.programs import program
 from tests.support.ray_clusters import LoggedRecords
 

@@ -22,14 +22,14 @@ from blocktune.db.exchange.document import save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import present_devices
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.cluster.connection import connected
+from blocktune.tuner.cluster.executor import RayExecutor
 from blocktune.tuner.fleet.executor import Executor
 from blocktune.tuner.fleet.job import Failed, Finished, Job
 from blocktune.tuner.fleet.local_executor import LocalExecutor
-from blocktune.tuner.fleet.ray_cluster import connected
-from blocktune.tuner.fleet.ray_executor import RayExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.parallel_document import new_document, table
 
 COLUMNS = ("GPUs", "engine", "seconds", "trials a second", "throughput over the local executor's")

@@ -18,11 +18,11 @@ from unittest import mock
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates import starting_configs
+from blocktune.tuner.candidates.starting_configs import SEEDS, expected_of_compiled
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
-from blocktune.tuner.search import starting_configs
-from blocktune.tuner.search.starting_configs import SEEDS, expected_of_compiled
 from blocktune.tuner.search.verdict import decide_predicted
 
 NEAR = 0.01

@@ -16,8 +16,8 @@ from typing import Any
 from blocktune.db.store import ResultStore
 from tests.cli.ui.conftest import recorded
 from tests.support.browser import Page, chromium
-from tests.support.live_servers import live_server
 from tests.support.programs import ROOT
+from tests.support.stores.live_servers import live_server
 
 FOLDER = ROOT / "docs" / "guide" / "pictures"
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")

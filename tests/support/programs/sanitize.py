@@ -27,8 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.pages.recorded.sanitizer_tables import FORMAT, NO_TOOL, SCHEMA, SUFFIX
-from blocktune.cli.shared.json_files import read_document, write_atomically
+from blocktune.cli.output.json_files import read_document, write_atomically
+from blocktune.cli.pages.checks.sanitizer_tables import FORMAT, NO_TOOL, SCHEMA, SUFFIX
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.registry import KERNELS

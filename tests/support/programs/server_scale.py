@@ -26,9 +26,9 @@ from blocktune.db.records.rows import document_of
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, DeviceRow, ShapeRow, TrialRow
 from blocktune.kernels.values.shape import AttentionShape
-from tests.support.large_servers import fill, shapes_like
-from tests.support.postgres_server import running_server
-from tests.support.sample_records import sample_trials, winner
+from tests.support.stores.large_servers import fill, shapes_like
+from tests.support.stores.postgres_server import running_server
+from tests.support.stores.sample_records import sample_trials, winner
 
 ASKED = 30
 

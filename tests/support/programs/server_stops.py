@@ -8,9 +8,9 @@ from pathlib import Path
 
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.store import ResultStore
-from tests.support.postgres_server import running_server
 from tests.support.programs import program
-from tests.support.sample_records import sample_trials
+from tests.support.stores.postgres_server import running_server
+from tests.support.stores.sample_records import sample_trials
 
 WRITERS = 8
 SETTLED_SECONDS = 10.0

@@ -28,7 +28,7 @@ from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from tests.support.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
+from tests.support.fakes.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 from tests.support.forked_work import forked
 
 SHAPE = shape_like(1024)

@@ -22,12 +22,12 @@ from blocktune.cli.pages.recorded.ui_tables import FORMAT, SCHEMA
 from blocktune.cli.ui.live_store import LiveStore
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.browser import Page, chromium
-from tests.support.large_stores import multiplied_trials
 from tests.support.programs import ROOT
 from tests.support.reports import DENSE
+from tests.support.stores.large_stores import multiplied_trials
 
 SHAPES = 1737
 """Of 576 trials each: a million and a few."""

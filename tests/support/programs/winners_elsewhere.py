@@ -15,19 +15,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab.noise_file import REMATCH_FORMAT, SCHEMA
-from blocktune.cli.shared.json_files import write_atomically
+from blocktune.cli.lab_files.noise import REMATCH_FORMAT, SCHEMA
+from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import GpuMonitor
-from blocktune.tuner.search.starting_configs import find_contenders
 from blocktune.tuner.search.tune import farm_for
 from blocktune.tuner.upkeep.agreement import rematch
 from blocktune.tuner.upkeep.is_current import is_live

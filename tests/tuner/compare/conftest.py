@@ -9,7 +9,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.measure import protocol
-from tests.support.ladder_fakes import H200, SMALL, Compiler, FakeClock, bind
+from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler, FakeClock, bind
 
 
 @pytest.fixture

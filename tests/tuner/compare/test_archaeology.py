@@ -17,6 +17,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_ideas import IDEAS, PYTORCH
 from blocktune.tuner.compare.ladder_steps import (
@@ -34,9 +35,8 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.measure.protocol import CudaClock
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
-from tests.support.ladder_fakes import H200, SMALL, Compiler
+from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler
 
 RTX2070 = device_named("rtx2070")
 LONG = complete_shape(8192, 64)

@@ -9,6 +9,7 @@ import pytest
 from blocktune.kernels.hardware.device import current_device, device_named
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_ideas import IDEAS
 from blocktune.tuner.compare.ladder_steps import bytes_of, kernels_of, predicted_standard_us
@@ -16,9 +17,8 @@ from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.measure.protocol import CudaClock
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.backward import standard_backward_traffic
-from tests.support.ladder_fakes import H200, SMALL, Compiler
+from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler
 
 STEPS = list(IDEAS[Direction.BACKWARD])
 LONG = replace(complete_shape(8192, 64), direction=Direction.BACKWARD)

@@ -17,12 +17,12 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compare import line_up
 from blocktune.tuner.compare.compare import compare, tune_command
 from blocktune.tuner.compare.report import Comparison, timing_of
 from blocktune.tuner.measure import protocol
-from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.search.starting_configs import find_contenders
 
 DEVICE = device_named("h200")
 SHAPE = AttentionShape(

@@ -17,10 +17,10 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compare.stock_autotune import run_stock_autotune
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.correctness.forward import make_questions, softmax_scale
-from blocktune.tuner.search.space import SearchSpace
 
 SHAPE = AttentionShape(
     batch=1,

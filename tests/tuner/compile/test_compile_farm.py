@@ -17,7 +17,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
-from tests.support.faked_compiles import faked_compiles
+from tests.support.fakes.faked_compiles import faked_compiles
 
 MakeFarm = Callable[..., CompileFarm]
 
@@ -36,7 +36,7 @@ def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
         given = {
             "workers": 1,
             "cache": ResourceCache(tmp_path / "cache"),
-            "kernels": "tests.support.compile_fakes:get_kernel",
+            "kernels": "tests.support.fakes.compile_fakes:get_kernel",
         }
         farms.append(CompileFarm(**given | options))
         return farms[-1]
@@ -205,8 +205,9 @@ os.environ["BLOCKTUNE_TEST_PID"] = str(os.getpid())
 from pathlib import Path
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.cache import ResourceCache
-from tests.support import compile_fakes
-farm = CompileFarm(workers=1, cache=ResourceCache(Path("cache")), kernels="tests.support.compile_fakes:get_kernel")
+from tests.support.fakes import compile_fakes
+kernels = "tests.support.fakes.compile_fakes:get_kernel"
+farm = CompileFarm(workers=1, cache=ResourceCache(Path("cache")), kernels=kernels)
 farm.submit("sleeping", compile_fakes.config("sleeping"), compile_fakes.SHAPE, (9, 0)).result()
 """
 

@@ -32,7 +32,7 @@ def zeros(device: Any) -> torch.Tensor:
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from tests.support import compile_fakes
+    from tests.support.fakes import compile_fakes
 
     return compile_fakes
 

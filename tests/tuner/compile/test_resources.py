@@ -25,7 +25,7 @@ from blocktune.tuner.occupancy.calculator import occupancy
 def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    from tests.support import compile_fakes
+    from tests.support.fakes import compile_fakes
 
     return compile_fakes
 

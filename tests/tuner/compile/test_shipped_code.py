@@ -12,7 +12,7 @@ from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import compile_key, compiled_code, has_code
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import KERNELS, RESULTS, ShippedCode, packed_code, unpack_code
-from tests.support.faked_compiles import faked_compiles
+from tests.support.fakes.faked_compiles import faked_compiles
 
 CC = (8, 0)
 
@@ -26,7 +26,7 @@ def compiled_in(folder: Path, fakes: Any, monkeypatch: pytest.MonkeyPatch, *kern
     monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / KERNELS))
     cache = ResourceCache(folder / RESULTS)
     with CompileFarm(
-        workers=1, cache=cache, need_code=need_code, kernels="tests.support.compile_fakes:get_kernel"
+        workers=1, cache=cache, need_code=need_code, kernels="tests.support.fakes.compile_fakes:get_kernel"
     ) as farm:
         return [farm.submit(name, fakes.config(name), fakes.SHAPE, CC).result() for name in kernels]
 

@@ -8,7 +8,7 @@ import torch
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.correctness import forward
-from tests.support.fake_kernels import SHAPE, attention
+from tests.support.fakes.fake_kernels import SHAPE, attention
 
 pytestmark = pytest.mark.triton_free
 

@@ -15,11 +15,11 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
 from blocktune.tuner.cost.text import explain
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 pytestmark = pytest.mark.triton_free
 

@@ -10,10 +10,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.model import predict
 from blocktune.tuner.cost.roofline import block_intensity, exp_over_products, ridge_point, roofline, waves_of
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import standard_traffic, v2_traffic
 
 pytestmark = pytest.mark.triton_free

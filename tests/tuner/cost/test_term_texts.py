@@ -11,8 +11,8 @@ from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.term_texts import TERMS, lifts_of
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 pytestmark = pytest.mark.triton_free
 

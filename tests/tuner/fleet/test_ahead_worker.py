@@ -8,15 +8,15 @@ import pytest
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import find_contenders
+from blocktune.tuner.cluster.compiling import compile_part, next_to_begin
+from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import compile_key, has_code
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import unpack_code
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job
-from blocktune.tuner.fleet.ray_compile import compile_part, next_to_begin
-from blocktune.tuner.fleet.task_record import TaskRecord
-from blocktune.tuner.search.starting_configs import find_contenders
 from tests.support.triton_modes import compiled_here
 
 H100, H200 = (device_named(name) for name in ("h100-sxm", "h200"))

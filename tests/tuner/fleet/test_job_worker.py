@@ -122,8 +122,8 @@ def test_the_real_worker_starts_and_says_why_it_ends() -> None:
 @pytest.mark.gpu
 def test_several_gpus_of_one_host_share_shapes(tmp_path: Path) -> None:
     from blocktune.kernels.hardware.device import present_devices
+    from blocktune.tuner.candidates.shape_defaults import complete_shape
     from blocktune.tuner.measure.device_choice import alike_devices
-    from blocktune.tuner.search.shape_defaults import complete_shape
 
     alike, _ = alike_devices(present_devices()[0])
     if len(alike) < 2:

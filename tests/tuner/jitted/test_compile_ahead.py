@@ -27,7 +27,7 @@ from blocktune.tuner.jitted.offline import compiled_offline, positional_signatur
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
 from tests.support import autotuned_kernels
 from tests.support.autotuned_kernels import CONFIGS, fatal_kernel, lingering_kernel, scale_kernel, sum_kernel
-from tests.support.fake_triton import FakeGpu, active
+from tests.support.fakes.fake_triton import FakeGpu, active
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here

@@ -12,10 +12,10 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.lab.recording import Recorder, dense_part
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
-from blocktune.tuner.search.starting_configs import find_contenders
 from tests.support import landscape
 
 pytestmark = pytest.mark.triton_free

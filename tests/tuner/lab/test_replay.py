@@ -11,6 +11,8 @@ from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab import replay_report
@@ -19,8 +21,6 @@ from blocktune.tuner.lab.replay import WORKERS, Replay
 from blocktune.tuner.lab.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.search.space import SearchSpace
 
 pytestmark = pytest.mark.triton_free
 

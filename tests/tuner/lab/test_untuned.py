@@ -11,11 +11,11 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.measured_shapes import promising, recorded_best, recorded_sweep
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import UntunedStudy, Without, summary
-from blocktune.tuner.search.space import SearchSpace
 
 pytestmark = pytest.mark.triton_free
 

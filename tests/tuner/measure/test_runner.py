@@ -16,7 +16,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.measure.measurement import REPEATED, Measurement, Terms
 from blocktune.tuner.measure.runner import Deadlines, GpuRunner
-from tests.support.fake_kernels import SHAPE
+from tests.support.fakes.fake_kernels import SHAPE
 from tests.support.programs import program, python
 
 WORKER = program("fake_worker")

@@ -12,13 +12,13 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.noise import study_noise
 from blocktune.tuner.lab.noise_report import summarize
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.measure.runner import Deadlines, GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.search.verdict import speedup
 from tests.support.programs import program
 

@@ -12,7 +12,7 @@ from blocktune.db.records.records import Telemetry
 from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.measure import telemetry
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbances, gpu_lock, nvml_devices
-from tests.support.fake_nvml import UUID, FakeNvml
+from tests.support.fakes.fake_nvml import UUID, FakeNvml
 
 pytestmark = pytest.mark.triton_free
 

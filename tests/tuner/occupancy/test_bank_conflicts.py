@@ -113,7 +113,7 @@ def compiler_s_excess(tile: tuple[int, int, str], registers: tuple[Any, ...], sh
     language = gluon.language
     if not hasattr(language, "bank_conflicts"):
         pytest.skip("this Triton's Gluon does not count bank conflicts")
-    from tests.support import gluon_probe
+    from tests.support.gluon import probe as gluon_probe
 
     rows, columns, dtype = tile
     held = language.distributed_type(getattr(language, dtype), [rows, columns], language.BlockedLayout(*registers))

@@ -16,11 +16,11 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult, options_of, source_of
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy
-from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.search.space import SearchSpace
 from tests.support.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]

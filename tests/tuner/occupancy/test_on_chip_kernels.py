@@ -12,9 +12,9 @@ from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType, Features
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
+from blocktune.tuner.candidates.space import configs_of
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
-from blocktune.tuner.search.shape_defaults import complete_shape
-from blocktune.tuner.search.space import configs_of
 
 pytestmark = pytest.mark.triton_free
 

@@ -10,6 +10,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.profile.comparison import (
@@ -31,7 +32,6 @@ from blocktune.tuner.profile.comparison import (
 )
 from blocktune.tuner.profile.counter_file import CounterFile
 from blocktune.tuner.profile.counters import TIME, Counters
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.counters import raw_page
 
 pytestmark = pytest.mark.triton_free

@@ -7,9 +7,9 @@ import pytest
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.profile.instruction_mix import KINDS, ORDER, InstructionMix, instruction_mix
 from blocktune.tuner.profile.machine_code import loops_of, parsed, product_loop
-from blocktune.tuner.search.shape_defaults import complete_shape
 
 HOPPER = limits_for((9, 0))
 SHAPE = complete_shape(4096, 64)

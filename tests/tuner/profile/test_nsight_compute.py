@@ -13,10 +13,10 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.profile.comparison import METRICS
 from blocktune.tuner.profile.counters import TIME, Counters
 from blocktune.tuner.profile.nsight_compute import read_counters, record_command, recorded
-from blocktune.tuner.search.shape_defaults import complete_shape
 from tests.support.counters import raw_page
 
 SHAPE = complete_shape(1024, 64)

@@ -11,13 +11,13 @@ from optuna.trial import TrialState
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import StoreError
+from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.race_pruner import RacePruner
 from blocktune.tuner.sampling.study_exchange import study_of
 from blocktune.tuner.sampling.study_storage import open_study, storage_url
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.strategies import make_proposals
 from tests.support import landscape
 from tests.tuner.search.test_search import new_search

@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.db.store import ResultStore
 from tests.support import landscape
-from tests.support.new_stores import new_store
+from tests.support.stores.new_stores import new_store
 
 
 @pytest.fixture

@@ -73,7 +73,7 @@ def test_what_calls_get_untuned_is_the_anchor_and_takes_part_in_the_finals(
     timed = {config: one.time_us for config, one in landscape.measurements(0).items() if one.time_us is not None}
     fit = [config for config in landscape.SPACE.feasible if config in timed and landscape.fits(config)]
     slow = max(fit, key=lambda config: timed[config])
-    monkeypatch.setattr("blocktune.tuner.search.starting_configs.shipped_untuned", lambda device: Listed(slow))
+    monkeypatch.setattr("blocktune.tuner.candidates.starting_configs.shipped_untuned", lambda device: Listed(slow))
     finalists: list[KernelConfig] = []
 
     class Seen(Replay):

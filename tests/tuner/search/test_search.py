@@ -9,11 +9,11 @@ import pytest
 
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.sampling.study_storage import open_study
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.loop import Limit, Search
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT

@@ -7,8 +7,8 @@ import pytest
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
-from blocktune.tuner.search.assignment import Assignment
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals
 from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED

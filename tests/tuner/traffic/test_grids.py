@@ -21,8 +21,8 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import CacheType, Features, MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.kernels.values.visible_ranges import query_spans
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder_steps import grid_of
-from blocktune.tuner.search.shape_defaults import complete_shape
 from blocktune.tuner.traffic.visited_tiles import visits_of
 from tests.support.triton_modes import compiled_here
 

@@ -14,7 +14,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.traffic.backward import fused_backward_traffic, split_backward_traffic, standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.decode import decode_traffic

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.traffic.model import (
     Traffic,
     score_matrix_bytes,

@@ -15,7 +15,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import Traffic
 from tests.support.programs import program

@@ -13,7 +13,7 @@ from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.install import uninstall
 from blocktune.tuner.tuned.tune_call import Tools
-from tests.support.fake_triton import FakeGpu, FakeTurnClock, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, active
 
 H200 = device_named("h200")
 

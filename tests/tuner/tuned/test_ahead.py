@@ -15,7 +15,7 @@ from blocktune.kernels.tuned.settings import STRICT_VARIABLE, Settings
 from blocktune.tuner.tuned import ahead
 from blocktune.tuner.tuned.install import install, uninstall
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

@@ -15,7 +15,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.tuned.autotune import autotune, space
 from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
-from tests.support.fake_triton import FakeGpu, Launch
+from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

@@ -14,7 +14,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.tuner.tuned import node_lock
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.programs import program, python
 from tests.support.triton_modes import compiled_here
 

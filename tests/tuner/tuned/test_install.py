@@ -18,7 +18,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.install import install, uninstall
 from tests.support import autotuned_kernels
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

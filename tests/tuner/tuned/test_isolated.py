@@ -16,7 +16,7 @@ from blocktune.tuner.tuned.install import install
 from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.programs import program
 from tests.support.triton_modes import compiled_here
 

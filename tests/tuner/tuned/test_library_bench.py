@@ -16,7 +16,7 @@ from blocktune.tuner.jitted.specialization import function_named
 from tests.support import library_document, library_measures, library_steps
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.chosen_constants import tuned_in
-from tests.support.fake_triton import FakeGpu, FakeTurnClock, Launch
+from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.programs import library_bench, library_check, library_starts
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.support import library_document, library_hits, library_steps
-from tests.support.fake_triton import FakeGpu
+from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.programs import library_bench
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200

@@ -13,7 +13,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import Causal
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.upkeep.shape_buckets import choose_buckets
 
 pytestmark = pytest.mark.triton_free

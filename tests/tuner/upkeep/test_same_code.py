@@ -8,7 +8,7 @@ import pytest
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
-from blocktune.tuner.search.shape_defaults import complete_shape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.programs import same_code
 
 SHAPE = complete_shape(1024, 64)

@@ -22,7 +22,7 @@ from tests.kernels.hopper.backward.test_flash_bwd_hopper import step_loops, wait
 from tests.kernels.portable.backward.test_flash_bwd_dense import Gradients, backward, check, run
 from tests.support.feature_cases import extras_of, packed, shape_of, tensors
 from tests.support.hopper_gpu import skip_elsewhere
-from tests.support.machine_code import loops, machine_code, mnemonic
+from tests.support.machine_code.kernels import loops, machine_code, mnemonic
 from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))

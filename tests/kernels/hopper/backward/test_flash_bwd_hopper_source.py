@@ -40,8 +40,8 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support import gluon_machine
 from tests.support.feature_cases import extras_of, packed, tensors
+from tests.support.gluon import machine as gluon_machine
 
 pytestmark = pytest.mark.triton_free
 

@@ -17,11 +17,11 @@ from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.space import configs_of
 from blocktune.tuner.compile.compiler import compile_resources
-from blocktune.tuner.search.space import configs_of
 from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
 from tests.support.hopper_gpu import skip_elsewhere
-from tests.support.machine_code import machine_code, mnemonic
+from tests.support.machine_code.kernels import machine_code, mnemonic
 from tests.support.triton_modes import compiled_here
 
 HOPPER = limits_for((9, 0))

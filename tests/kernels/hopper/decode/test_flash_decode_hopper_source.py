@@ -1,4 +1,4 @@
-"""The source of the Hopper decoding kernel, run on the CPU by tests/support/gluon_tensors.py, against a float64
+"""The source of the Hopper decoding kernel, run on the CPU by tests/support/gluon/tensors.py, against a float64
 reference.
 
 What the compiler makes of it is not seen here; test_flash_decode_hopper.py reads the machine code, and compares results
@@ -19,7 +19,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.kernels.portable.decode import test_flash_decode
 from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
-from tests.support import gluon_tensors
+from tests.support.gluon import tensors as gluon_tensors
 
 pytestmark = pytest.mark.triton_free
 

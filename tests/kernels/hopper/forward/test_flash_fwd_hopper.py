@@ -19,10 +19,10 @@ from blocktune.kernels.hopper.forward.layout import WIDTHS, shares_memory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.space import SearchSpace
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashForwardHopper()

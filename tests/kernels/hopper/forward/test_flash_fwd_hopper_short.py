@@ -17,11 +17,11 @@ from blocktune.kernels.hopper.forward.short_kernel import MOST_KEYS, FlashForwar
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
-from blocktune.tuner.search.space import SearchSpace
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import MASKS, loaded, shape
 from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import (
     cache,
@@ -30,7 +30,7 @@ from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import (
     name_of,
     positions,
 )
-from tests.support.machine_code import machine_code
+from tests.support.machine_code.kernels import machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 
 __all__ = ["cache"]

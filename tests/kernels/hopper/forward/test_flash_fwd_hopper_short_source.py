@@ -1,4 +1,4 @@
-"""The source of the Hopper forward for short sequences, run on the CPU by tests/support/gluon_machine.py: lengths,
+"""The source of the Hopper forward for short sequences, run on the CPU by tests/support/gluon/machine.py: lengths,
 masks, parameters.
 
 What the compiler makes of it is not seen here; test_flash_fwd_hopper_short.py reads the machine code, and on a GPU
@@ -16,7 +16,7 @@ from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShor
 from blocktune.kernels.values.shape import Causal
 from tests.kernels.hopper.forward import test_flash_fwd_hopper_source as other
 from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors
-from tests.support import gluon_machine
+from tests.support.gluon import machine as gluon_machine
 
 pytestmark = pytest.mark.triton_free
 

@@ -1,4 +1,4 @@
-"""The source of the Hopper forward, run on the CPU by tests/support/gluon_machine.py: every length, mask, feature and
+"""The source of the Hopper forward, run on the CPU by tests/support/gluon/machine.py: every length, mask, feature and
 parameter.
 
 What the compiler makes of it is not seen here; test_hopper_fwd_machine_code.py reads the machine code, and on a GPU
@@ -25,7 +25,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.correctness.forward import HARD, PLAIN
-from tests.support import gluon_machine
+from tests.support.gluon import machine as gluon_machine
 
 pytestmark = pytest.mark.triton_free
 

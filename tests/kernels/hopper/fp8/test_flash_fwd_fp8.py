@@ -21,14 +21,14 @@ from blocktune.kernels.registry import KERNELS, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
-from blocktune.tuner.search.space import SearchSpace
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import main_loops, positions
-from tests.support.machine_code import machine_code
+from tests.support.machine_code.kernels import machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 
 HOPPER = limits_for((9, 0))

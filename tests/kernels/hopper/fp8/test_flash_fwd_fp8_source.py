@@ -1,4 +1,4 @@
-"""The source of the 8-bit Hopper forward, run on the CPU by tests/support/gluon_machine.py: lengths, masks, scales and
+"""The source of the 8-bit Hopper forward, run on the CPU by tests/support/gluon/machine.py: lengths, masks, scales and
 parameters.
 
 The pass over the values is ordinary Triton; its order of keys is written down here once more.
@@ -19,7 +19,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
-from tests.support import gluon_machine
+from tests.support.gluon import machine as gluon_machine
 
 pytestmark = pytest.mark.triton_free
 

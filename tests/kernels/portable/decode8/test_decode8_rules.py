@@ -16,7 +16,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compiled_code, resources_of
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from tests.kernels.portable.decode8.test_flash_decode8 import HOPPER, KERNEL, config_of, short_shape
-from tests.support.machine_code import loops, machine_code, mnemonic
+from tests.support.machine_code.kernels import loops, machine_code, mnemonic
 from tests.support.triton_modes import compiled_here
 
 LLAMA: dict[str, Any] = {"batch": 8, "num_heads": 32, "num_heads_kv": 8, "seqlen_k": 8192, "head_dim": 128}

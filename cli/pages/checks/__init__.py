@@ -1,0 +1,1 @@
+"""Tables of what checks found: the differential check, faults, GPU tests, the sanitizer."""

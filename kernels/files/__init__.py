@@ -1,0 +1,1 @@
+"""Files that someone else may have written: their place, owner, text, checksums and signature."""

@@ -1,0 +1,170 @@
+"""What files and names bring reaches a terminal and a log spelt and cut, whatever command reads it."""
+
+import json
+import logging
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blocktune.db.exchange.document import document_from
+from blocktune.db.exchange.importing import records_from
+from blocktune.kernels.files.foreign_text import MAX_CHARACTERS, shown
+from blocktune.kernels.values.errors import ImportRejectedError
+
+TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
+EXIT_CODES = (0, 2, 3, 4, 5, 7)
+RUNS = 5000 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 40
+
+
+def require_harmless(result: Any) -> None:
+    for text in (result.stdout, result.stderr):
+        assert all(sign.isprintable() or sign in "\n\t" for sign in text)
+    assert len(result.stderr) < 2 * MAX_CHARACTERS
+    assert "Traceback" not in result.stderr
+    assert result.exit_code in EXIT_CODES, result.exception
+
+
+def test_control_characters_are_spelt_and_the_rest_is_cut() -> None:
+    assert shown("a\tb\nµ") == "a\tb\nµ"
+    assert shown(f"x{TITLE}") == r"x\x1b]0;owned\x07\x1b[31m\u202e\x9b"
+    assert shown("\ud800") == r"\ud800"
+    assert shown("x" * 10_000_000, 5) == "xxxxx... (10,000,000 characters)"
+
+
+def test_a_log_gets_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("blocktune").warning("%s of %d", TITLE + "x" * 10_000, 3)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(r"\x1b]0;owned")
+    assert len(record.getMessage()) < 2 * MAX_CHARACTERS
+
+
+def test_a_table_of_others(tune) -> None:
+    with closing(sqlite3.connect(tune.db)) as connection, connection:
+        connection.execute(f'CREATE TABLE "{TITLE}{"x" * 100_000}"(a)')
+    for words in (("list",), ("doctor",), ("doctor", "--recover"), ("merge", tune.db), ("export", "-")):
+        result = tune(*words)
+        require_harmless(result)
+        assert "belongs to another program" in result.stdout + result.stderr
+
+
+def test_names_in_a_schema_that_sqlite_itself_repeats(tune, winner) -> None:
+    tune.store(winner())
+    with closing(sqlite3.connect(tune.db)) as connection, connection:
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET name = ?, tbl_name = ? WHERE name = 'best'", (TITLE, TITLE))
+    for words in (("list",), ("doctor",), ("best", "--seq", 8192, "--dim", 64, "--device", "h200")):
+        require_harmless(tune(*words))
+
+
+def test_tables_and_names_of_files(tune, tmp_path: Path) -> None:
+    shapes = tmp_path / f"{TITLE}.toml"
+    for text in (f"[{json.dumps(TITLE)}]\nseq = 1", f"{json.dumps(TITLE)} = 1", "[a]\nseq = " + "[" * 100_000):
+        shapes.write_text(text)
+        require_harmless(tune("run", "--shapes", shapes, "--device", "h200"))
+    for words in (("import", tmp_path / f"{TITLE}.json"), ("diff", TITLE, TITLE), ("list", "--db", f"{TITLE}.json")):
+        require_harmless(tune(*words))
+
+
+def places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in a document."""
+    found = []
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        found.append((*way, key))
+        if isinstance(inner, (dict, list)):
+            found += places(inner, (*way, key))
+    return found
+
+
+JUNK = (
+    None,
+    True,
+    -1,
+    2**63,
+    10**400,
+    1e308,
+    float("nan"),
+    "",
+    TITLE,
+    "a" * 100_000,
+    "\u202e",
+    "\0",
+    [],
+    {},
+    {TITLE: 1},
+)
+
+
+def test_no_document_gives_a_traceback_or_a_control_character(tune, winner, tmp_path: Path) -> None:
+    sound = json.dumps(document_from(winner().device, [winner()], []))
+    rng = random.Random(0)
+    file = tmp_path / "results.json"
+    ended: set[int] = set()
+    for _ in range(RUNS):
+        document = json.loads(sound)
+        *way, last = rng.choice(places(document))
+        inner = document
+        for key in way:
+            inner = inner[key]
+        if rng.random() < 0.7 or isinstance(inner, list):
+            inner[last] = rng.choice(JUNK)
+        else:
+            inner[TITLE + str(last)] = inner.pop(last)
+        file.write_text(json.dumps(document))
+        for words in (("import", file), ("diff", file, file)):
+            result = tune(*words)
+            require_harmless(result)
+            ended.add(result.exit_code)
+    assert 2 in ended
+    require_harmless(tune("list"))
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda document: document.update({TITLE: 1}),
+        lambda document: document["bests"][0]["shape"].update(dtype="x" * 1_000_000),
+        lambda document: document["device"].update({"x" * 1_000_000: 1}),
+        lambda document: document.update(bests=[[[]] * 100_000]),
+    ],
+)
+def test_a_refusal_is_short(spoil: Callable[[dict[str, Any]], None], winner) -> None:
+    document = json.loads(json.dumps(document_from(winner().device, [winner()], [])))
+    spoil(document)
+    with pytest.raises(ImportRejectedError) as caught:
+        records_from(document)
+    assert len(str(caught.value)) < 1500
+    assert str(caught.value).isprintable()
+
+
+COMMAND = [sys.executable, "-P", "-m", "blocktune", "list", "--shipped"]
+
+
+def test_a_full_disk_behind_the_output_is_said() -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(COMMAND, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert result.returncode == 2
+    assert result.stderr == "error: The output must be writable, but it is not (No space left on device). " + (
+        "Send it to another place.\n"
+    )
+
+
+def test_a_closed_output_is_no_error() -> None:
+    result = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *COMMAND], stderr=subprocess.PIPE, text=True, check=False, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_words_of_the_command_line_are_spelt(tune) -> None:
+    for words in (("list", TITLE), (TITLE,), ("list", f"--{TITLE}"), ("best", "--seq", TITLE)):
+        result = tune(*words)
+        require_harmless(result)
+        assert result.exit_code == 2

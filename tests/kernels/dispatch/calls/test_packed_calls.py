@@ -1,0 +1,97 @@
+"""Calls of packed sequences: one plan for all numbers of tokens, and nothing but zeros outside of them."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+from blocktune.kernels import registry
+from blocktune.kernels.api import flash_attn
+from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.kernels.dispatch.calls.test_engine import HEADS, Kernels
+from tests.support.fakes.dispatch_fakes import ListSource
+from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
+
+pytestmark = pytest.mark.triton_free
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The CPU as an H200 with a kernel for either direction that serves all features."""
+    return pretend_features(monkeypatch)
+
+
+def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_code_takes(kernels: Kernels) -> None:
+    """That is one for multiples of 16, one for other products with the heads that are, and one for the rest."""
+    dispatcher = Dispatcher(ListSource())
+    for tokens in (9, 11, 15):
+        q = torch.randn(tokens, HEADS, 16).transpose(0, 1)[None]
+        bounds = torch.tensor([0, 4, tokens - 1], dtype=torch.int32)
+        packed = {"cu_seqlens_q": bounds, "cu_seqlens_k": bounds, "lengths": (2, 16, 16)}
+        out, lse = dispatcher.attend(q, q, q, lse=True, causal=Causal.NONE, scale=0.25, **packed)
+        for first, last in ((0, 4), (4, tokens - 1)):
+            part = q[:, :, first:last]
+            torch.testing.assert_close(out[:, :, first:last], sdpa(part, part, part))
+        assert not bool(out[:, :, tokens - 1 :].any())
+        assert bool(lse[:, tokens - 1 :].isneginf().all())
+    assert len(dispatcher._resolver.plans) == 1
+    assert {(shape.batch, shape.seqlen_q, shape.seqlen_k) for shape, _ in kernels[0].seen} == {(2, 16, 16)}
+
+
+class WithinForward(FeatureForward):
+    """Writes where sequences are and nowhere else, as the real kernels do."""
+
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        whole = super().bind(config, shape)
+
+        def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
+            rows = slice(int(extras.cu_seqlens_q[-1]))
+            result, sums = torch.empty_like(out), torch.empty_like(lse)
+            whole(q, k, v, result, sums, scale, extras)
+            out[:, :, rows], lse[:, rows] = result[:, :, rows], sums[:, rows]
+
+        return launch
+
+
+class WithinBackward(FeatureBackward):
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> Launch:
+        whole = super().bind(config, shape)
+
+        def launch(*arguments: Any) -> None:
+            *inputs, dq, dk, dv, scale, extras = arguments
+            found = [torch.empty_like(gradient) for gradient in (dq, dk, dv)]
+            whole(*inputs, *found, scale, extras)
+            for gradient, own, bounds in zip((dq, dk, dv), found, ("q", "k", "k"), strict=True):
+                rows = slice(int(getattr(extras, f"cu_seqlens_{bounds}")[-1]))
+                gradient[:, :, rows] = own[:, :, rows]
+
+        return launch
+
+
+def test_what_stands_outside_of_packed_sequences_is_zero_and_no_old_memory(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = WithinForward(), WithinBackward()
+    monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
+    dispatcher = Dispatcher(ListSource())
+    q, k, v = (torch.randn(tokens, heads, 16).requires_grad_() for tokens, heads in ((13, 4), (17, 2), (17, 2)))
+    bounds = [torch.tensor([0, 4, last], dtype=torch.int32) for last in (11, 14)]
+    torch.use_deterministic_algorithms(True)  # fills new memory with NaN
+    try:
+        out, lse, _ = flash_attn.flash_attn_varlen_func(
+            q, k, v, *bounds, 7, 10, return_attn_probs=True, dispatcher=dispatcher
+        )
+        gradients = torch.autograd.grad(out, (q, k, v), torch.ones_like(out))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert [len(kernel.launched) for kernel in both] == [2, 2]
+    assert bool((out[11:] == 0).all())
+    assert bool(lse[:, 11:].isneginf().all())
+    for gradient, end in zip(gradients, (11, 14, 14), strict=True):
+        assert bool((gradient[end:] == 0).all())
+        assert bool(gradient[:end].isfinite().all())

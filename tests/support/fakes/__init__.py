@@ -1,0 +1,1 @@
+"""Stand-ins for kernels, devices, drivers, compilers and GPUs."""

@@ -1,0 +1,1 @@
+"""Gluon kernels on the CPU: their own source, with stand-ins for what the GPU does."""

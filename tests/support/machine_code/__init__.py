@@ -1,0 +1,1 @@
+"""What the compiler made of a kernel, and what is legal in it."""

@@ -1,0 +1,1 @@
+"""Stores for tests: new, old, filled, large and damaged ones, and servers."""

@@ -1,0 +1,187 @@
+"""Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from blocktune.db.records.records import Best
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.base.paper_rule import first_paper_config
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+from blocktune.kernels.selection.untuned import shipped_untuned
+from blocktune.kernels.stored.sources import JsonConfigs
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.space import SearchSpace
+from blocktune.tuner.cost.ranking import usefulness
+
+if TYPE_CHECKING:
+    from blocktune.tuner.compile.background import Compiler
+
+USUAL_HEAD_DIM = 64
+
+SEEDS = 4
+"""Configs that a search begins with because calls are expected to be fastest with them."""
+
+MOST_REASONS = 4
+"""Kernels whose reasons an error names; further ones mostly say the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contenders:
+    """The space, with the named configs in it.
+
+    expected: what the dispatcher takes while the shape is not tuned, be it a winner that ships, whichever kernels are
+    searched, which takes part to the end, so that tuning never makes a call slower; then what it expects to be next.
+    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can.
+    neighbours: winners of near shapes. near: the rows of these.
+    """
+
+    space: SearchSpace
+    expected: tuple[KernelConfig, ...]
+    default: KernelConfig
+    paper: KernelConfig | None
+    neighbours: tuple[KernelConfig, ...]
+    near: tuple[TunedConfig, ...] = ()
+
+    @property
+    def first(self) -> tuple[KernelConfig, ...]:
+        """What is tried first, in this order. What calls get leads, because it is the anchor."""
+        paper = () if self.paper is None else (self.paper,)
+        return tuple(dict.fromkeys((self.untuned, self.default, *paper, *self.neighbours, *self.expected)))
+
+    @property
+    def untuned(self) -> KernelConfig:
+        """What calls get while the shape is not tuned."""
+        return self.expected[0]
+
+
+def find_contenders(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], nearest: Iterable[Best]
+) -> Contenders:
+    """Return the contenders of a shape on a device.
+
+    Args:
+        shape: what is computed.
+        device: on what.
+        kernels: those that are searched.
+        nearest: stored winners of shapes like this one.
+
+    Raises:
+        NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
+    """
+    limits = device.limits
+    space = SearchSpace.build(shape, limits, kernels)
+    able = kernels_for(shape, limits)
+    if not able or not space.feasible:
+        raise _nothing_feasible(space, kernels, device)
+    names = {kernel.name: kernel for kernel in kernels}
+    near = list(nearest)
+    rows = [
+        TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+        for best in near
+        if best.shape != shape
+    ]
+    neighbours = [
+        best.config
+        for best in near
+        if best.config.kernel in names and not names[best.config.kernel].violations(best.config, shape, limits)
+    ]
+    default = able[0].default_config(shape, limits)
+    paper = first_paper_config(able, shape, limits)
+    expected = _expected(shape, device, rows, names)
+    named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
+    return Contenders(
+        space=space.with_configs(named),
+        expected=expected,
+        default=default,
+        paper=paper,
+        neighbours=tuple(dict.fromkeys(neighbours)),
+        near=tuple(rows),
+    )
+
+
+def expected_of_compiled(
+    predicted_us: Mapping[KernelConfig, float], shape: AttentionShape, device: DeviceSpec, near: Sequence[TunedConfig]
+) -> KernelConfig | None:
+    """Return which of some compiled configs a dispatcher that knew their code would take for a shape that was not
+    measured; None where nothing was measured on such a device, or none of them is compared.
+
+    Args:
+        predicted_us: the model's times of the compiled configs.
+        shape: what is computed.
+        device: on what.
+        near: stored winners of shapes like this one.
+    """
+    untuned = shipped_untuned(device)
+    if untuned is None:
+        return None
+
+    def predict(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
+        return predicted_us.get(config) or untuned.predict(kernel, config, shape, device)
+
+    compared = replace(untuned, predict=predict).choices(shape, near)
+    return next((one.config for one in compared if one.config in predicted_us), None)
+
+
+def favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], most: int, seed: int = 0
+) -> list[KernelConfig]:
+    """Return up to `most` configs, the first of all first; none where no config can run."""
+    try:
+        contenders = find_contenders(shape, device, kernels, ())
+    except NoFeasibleConfigError:
+        return []
+    order = Assignment(
+        space=contenders.space,
+        first=contenders.first,
+        usefulness=lambda config: usefulness(get_kernel(config.kernel), config, shape, device),
+        trials=most,
+        seed=seed,
+    )
+    return order.by_usefulness[:most]
+
+
+def compile_favourites(
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], compiler: "Compiler", most: int
+) -> None:
+    """Have the favourites of a shape compiled in the background; a search that begins later finds them done."""
+    for config in favourites(shape, device, kernels, most):
+        compiler.submit(config.kernel, config, shape, device.limits.cc)
+
+
+def _expected(
+    shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
+) -> tuple[KernelConfig, ...]:
+    """Return what the dispatcher would take for a shape of which the store has no winner, by the store's others and
+    the results that ship; then what it expects to be next, of the kernels that are searched."""
+    table = ConfigTable((*rows, *JsonConfigs().configs(device)), partial(shipped_untuned, device))
+    first, *others = (step for step in climb_down(table, shape, device.limits) if isinstance(step, Candidate))
+    seeds = [step.config for step in others if step.rung is Rung.EXPECTED and step.config.kernel in searched]
+    return first.config, *seeds[: SEEDS - 1]
+
+
+def _nothing_feasible(
+    space: SearchSpace, kernels: Sequence[AttentionKernel], device: DeviceSpec
+) -> NoFeasibleConfigError:
+    reasons = [space.unsupported[name].rstrip(".") for name in _nearly_able(space, kernels)]
+    shown = reasons[:MOST_REASONS]
+    shown += [f"{len(reasons) - MOST_REASONS} other kernels refuse it too"] if len(reasons) > MOST_REASONS else []
+    shown += [f"{count} configs: {rule}" for rule, count in space.dropped_counts.items()]
+    return NoFeasibleConfigError(f"No config can run {space.shape.label} on {device.name}: {'; '.join(shown)}.")
+
+
+def _nearly_able(space: SearchSpace, kernels: Sequence[AttentionKernel]) -> list[str]:
+    """Return the kernels whose refusal says something: those that would compute the shape with usual head dimensions;
+    else those of its direction, data type and features; else all."""
+    usual = replace(space.shape, head_dim=USUAL_HEAD_DIM, head_dim_v=USUAL_HEAD_DIM)
+    refusing = [kernel for kernel in kernels if kernel.name in space.unsupported]
+    but_for_dims = [kernel.name for kernel in refusing if kernel.unsupported(usual, space.limits) is None]
+    of_kind = [kernel.name for kernel in refusing if kernel.kind_problem(space.shape) is None]
+    return but_for_dims or of_kind or [kernel.name for kernel in refusing]

@@ -1,0 +1,1 @@
+"""Many searches on a Ray cluster."""
