@@ -40,6 +40,7 @@ from blocktune.kernels.hopper.backward.layout import (
     dq_slots,
     form_arguments,
     form_of,
+    has_adders,
     is_deferred,
     is_plain,
     is_wide,
@@ -224,8 +225,8 @@ class FlashBackwardHopper(AttentionKernel):
         """Return the kernels before and after."""
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
         strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
-        before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
-        before |= {"dq_sums": sums, "counter": TensorArgument("int32")}
+        before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_start": sums, "delta_start": sums}
+        before |= {"dq_sums": sums, "counter": TensorArgument("int32"), "lse_factor": 1.0}
         before |= dict(zip(("stride_ob", "stride_oh", "stride_om"), strides_o, strict=True))
         before |= dict(zip(("stride_gb", "stride_gh", "stride_gm"), strides_o, strict=True))
         after: dict[str, Any] = {"dq_sums": sums, "dq": own, "scale": 1.0}
@@ -305,7 +306,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
             "PERSISTENT": bool(own["persistent"]),
             "FORM": form_of(shape),
         }
-        | ({} if is_wide(shape) else {"PARTS": own["group_parts"], "DQ_SLOTS": dq_slots(shape, config.num_stages)})
+        | ({} if is_wide(shape) else {"PARTS": own["group_parts"], "ADDERS": has_adders(shape), "DQ_SLOTS": dq_slots(shape, config.num_stages)})
     )
 
 

@@ -82,9 +82,15 @@ def dq_bytes(shape: AttentionShape) -> int:
     return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
 
 
+def has_adders(shape: AttentionShape) -> bool:
+    """Return whether warps of their own add dq: in a fixed order, and at a width of 128 under masks."""
+    masked = shape.causal is not Causal.NONE or shape.features.window is not None
+    return shape.features.deterministic or (masked and width_of(shape) == 128)
+
+
 def dq_slots(shape: AttentionShape, num_stages: int) -> int:
-    """Return of how many steps there is dq in shared memory: in a fixed order of additions two, where they fit."""
-    if not shape.features.deterministic or is_wide(shape):
+    """Return of how many steps there is dq in shared memory: where warps of their own add it two, if they fit."""
+    if not has_adders(shape) or is_wide(shape):
         return 1
     return 2 if bytes_beside_dq(shape, num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
 

@@ -62,7 +62,9 @@ def gradients_of(
     """dq, dk and dv by the kernel, whose programs run together."""
     q, k, v, out, lse, dout = inputs
     rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
-    lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
+    _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
+    lse_factor = -1.0 / scale_log2 if config.parameters["fold_lse"] else -1.0
+    lse_start, delta_start = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras, lse_factor)
     sums = torch.zeros(rows.count * width_of(problem))
     turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
@@ -71,9 +73,8 @@ def gradients_of(
     described = [launch._described(count, problem, tensor) for tensor, count in blocks]
     described.append(launch._described_sums(problem, (sums, rows.count)))
     described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
-    described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
+    described += [launch._described_statistic((values, rows.count)) for values in (lse_start, delta_start)]
     numbers = KERNEL.bind(config, problem).numbers
-    _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
     constants = [value for name, value in numbers.items() if name not in SIZES]
@@ -96,17 +97,17 @@ def places(problem: AttentionShape, extras: Extras) -> torch.Tensor:
 
 
 def statistics(
-    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor, extras: Extras
+    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor, extras: Extras, lse_factor: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The log-sum-exp in base 2 and row sums as the launch before leaves them: padding, and rows that see no key, have
-    1e30 and 0."""
+    """What the products begin with, as the launch before leaves it: the log-sum-exp in base 2 times a factor, and
+    negative row sums. Padding, and rows that see no key, have 1e30 and 0 in their place."""
     base_2 = torch.full((rows.count // rows.of_head, rows.of_head), 1e30)
     sums = torch.zeros(base_2.shape)
     lse, delta = lse.reshape(base_2.shape[0], -1), delta.reshape(base_2.shape[0], -1)
     blind, own = lse.isinf(), places(problem, extras)
     base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
     sums[:, own] = delta.masked_fill(blind, 0)
-    return base_2.flatten(), sums.flatten()
+    return base_2.flatten() * lse_factor, -sums.flatten()
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
