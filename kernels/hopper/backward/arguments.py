@@ -17,7 +17,7 @@ class Memory(NamedTuple):
     ds: Any
     """dS of two steps."""
     dq: Any
-    """A part of dQ of each warpgroup, on its way to the sums; of one step, or where other warps add of two."""
+    """A part of dQ of each warpgroup, on its way to the sums; in a fixed order of additions of one step or of two."""
     q_full: Any
     do_full: Any
     empty: Any
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     """A barrier for each dS."""
     dq_full: Any
     dq_empty: Any
-    """Barriers of dQ that other warps add (adders.py); else None."""
+    """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
 
 
 class WideMemory(NamedTuple):
@@ -112,7 +112,7 @@ class Options(NamedTuple):
     PERSISTENT: Any
     FORM: Any
     PARTS: Any
-    ADDERS: Any
+    AHEAD: Any
 
 
 class WideOptions(NamedTuple):

@@ -89,6 +89,7 @@ class BackwardLaunch(BackwardLauncher):
         strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
+        ahead = bool(self.numbers.get("AHEAD"))
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
         def launch(
@@ -99,15 +100,15 @@ class BackwardLaunch(BackwardLauncher):
             rows, space = self._space(spaces, q.shape[2]) if found is None else found
             memory = space.new(device)
             addressed = take_addresses(before, middle, after, *join)
-            lse_start, delta_start, sums, counter, turns, *partial_sums = space.parts(memory, as_addresses=addressed)
+            lse_log2, delta, sums, counter, turns, *partial_sums = space.parts(memory, as_addresses=addressed)
             scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
-            lse_factor = -1.0 / scale_log2 if self.numbers["FOLD_LSE"] else -1.0
-            described = q, k, v, dout, (sums, rows.count), *left, (lse_start, rows.count), (delta_start, rows.count)
+            described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             if plain:
-                before(out, dout, lse, lse_start, delta_start, sums, counter, lse_factor)
+                before(out, dout, lse, lse_log2, delta, sums, counter, -1.0 / scale_log2 if ahead else None)
                 if extras.grad_lse is not None:
-                    add_rows(row_sums_in(space, memory), extras.grad_lse, rows, None)
+                    values = -extras.grad_lse if ahead else extras.grad_lse
+                    subtract_rows(row_sums_in(space, memory), values, rows, None)
                 middle(*described, counter, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
@@ -115,9 +116,9 @@ class BackwardLaunch(BackwardLauncher):
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
-            before(out, dout, lse, lse_start, delta_start, sums, counter, turns, cu_q, lse_factor, *rest)
+            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, *rest)
             if extras.grad_lse is not None:
-                add_rows(row_sums_in(space, memory), extras.grad_lse, rows, cu_q)
+                subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             middle(*described, counter, scale, scale_log2, *sizes, *bounds)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
@@ -213,24 +214,24 @@ def gradient_blocks(shape: AttentionShape) -> int:
 
 
 def row_sums_in(space: Workspace, memory: Any) -> Any:
-    """Return the negative row sums of out * dout in memory of a workspace."""
+    """Return the row sums of out * dout in memory of a workspace."""
     return space.parts(memory, as_addresses=False)[1]
 
 
-def add_rows(sums: Any, values: Any, rows: Rows, begins: Any) -> None:
-    """Add values [batch, num_heads, seqlen_q], or packed [num_heads, tokens], to the workspace's negative row sums."""
+def subtract_rows(delta: Any, values: Any, rows: Rows, begins: Any) -> None:
+    """Subtract values [batch, num_heads, seqlen_q], or packed [num_heads, tokens], from the workspace's row sums."""
     import torch
 
-    by_head = sums.view(-1, rows.of_head)
+    by_head = delta.view(-1, rows.of_head)
     if begins is None:
-        by_head[:, : values.shape[-1]].add_(values.flatten(0, 1))
+        by_head[:, : values.shape[-1]].sub_(values.flatten(0, 1))
         return
     token, begins = torch.arange(values.shape[1], device=values.device), begins.long()
     sequence = (torch.searchsorted(begins, token, right=True) - 1).clamp(max=begins.shape[0] - 2)
     outside = token >= begins[-1]
     first = (begins[sequence] + sequence * BLOCK_M) // BLOCK_M * BLOCK_M
     places = (first + token - begins[sequence]).masked_fill(outside, 0)
-    by_head.index_add_(1, places, values.masked_fill(outside, 0.0))
+    by_head.index_add_(1, places, -values.masked_fill(outside, 0.0))
 
 
 def sums_descriptor(sums: Any, elements: int, part: int) -> Any:

@@ -26,15 +26,16 @@ def compared_with(lse):
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
 def prepare_kernel(
-    out, dout, lse, lse_start, delta_start, dq_sums, counter, lse_factor,
+    out, dout, lse, lse_log2, delta, dq_sums, counter, lse_factor,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """What the products begin with, [batch, num_heads, seqlen_q]: delta_start = -rowsum(out * dout), and lse_start =
-    what scores are compared with (`compared_with`) times lse_factor. Zeros in dq_sums and in the counter.
+    """delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`compared_with`), zeros
+    in dq_sums and in the counter.
 
-    lse_factor: -1, or where products of queries and keys are added to lse_start, -1 / scale_log2. ROWS divides seqlen_q. stride_g*: of dout.
+    lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
+    products begin with them, the one multiplied by it, the other one negative. ROWS divides seqlen_q. stride_g*: of dout.
     """
     program = tl.program_id(0)
     first = program.to(tl.int64) * ROWS
@@ -48,8 +49,12 @@ def prepare_kernel(
     g = tl.load(dout + batch * stride_gb + head * stride_gh + rows * stride_gm + columns)
     # [ROWS]
     flat = first + tl.arange(0, ROWS)
-    tl.store(delta_start + flat, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    tl.store(lse_start + flat, compared_with(tl.load(lse + flat)) * lse_factor)
+    if lse_factor is not None:
+        tl.store(delta + flat, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)) * lse_factor)
+    else:
+        tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
     # [ROWS, HEAD_DIM]
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:
@@ -106,14 +111,14 @@ def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.const
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
 def prepare_rows_kernel(
-    out, dout, lse, lse_start, delta_start, dq_sums, counter, turns, cu_q, lse_factor,
+    out, dout, lse, lse_log2, delta, dq_sums, counter, turns, cu_q,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
     num_heads, seqlen_q, rows, programs,
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
-    Rows that see no key (lse is -inf) and rows of the padding get what 1e30 and 0 become. WIDTH: columns of a row
+    Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
     of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32.
     """
@@ -141,8 +146,8 @@ def prepare_rows_kernel(
     )  # fmt: skip
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
-    tl.store(delta_start + flat, tl.where(blind, 0.0, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
-    tl.store(lse_start + flat, compared_with(value) * lse_factor)
+    tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
+    tl.store(lse_log2 + flat, compared_with(value))
     # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:

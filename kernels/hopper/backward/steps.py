@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.bounds import is_later, keep_seen
-from blocktune.kernels.hopper.backward.form import has_softcap, is_general, names_exchange, names_release
-from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, reinterpret, tanh
+from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
+from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -70,42 +70,25 @@ def no_products_yet():
 
 
 @gluon.jit
-def hidden_zero():
-    """0, as only the assembler knows, and anew in every step.
-
-    Addresses of operands that it is a part of stay in the step, a few instructions on the uniform datapath. Those that
-    LLVM knows to be the same in all steps, up to 44 numbers of 64 bits, it computes ahead of the loop, and they spill.
-    """
-    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def anew(tile):
-    """A tile of shared memory, whose address is computed where it stands."""
-    return reinterpret(tile, tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(hidden_zero())
-
-
-@gluon.jit
-def per_query(values, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
+def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
     """The initial accumulator of S^T or dP^T: a value for each query; zeros, which are not used, if not `on`."""
     BLOCK_M: gl.constexpr = values.shape[0]
     # [KEYS, BLOCK_M]
     zeros = gl.zeros([KEYS, BLOCK_M], gl.float32, S_L)
     if on:
-        wide, _ = gl.broadcast(values.load(gl.SliceLayout(0, S_L))[None, :], zeros)
-        return wide
+        return zeros + (values.load(gl.SliceLayout(0, S_L)) * factor)[None, :]
     else:
         return zeros
 
 
 @gluon.jit
 def probabilities(s, lse, scale_log2, S_L: gl.constexpr, FOLD_LSE: gl.constexpr):
-    """exp(S^T - lse), of pairs that do not see each other, too. lse: what the pass before made of it."""
+    """exp(S^T - lse), of pairs that do not see each other, too."""
     # [KEYS, BLOCK_M]
     if FOLD_LSE:
         return gl.exp2(s * scale_log2)
     else:
-        return gl.exp2(s * scale_log2 + lse.load(gl.SliceLayout(0, S_L))[None, :])
+        return gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
 
 
 @gluon.jit
@@ -171,22 +154,27 @@ def put_partial(gradient, desc, memory, block):
 
 
 @gluon.jit
-def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, ADDERS: gl.constexpr):
-    """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
+def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
+    """Adds dQ of 64 queries to the sums, to their rows from `row` on; in a fixed order gives it to the warp that adds.
 
     b, b_phase: the buffer of dS of the same step.
     """
-    if ADDERS:
+    if is_ordered(FORM):
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
     else:
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
 
 
 @gluon.jit
-def hand_over(x, memory, b, b_phase, W: gl.constexpr):
-    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b."""
+def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
+    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
+
+    AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
+    """
     BOTH: gl.constexpr = memory.dq.shape[0] == 4  # memory for two steps
     place = b * 2 + W if BOTH else W
+    if AWAIT:
+        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
     mbarrier.wait(memory.dq_empty.index(place), b_phase ^ 1 if BOTH else 1 - b)
     memory.dq.index(place).store(x)
     fence_async_shared()
@@ -201,145 +189,82 @@ def await_last(memory, b, b_phase, W: gl.constexpr):
 
 
 @gluon.jit
-def issue_scores(ka, memory, slot, phase, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """S^T of the queries in a slot, which are waited for if `ready`; not waited for itself."""
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    mbarrier.wait(memory.q_full.index(slot), phase, pred=ready)
-    # [KEYS, BLOCK_M]
-    acc = per_query(memory.lse.index(slot), OPTIONS.FOLD_LSE, KEYS, S_L)
-    if not OPTIONS.DEFER:
-        ka = anew(memory.k).slice(W * KEYS, KEYS, dim=0)
-    return warpgroup_mma(ka, memory.q.index(slot).permute((1, 0)), acc, use_acc=OPTIONS.FOLD_LSE, is_async=True)
-
-
-@gluon.jit
-def issue_slopes(va, acc, memory, slot, OPTIONS: gl.constexpr):
-    """dP^T of the queries in a slot; not waited for."""
-    return warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), acc, use_acc=OPTIONS.FOLD_DELTA, is_async=True)
-
-
-@gluon.jit
-def weigh(
-    s, steps, slot, m, key, bounds, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr
-):  # fmt: skip
-    """P^T of the queries m .. and of this warpgroup's keys `key` .., as an operand, and what dP^T is multiplied with:
-    P^T, under a soft cap times its derivative. s: S^T."""
-    FORM: gl.constexpr = OPTIONS.FORM
-    memory = steps.memory
-    # [KEYS, BLOCK_M]
-    if has_softcap(FORM):
-        s = tanh(s * steps.cap_in)
-    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, OPTIONS.FOLD_LSE)
-    p = masked(p_all, m, key, bounds, MASK, S_L, FORM)
-    p_low = gl.convert_layout(p.to(memory.k.dtype), P_L)
-    if has_softcap(FORM):  # masked after the product: a hidden key may leave a derivative of NaN
-        p = masked(p_all * (1.0 - s * s), m, key, bounds, MASK, S_L, FORM)
-    return p_low, p
-
-
-@gluon.jit
-def exchange_ds(p, dp, memory, slot, b, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr):
-    """dS^T as an operand, once it is on its way to the other warpgroup in buffer b."""
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    # [KEYS, BLOCK_M]
-    if not OPTIONS.FOLD_DELTA:
-        dp = dp + memory.delta.index(slot).load(gl.SliceLayout(0, S_L))[None, :]
-    ds = (p * dp).to(memory.k.dtype)
-    memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
-    fence_async_shared()
-    ds_low = gl.convert_layout(ds, P_L)
-    send_ds(memory.ds_full, b, W, OPTIONS.NAMED)
-    return ds_low
-
-
-@gluon.jit
 def step(
-    steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
-    DQ_L: gl.constexpr,
-):  # fmt: skip
-    """One block of queries from m on, whose S^T is on its way as s_t. b, b_phase: the buffer of dS.
-
-    left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away.
-    """
-    memory = steps.memory
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    LATE: gl.constexpr = has_softcap(OPTIONS.FORM)  # a soft cap takes the registers that dP would wait in
-    P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
-    next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
-    va = memory.v.slice(W * KEYS, KEYS, dim=0)
-    # [KEYS, BLOCK_M]
-    mbarrier.wait(memory.do_full.index(slot), phase)
-    if LATE:
-        s = warpgroup_mma_wait(0, deps=(s_t,))
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
-        dp_acc = per_query(memory.delta.index(slot), OPTIONS.FOLD_DELTA, KEYS, S_L)
-        dp_t = issue_slopes(va, dp_acc, memory, slot, OPTIONS)
-    else:
-        dp_acc = per_query(memory.delta.index(slot), OPTIONS.FOLD_DELTA, KEYS, S_L)
-        s = warpgroup_mma_wait(0, deps=(s_t,))
-        dp_t = issue_slopes(va, dp_acc, memory, slot, OPTIONS)
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
-    # [KEYS, head_dim]
-    dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
-    dp = warpgroup_mma_wait(1, deps=(dp_t,))
-    ds_low = exchange_ds(p, dp, memory, slot, b, W, OPTIONS, S_L, P_L)
-    wait_ds(memory.ds_full, b, b_phase, W, OPTIONS.NAMED)
-    # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
-    dq_t = issue_dq(None, anew(memory.k), memory.ds.index(b), W, False, DQ_L)
-    dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
-    dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-    give_dq(dq, steps, row + m, b, b_phase, W, OPTIONS.ADDERS)
-    s_t = issue_scores(None, memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
-    dk = warpgroup_mma_wait(1, deps=(dk_t,))
-    release(memory.empty, slot, OPTIONS.NAMED)
-    b, b_phase = advance(b, b_phase, 2)
-    return s_t, left - 1, dk, dv, next_slot, next_phase, b, b_phase
-
-
-@gluon.jit
-def deferred_step(
     steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
-    """One block of queries from m on, and dQ of the block before it. b, b_phase: the buffer of dS.
+    """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
     first: the block that the walk begins with. bounds is None where FORM has no use for it.
     """
     memory = steps.memory
+    DEFER: gl.constexpr = OPTIONS.DEFER
+    FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
+    FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
     NAMED: gl.constexpr = OPTIONS.NAMED
     FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
     BLOCK_M: gl.constexpr = memory.q.shape[1]
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    LATE: gl.constexpr = has_softcap(FORM)
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
+    KEYS: gl.constexpr = BLOCK_N // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     # [KEYS, BLOCK_M]
-    s_t = issue_scores(ka, memory, slot, phase, True, W, OPTIONS, S_L)
+    mbarrier.wait(memory.q_full.index(slot), phase)
+    s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, KEYS, S_L)
+    s_t = warpgroup_mma(ka, memory.q.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(memory.do_full.index(slot), phase)
+    LATE: gl.constexpr = has_softcap(FORM)  # a soft cap takes the registers that dP would wait in
     if not LATE:
-        dp_acc = per_query(memory.delta.index(slot), OPTIONS.FOLD_DELTA, KEYS, S_L)
-        dp_t = issue_slopes(va, dp_acc, memory, slot, OPTIONS)
-    if names_exchange(NAMED):
-        if is_later(m, first, FORM):
-            wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
+        dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
+    if DEFER:
+        if names_exchange(NAMED):
+            if is_later(m, first, FORM):
+                wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
+        else:
+            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=is_later(m, first, FORM))
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
+        s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
-        mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=is_later(m, first, FORM))
-    dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, True, DQ_L)  # of the first step: thrown away
-    s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
-    p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
+        s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
     if LATE:
-        dp_acc = per_query(memory.delta.index(slot), OPTIONS.FOLD_DELTA, KEYS, S_L)
-        dp_t = issue_slopes(va, dp_acc, memory, slot, OPTIONS)
+        s = tanh(s * steps.cap_in)
+    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
+    p = masked(p_all, m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
+    p_low = gl.convert_layout(p.to(dtype), P_L)
+    if LATE:  # masked after the product: a hidden key may leave a derivative of NaN
+        p = masked(p_all * (1.0 - s * s), m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
+        dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
+        dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
-    dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
-    ds_low = exchange_ds(p, dp, memory, slot, b, W, OPTIONS, S_L, P_L)
-    dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
-    if is_later(m, first, FORM):
-        give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS.ADDERS)
-    dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
+    if DEFER:
+        dp, dq = warpgroup_mma_wait(1, deps=(dp_t, dq_t))
+    else:
+        dp = warpgroup_mma_wait(1, deps=(dp_t,))
+    # [KEYS, BLOCK_M]
+    if FOLD_DELTA:
+        ds = (p * dp).to(dtype)
+    else:
+        ds = (p * (dp - memory.delta.index(slot).load(gl.SliceLayout(0, S_L))[None, :])).to(dtype)
+    memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
+    fence_async_shared()
+    ds_low = gl.convert_layout(ds, P_L)
+    send_ds(memory.ds_full, b, W, NAMED)
+    # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
+    if DEFER:
+        dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
+        if is_later(m, first, FORM):
+            give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
+        dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
+    else:
+        wait_ds(memory.ds_full, b, b_phase, W, NAMED)
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
+        dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
+        dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
+        give_dq(dq, steps, row + m, b, b_phase, W, FORM)
+        dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     b, b_phase = advance(b, b_phase, 2)

@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper.backward.ahead import walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
@@ -43,14 +44,13 @@ from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
     ends_masked,
     is_general,
+    is_ordered,
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
     await_last,
-    deferred_step,
     give_dq,
     issue_dq,
-    issue_scores,
     no_products_yet,
     put_partial,
     step,
@@ -157,74 +157,50 @@ def producer(
 
 @gluon.jit
 def query_head(
-    steps, s_t, left, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
     From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back (`block_at`).
     """
-    FORM: gl.constexpr = OPTIONS.FORM
-    BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
-    low, high = places_of(first, low, high, end, FORM)
-    if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
-        for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
-            s_t, left, dk, dv, slot, phase, b, b_phase = step(
-                steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
-    for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM)
-        s_t, left, dk, dv, slot, phase, b, b_phase = step(
-            steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, b, b_phase,
-            W, False, OPTIONS, S_L, KV_L, DQ_L,
-        )  # fmt: skip
-    if ends_masked(FORM):
-        for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
-            s_t, left, dk, dv, slot, phase, b, b_phase = step(
-                steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
-    return s_t, left, dk, dv, slot, phase, b, b_phase
-
-
-@gluon.jit
-def deferred_head(
-    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
-):  # fmt: skip
-    """`query_head` for heads of 64 columns, whose dQ comes a step later."""
     memory = steps.memory
+    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
+    DEFER: gl.constexpr = OPTIONS.DEFER
+    NAMED: gl.constexpr = OPTIONS.NAMED
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
+    BLOCK_N: gl.constexpr = memory.k.shape[0]
+    if CAUSAL and not is_general(FORM):
+        first = n0 + 0
+        low = n0 + BLOCK_N
     low, high = places_of(first, low, high, end, FORM)
     begin = block_at(first, first, end, BLOCK_M, FORM)
-    if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+    if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM)
-            dk, dv, slot, phase, b, b_phase = deferred_step(
+            dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
         m = block_at(place, first, end, BLOCK_M, FORM)
-        dk, dv, slot, phase, b, b_phase = deferred_step(
+        dk, dv, slot, phase, b, b_phase = step(
             steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM)
-            dk, dv, slot, phase, b, b_phase = deferred_step(
+            dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
-    wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, OPTIONS.NAMED)
-    dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, True, DQ_L)
-    dq = warpgroup_mma_wait(0, deps=(dq_t,))
-    give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS.ADDERS)
+    if DEFER:
+        wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
+        dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
+        dq = warpgroup_mma_wait(0, deps=(dq_t,))
+        give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
     return dk, dv, slot, phase, b, b_phase
 
 
@@ -287,16 +263,11 @@ def consumer(
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
             first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
             bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
-        elif OPTIONS.CAUSAL:
-            first = n0 + 0
-            low = n0 + BLOCK_N
         # [KEYS, head_dim]
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)
         dv = gl.zeros([KEYS, D], gl.float32, KV_L)
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
-        if OPTIONS.ADDERS:
-            tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
         if DEFER:
             ka = kw.load(gl.DotOperandLayout(0, S_L, 2))
             va = vw.load(gl.DotOperandLayout(0, S_L, 2))
@@ -304,25 +275,28 @@ def consumer(
             if PERSISTENT:
                 mbarrier.arrive(ends.kv_empty, count=1)  # K and V are in registers now
         else:
-            left = (end - first) // BLOCK_M * (group_size if OPTIONS.GROUPED else 1)
-            s_t = issue_scores(None, memory, slot, phase, True, W, OPTIONS, S_L)
-        for member in range(group_size if OPTIONS.GROUPED else 1):
-            row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, OPTIONS.GROUPED,
-                FORM,
+            ka = kw
+            va = vw
+            kt = memory.k
+        if OPTIONS.AHEAD:
+            dk, dv, slot, phase, b, b_phase = walk_ahead(
+                steps, dk, dv, n0, seqlen_q, slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L
             )  # fmt: skip
-            if DEFER:
-                dk, dv, slot, phase, b, b_phase = deferred_head(
+        elif OPTIONS.GROUPED:
+            for member in range(group_size):
+                row = head_row(
+                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+                )  # fmt: skip
+                dk, dv, slot, phase, b, b_phase = query_head(
                     steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
                     W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
-            else:
-                s_t, left, dk, dv, slot, phase, b, b_phase = query_head(
-                    steps, s_t, left, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
-                    W, OPTIONS, S_L, KV_L, DQ_L,
-                )  # fmt: skip
-        if not DEFER:
-            warpgroup_mma_wait(0, deps=(s_t,))
+        else:
+            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
+            dk, dv, slot, phase, b, b_phase = query_head(
+                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
+                W, OPTIONS, S_L, KV_L, DQ_L,
+            )  # fmt: skip
         if PERSISTENT:
             if not DEFER:
                 mbarrier.arrive(ends.kv_empty, count=1)
@@ -332,7 +306,7 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if OPTIONS.ADDERS:
+        if is_ordered(FORM) or OPTIONS.AHEAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
         if OPTIONS.PARTS > 1:

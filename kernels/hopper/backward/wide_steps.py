@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import is_later
 from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
-from blocktune.kernels.hopper.backward.steps import add_out, hidden_zero, masked, per_query, probabilities
+from blocktune.kernels.hopper.backward.steps import add_out, masked, per_query, probabilities
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -53,6 +53,16 @@ def from_register_order(x, S_L: gl.constexpr):
     # [64, 64]
     x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
     return gl.convert_layout(gl.reshape(x, [64, 64]), S_L)
+
+
+@gluon.jit
+def hidden_zero():
+    """0, as only the assembler knows, and anew in every step.
+
+    Addresses of operands that it is a part of stay in the step, a few instructions on the uniform datapath. Those that
+    LLVM knows to be the same in all steps, 44 numbers of 64 bits, it computes ahead of the loop, and they spill.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -156,7 +166,7 @@ def step_of_scores(
     place = row + m
     # [BLOCK_N, BLOCK_M]
     mbarrier.wait(memory.q_full.index(slot), phase)
-    s_acc = per_query(memory.lse.index(slot), FOLD_LSE, BLOCK_N, S_L)
+    s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     if has_softcap(FORM):
@@ -216,13 +226,13 @@ def step_of_gradients(
     place = row + m
     # [BLOCK_N, BLOCK_M]
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
-    dp_acc = per_query(memory.delta.index(do_slot), FOLD_DELTA, BLOCK_N, S_L)
+    dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
     receive(memory.exchanged, 0, parity, NAMED)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
     if not FOLD_DELTA:
-        dp = dp + memory.delta.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
+        dp = dp - memory.delta.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
     ds = (p * dp).to(dtype)
     memory.ds.store(ds)
     fence_async_shared()

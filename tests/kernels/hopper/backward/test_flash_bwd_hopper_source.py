@@ -32,6 +32,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_plain,
     is_wide,
     keys_of_block,
+    runs_ahead,
     scale_arguments,
     width_of,
 )
@@ -62,9 +63,10 @@ def gradients_of(
     """dq, dk and dv by the kernel, whose programs run together."""
     q, k, v, out, lse, dout = inputs
     rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
+    lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
     _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
-    lse_factor = -1.0 / scale_log2 if config.parameters["fold_lse"] else -1.0
-    lse_start, delta_start = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras, lse_factor)
+    if runs_ahead(problem, config):
+        lse_log2, delta = -lse_log2 / scale_log2, -delta
     sums = torch.zeros(rows.count * width_of(problem))
     turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
@@ -73,7 +75,7 @@ def gradients_of(
     described = [launch._described(count, problem, tensor) for tensor, count in blocks]
     described.append(launch._described_sums(problem, (sums, rows.count)))
     described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
-    described += [launch._described_statistic((values, rows.count)) for values in (lse_start, delta_start)]
+    described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     numbers = KERNEL.bind(config, problem).numbers
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
@@ -97,17 +99,17 @@ def places(problem: AttentionShape, extras: Extras) -> torch.Tensor:
 
 
 def statistics(
-    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor, extras: Extras, lse_factor: float
+    problem: AttentionShape, rows: Rows, lse: torch.Tensor, delta: torch.Tensor, extras: Extras
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the products begin with, as the launch before leaves it: the log-sum-exp in base 2 times a factor, and
-    negative row sums. Padding, and rows that see no key, have 1e30 and 0 in their place."""
+    """The log-sum-exp in base 2 and row sums as the launch before leaves them: padding, and rows that see no key, have
+    1e30 and 0."""
     base_2 = torch.full((rows.count // rows.of_head, rows.of_head), 1e30)
     sums = torch.zeros(base_2.shape)
     lse, delta = lse.reshape(base_2.shape[0], -1), delta.reshape(base_2.shape[0], -1)
     blind, own = lse.isinf(), places(problem, extras)
     base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
     sums[:, own] = delta.masked_fill(blind, 0)
-    return base_2.flatten() * lse_factor, -sums.flatten()
+    return base_2.flatten(), sums.flatten()
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
@@ -163,6 +165,18 @@ def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("programs", [1, 2, 5])
+@pytest.mark.parametrize("length", [128, 384, 640])
+def test_scores_that_run_ahead(length: int, programs: int) -> None:
+    """Walks of two steps and more, by blocks that take one tile or several."""
+    problem = shape_of(length, length, 128, causal=LOWER_RIGHT)
+    assert runs_ahead(problem, KERNEL.default_config(problem, HOPPER))
+    ahead = check(problem, programs)
+    for gradient, other in zip(ahead, check(problem, programs, named_barriers=0), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.few(8)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("others", ["window=70:9", "softcap", "window=100:-1 softcap"])
@@ -205,6 +219,9 @@ def test_a_fixed_order_with_memory_for_one_step_or_two(head_dim: int, features: 
     """Many blocks together, and groups of query heads: blocks are ahead of each other by heads, too."""
     sizes = {"num_heads": 4, "num_heads_kv": 2}
     problem = shape_of(321, 450, head_dim, f"deterministic {features}", **sizes)
-    assert dq_slots(problem, num_stages) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
+    config = KernelConfig.of(
+        KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | {"num_stages": num_stages}
+    )
+    assert dq_slots(problem, config) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
     alone = check(problem, 1, num_stages=num_stages, group_parts=1)
     assert all(map(torch.equal, alone, check(problem, 6, num_stages=num_stages, group_parts=1)))

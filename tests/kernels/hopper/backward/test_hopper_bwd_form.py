@@ -12,7 +12,7 @@ import torch
 
 from blocktune.kernels.hopper.backward import adders, bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
-from blocktune.kernels.hopper.backward.launch import add_rows
+from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     EDGE,
     GENERAL,
@@ -281,27 +281,27 @@ def test_a_soft_cap_goes_into_two_factors() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_values_are_added_where_rows_of_the_workspace_lie(batch: int) -> None:
+def test_values_are_subtracted_where_rows_of_the_workspace_lie(batch: int) -> None:
     own = shape(100, 100, batch=batch, num_heads=2, num_heads_kv=2)
     rows, values = Rows.of(own, 100), torch.rand(batch, 2, 100)
-    sums = torch.zeros(rows.count)
-    add_rows(sums, values, rows, None)
+    delta = torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, None)
     for entry in range(batch):
         for head in range(2):
             first = (entry * 2 + head) * rows.of_head
-            assert torch.equal(sums[first : first + 100], values[entry, head])
-    assert int((sums != 0).sum()) == values.numel()
+            assert torch.equal(delta[first : first + 100], -values[entry, head])
+    assert int((delta != 0).sum()) == values.numel()
 
 
-def test_values_of_packed_sequences_are_added_to_their_rows() -> None:
+def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
     """Whole blocks for every sequence, an empty one too; what comes after the last token is left alone."""
     begins, tokens = [0, 70, 70, 71, 200], 210
     own = shape(130, 130, features="varlen", batch=4, num_heads=2, num_heads_kv=2)
     rows, values = Rows.of(own, tokens), torch.rand(2, tokens)
-    sums, wanted = torch.zeros(rows.count), torch.zeros(rows.count)
-    add_rows(sums, values, rows, torch.tensor(begins, dtype=torch.int32))
+    delta, wanted = torch.zeros(rows.count), torch.zeros(rows.count)
+    subtract_rows(delta, values, rows, torch.tensor(begins, dtype=torch.int32))
     for head in range(2):
         for entry, (begin, end) in enumerate(pairwise(begins)):
             first = head * rows.of_head + (begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M
-            wanted[first : first + end - begin] += values[head, begin:end]
-    assert torch.equal(sums, wanted)
+            wanted[first : first + end - begin] -= values[head, begin:end]
+    assert torch.equal(delta, wanted)

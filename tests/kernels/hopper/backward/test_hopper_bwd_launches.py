@@ -122,10 +122,10 @@ def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]
     problem = shape(128, 1, seqlen_q=130, seqlen_k=70, features=Features(deterministic=True))
     KERNEL.bind(config(problem), problem)(*empty_tensors(problem), 0.125)
     before, after = (recorders[name].named()[0] for name in ("prepare_rows_kernel", "finish_rows_kernel"))
-    lse_start, delta_start, sums, counter, turns = (
-        before[name] for name in ("lse_start", "delta_start", "dq_sums", "counter", "turns")
+    lse_log2, delta, sums, counter, turns = (
+        before[name] for name in ("lse_log2", "delta", "dq_sums", "counter", "turns")
     )
-    assert lse_start.numel() == delta_start.numel() == 2 * 4 * 192
+    assert lse_log2.numel() == delta.numel() == 2 * 4 * 192
     assert sums.numel() == 2 * 4 * 192 * 128
     assert counter.numel() == 1
     assert turns.numel() == 2 * 4 * 3

@@ -19,8 +19,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 BATCH, HEADS, LENGTH = 2, 3, 128
-FACTOR = -2.5
-"""Of the log-sum-exp that products begin with."""
 
 
 def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:
@@ -30,20 +28,22 @@ def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layouts", [("bhsd", "bhsd"), ("bshd", "bhsd"), ("bhsd", "bshd")], ids=str)
-@pytest.mark.parametrize("dim", [64, 128])
-def test_statistics_and_an_empty_workspace(dim: int, layouts: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("dim", "factor"), [(64, None), (128, None), (128, -2.5)])
+def test_statistics_and_an_empty_workspace(dim: int, factor: float | None, layouts: tuple[str, str]) -> None:
+    """With a factor as products begin with them: the log-sum-exp times it, and negative sums."""
     torch.manual_seed(0)
     out, dout = (drawn(layout, dim, torch.float16) for layout in layouts)
     lse = torch.randn(BATCH, HEADS, LENGTH, device=DEVICE)
-    lse_start, delta_start = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
+    lse_log2, delta = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
     sums = torch.full((lse.numel(), dim), float("nan"), device=DEVICE)
     counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
     prepare_kernel[(lse.numel() // 32,)](
-        out, dout, lse, lse_start, delta_start, sums, counter, FACTOR, *out.stride()[:3], *dout.stride()[:3], HEADS, LENGTH,
+        out, dout, lse, lse_log2, delta, sums, counter, factor, *out.stride()[:3], *dout.stride()[:3], HEADS, LENGTH,
         HEAD_DIM=dim, ROWS=32, num_warps=4,
     )  # fmt: skip
-    torch.testing.assert_close(delta_start, -(out.float() * dout.float()).sum(-1), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(lse_start, lse / torch.log(torch.tensor(2.0)).item() * FACTOR)
+    sign = 1.0 if factor is None else -1.0
+    torch.testing.assert_close(delta, sign * (out.float() * dout.float()).sum(-1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(lse_log2, lse / torch.log(torch.tensor(2.0)).item() * (factor or 1.0))
     assert not sums.any()
     assert counter.item() == 0
 
@@ -134,13 +134,13 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
     lse = torch.randn(batch, HEADS, tokens, device=DEVICE)
     lse[:, 1, 2] = float("-inf")  # a row that sees no key
     count = rows * HEADS * batch
-    lse_start, delta_start = (torch.full((count,), float("nan"), device=DEVICE) for _ in range(2))
+    lse_log2, delta = (torch.full((count,), float("nan"), device=DEVICE) for _ in range(2))
     sums = torch.full((count, width), float("nan"), device=DEVICE)
     counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
     turns = torch.full((count // 64,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
     programs = padded(length) // 32
     prepare_rows_kernel[(programs * HEADS * sequences,)](
-        out, dout, lse, lse_start, delta_start, sums, counter, turns, begins, FACTOR, *out.stride()[:3], *dout.stride()[:3],
+        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, *out.stride()[:3], *dout.stride()[:3],
         HEADS * tokens, tokens, HEADS, length, rows, programs,
         HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, num_warps=4,
     )  # fmt: skip
@@ -150,10 +150,10 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
     base_2 = (lse / torch.log(torch.tensor(2.0)).item()).where(lse.isfinite(), torch.tensor(1e30))
     for entry, head, begin, own, row in starts(packed, length, rows):
         end, last = row + own, row + padded(own)
-        torch.testing.assert_close(delta_start[row:end], -expected[entry, head, begin : begin + own], rtol=1e-5, atol=1e-4)
-        torch.testing.assert_close(lse_start[row:end], base_2[entry, head, begin : begin + own] * FACTOR)
-        torch.testing.assert_close(lse_start[end:last], torch.full_like(lse_start[end:last], 1e30 * FACTOR))
-        assert (delta_start[end:last] == 0).all()
+        torch.testing.assert_close(delta[row:end], expected[entry, head, begin : begin + own], rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(lse_log2[row:end], base_2[entry, head, begin : begin + own])
+        assert (lse_log2[end:last] == 1e30).all()
+        assert (delta[end:last] == 0).all()
         assert not sums[row:last].any()
         if turns is not None:
             assert not turns[row // 64 : last // 64].any()
@@ -191,13 +191,13 @@ def test_statistics_of_rows_that_see_nothing_and_of_huge_scores() -> None:
     lse = torch.randn(BATCH, HEADS, LENGTH, device=DEVICE)
     lse[0, 0, :4] = torch.tensor([float("-inf"), 1e8, -1e8, 1e5])
     out = torch.zeros(BATCH, HEADS, LENGTH, 64, dtype=torch.float16, device=DEVICE)
-    lse_start, delta_start = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
+    lse_log2, delta = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
     sums, counter = torch.empty(lse.numel(), 64, device=DEVICE), torch.ones(1, dtype=torch.int32, device=DEVICE)
     prepare_kernel[(lse.numel() // 32,)](
-        out, out, lse, lse_start, delta_start, sums, counter, -1.0, *out.stride()[:3], *out.stride()[:3], HEADS, LENGTH,
+        out, out, lse, lse_log2, delta, sums, counter, None, *out.stride()[:3], *out.stride()[:3], HEADS, LENGTH,
         HEAD_DIM=64, ROWS=32, num_warps=4,
     )  # fmt: skip
     exact = lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))
     exact[0, 0, 0] = 1e30
     exact[0, 0, 1:3] += exact[0, 0, 1:3].abs() * 2.0**-20
-    torch.testing.assert_close(-lse_start.double(), exact, rtol=2e-7, atol=1e-6)
+    torch.testing.assert_close(lse_log2.double(), exact, rtol=2e-7, atol=1e-6)
