@@ -1,4 +1,4 @@
-"""A walk of the Hopper attention backward whose scores run ahead, in Gluon: S^T of the next step is issued while dK runs.
+"""A walk of the Hopper attention backward whose scores run ahead, in Gluon: the next S^T is issued while dK runs.
 
 For the plain form under a diagonal at head_dim 128. What makes it fast, and is easily lost when the code changes:
 

@@ -35,7 +35,8 @@ def prepare_kernel(
     in dq_sums and in the counter.
 
     lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
-    products begin with them, the one multiplied by it, the other one negative. ROWS divides seqlen_q. stride_g*: of dout.
+    products begin with them, the one multiplied by it, the other one negative. ROWS divides seqlen_q. stride_g*: of
+    dout.
     """
     program = tl.program_id(0)
     first = program.to(tl.int64) * ROWS
