@@ -1,4 +1,5 @@
-"""The tables that are made of results/DEVICE.backward-peers.json: groups in parts, and a fixed order of additions."""
+"""The tables that are made of results/DEVICE.backward-peers.json: groups in parts, a fixed order of additions, and
+scores that run ahead."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ from blocktune.kernels.values.shape import AttentionShape
 SUFFIX = ".backward-peers.json"
 FORMAT, SCHEMA = "blocktune-backward-peers", 1
 PEERS = {"cuDNN": "cuDNN", "flash-attn-4": "FlashAttention-4"}
-PARTS, DEFAULT, ANY_ORDER = "parts ", "default", "in any order"
+PARTS, DEFAULT, ANY_ORDER, NOT_AHEAD = "parts ", "default", "in any order", "scores not ahead"
 
 GROUPS = ("shape", "whole groups, µs", "parts", "ours, µs", *(f"{name}, µs" for name in PEERS.values()), "over best")
 ORDERS = ("shape", "fixed order, µs", "any order, µs", "costs", "FlashAttention-4 in a fixed order, another run, µs")
+
+AHEAD = ("shape", "scores not ahead, µs", "ours, µs", "cuDNN, µs", "gain", "over cuDNN")
 
 
 def block(path: Path) -> str:
@@ -35,8 +38,8 @@ def block(path: Path) -> str:
         f"L2 cache overwritten before every launch.{commit_sentence(row['commit'] for row in document['rows'])}"
     )
     rows = document["rows"]
-    groups = markdown_table(GROUPS, _groups(rows))
-    return "\n\n".join((caption, groups, markdown_table(ORDERS, _orders(rows))))
+    tables = (GROUPS, list(_groups(rows))), (ORDERS, list(_orders(rows))), (AHEAD, list(_ahead(rows)))
+    return "\n\n".join((caption, *(markdown_table(names, lines) for names, lines in tables if lines)))
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
@@ -62,6 +65,15 @@ def _orders(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
             yield [
                 shape.label, _us(times[DEFAULT]), _us(times[ANY_ORDER]), f"{cost:.0%}", _us(theirs.get(shape)),
             ]  # fmt: skip
+
+
+def _ahead(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+    for row in rows:
+        times = row["time_us"]
+        if NOT_AHEAD in times:
+            before, ours, peer = (times[name] for name in (NOT_AHEAD, DEFAULT, "cuDNN"))
+            label = AttentionShape.from_json(row["shape"]).label
+            yield [label, _us(before), _us(ours), _us(peer), f"{before / ours:.3f}", f"{peer / ours:.3f}"]
 
 
 def _us(value: float | None) -> str:

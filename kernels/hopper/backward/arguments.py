@@ -112,6 +112,7 @@ class Options(NamedTuple):
     PERSISTENT: Any
     FORM: Any
     PARTS: Any
+    AHEAD: Any
 
 
 class WideOptions(NamedTuple):

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
+from blocktune.kernels.hopper.backward.ahead import adder_ahead
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.form import is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
@@ -23,10 +24,10 @@ between which keys a query i sees: i + lower and i + upper."""
 
 
 @gluon.jit
-def open_dq(memory, FORM: gl.constexpr):
+def open_dq(memory, ADDERS: gl.constexpr):
     """Sets up the barriers of dQ that other warps add, where they do."""
     PLACES: gl.constexpr = memory.dq.shape[0]
-    if is_ordered(FORM):
+    if ADDERS:
         for i in gl.static_range(4):
             mbarrier.init(memory.dq_full.index(i), count=1)
         for i in gl.static_range(PLACES):
@@ -40,7 +41,7 @@ def flash_bwd_hopper_kernel(
     turns,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr, PARTS: gl.constexpr, DQ_SLOTS: gl.constexpr,
+    FORM: gl.constexpr, PARTS: gl.constexpr, AHEAD: gl.constexpr, DQ_SLOTS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
     order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
@@ -52,9 +53,10 @@ def flash_bwd_hopper_kernel(
 
     PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
     batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
-    part leaves gradients of its own, which `join_parts_kernel` adds up. DQ_SLOTS: of how many steps there is dQ in
-    shared memory, two in a fixed order where that fits.
+    part leaves gradients of its own, which `join_parts_kernel` adds up. AHEAD: whether scores run ahead (ahead.py).
+    DQ_SLOTS: of how many steps there is dQ in shared memory, two where other warps add it and that fits.
     """
+    ADDERS: gl.constexpr = AHEAD or is_ordered(FORM)  # warps of their own, for dQ
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]
@@ -93,8 +95,8 @@ def flash_bwd_hopper_kernel(
         do_full=new_barriers(STAGES),
         empty=new_barriers(STAGES),
         ds_full=new_barriers(2),
-        dq_full=new_barriers(4) if is_ordered(FORM) else None,
-        dq_empty=new_barriers(2 * DQ_SLOTS) if is_ordered(FORM) else None,
+        dq_full=new_barriers(4) if ADDERS else None,
+        dq_empty=new_barriers(2 * DQ_SLOTS) if ADDERS else None,
     )
     ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
@@ -104,8 +106,8 @@ def flash_bwd_hopper_kernel(
         open_slot(memory.do_full, memory.empty, i, 2)
     for i in gl.static_range(2):
         mbarrier.init(memory.ds_full.index(i), count=2)
-        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
-    open_dq(memory, FORM)
+        open_slot(ends.ring.full, ends.ring.empty, i, 4 if ADDERS else 2)
+    open_dq(memory, ADDERS)
     fence_async_shared()
     steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(
@@ -132,8 +134,17 @@ def flash_bwd_hopper_kernel(
         PERSISTENT=PERSISTENT,
         FORM=FORM,
         PARTS=PARTS,
+        AHEAD=AHEAD,
     )
-    if is_ordered(FORM):
+    if AHEAD:
+        gl.warp_specialize([
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
+            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
+            (adder_ahead, (memory, dq_desc, ends.ring, sizes, 0, OPTIONS)),
+            (adder_ahead, (memory, dq_desc, ends.ring, sizes, 1, OPTIONS)),
+        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+    elif ADDERS:
         gl.warp_specialize([
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
@@ -212,7 +223,7 @@ def flash_bwd_hopper_wide_kernel(
     for i in gl.static_range(2):
         mbarrier.init(memory.exchanged.index(i), count=1)
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
-    open_dq(memory, FORM)
+    open_dq(memory, is_ordered(FORM))
     fence_async_shared()
     steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(

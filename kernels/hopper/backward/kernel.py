@@ -45,6 +45,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_wide,
     keys_of_block,
     panels,
+    runs_ahead,
     width_of,
     width_v,
 )
@@ -137,7 +138,7 @@ class FlashBackwardHopper(AttentionKernel):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all but the barriers."""
-        slots = dq_slots(shape, config.num_stages)
+        slots = dq_slots(shape, config)
         return bytes_beside_dq(shape, config.num_stages) + slots * dq_bytes(shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
@@ -177,7 +178,7 @@ class FlashBackwardHopper(AttentionKernel):
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
                 shared_tile("dS", n, m, short, 1 if wide else 2),
-                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES, dq_slots(shape, stages)),
+                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES, dq_slots(shape, config)),
                 *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,
@@ -218,9 +219,9 @@ class FlashBackwardHopper(AttentionKernel):
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         parts = config.parameters["group_parts"]
-        return (*self._passes(shape), *([_join_spec(shape, parts)] if parts > 1 else []))
+        return (*self._passes(config, shape), *([_join_spec(shape, parts)] if parts > 1 else []))
 
-    def _passes(self, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+    def _passes(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         """Return the kernels before and after."""
         own, sums = TensorArgument(shape.dtype), TensorArgument("float32")
         strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
@@ -235,6 +236,7 @@ class FlashBackwardHopper(AttentionKernel):
         after |= {"HEAD_DIM": shape.head_dim, "TRANSPOSED": is_deferred(shape)}
         if is_plain(shape):
             before |= {"HEAD_DIM": shape.head_dim, "ROWS": PASS_ROWS}
+            before |= {"lse_factor": 1.0 if runs_ahead(shape, config) else None}
             after |= {"HALF": dq_part(shape)}
             return specialize(prepare_kernel, before, options), specialize(finish_kernel, after, options)
         rows = _rows(shape)
@@ -287,6 +289,11 @@ def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
     return dict(zip(SIZES, values, strict=True))
 
 
+def _narrow_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    parts, ahead = config.parameters["group_parts"], runs_ahead(shape, config)
+    return {"PARTS": parts, "AHEAD": ahead, "DQ_SLOTS": dq_slots(shape, config)}
+
+
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     own, causal = config.parameters, shape.causal is not Causal.NONE
     if is_wide(shape):
@@ -305,7 +312,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
             "PERSISTENT": bool(own["persistent"]),
             "FORM": form_of(shape),
         }
-        | ({} if is_wide(shape) else {"PARTS": own["group_parts"], "DQ_SLOTS": dq_slots(shape, config.num_stages)})
+        | ({} if is_wide(shape) else _narrow_constants(config, shape))
     )
 
 

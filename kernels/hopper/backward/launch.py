@@ -89,6 +89,7 @@ class BackwardLaunch(BackwardLauncher):
         strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
+        ahead = bool(self.numbers.get("AHEAD"))
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
         def launch(
@@ -104,9 +105,10 @@ class BackwardLaunch(BackwardLauncher):
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             if plain:
-                before(out, dout, lse, lse_log2, delta, sums, counter)
+                before(out, dout, lse, lse_log2, delta, sums, counter, -1.0 / scale_log2 if ahead else None)
                 if extras.grad_lse is not None:
-                    subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, None)
+                    values = -extras.grad_lse if ahead else extras.grad_lse
+                    subtract_rows(row_sums_in(space, memory), values, rows, None)
                 middle(*described, counter, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:

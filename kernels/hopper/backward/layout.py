@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -82,11 +83,21 @@ def dq_bytes(shape: AttentionShape) -> int:
     return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
 
 
-def dq_slots(shape: AttentionShape, num_stages: int) -> int:
-    """Return of how many steps there is dq in shared memory: in a fixed order of additions two, where they fit."""
+def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
+    """Return whether scores of the next step are issued while dk of this one runs: in the form that was measured, the
+    plain one under a diagonal at a width of 128, a query head for each key head, and the default config."""
+    plain = is_plain(shape) and shape.causal is not Causal.NONE and shape.group_size == 1
+    switches = {"num_stages": 2, "fold_lse": 1, "fold_delta": 1, "named_barriers": 3, "persistent": 1}
+    return plain and width_of(shape) == 128 and switches.items() <= config.parameters.items()
+
+
+def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
+    """Return of how many steps there is dq in shared memory: where warps of their own add it two, if they fit."""
+    if runs_ahead(shape, config):
+        return 2
     if not shape.features.deterministic or is_wide(shape):
         return 1
-    return 2 if bytes_beside_dq(shape, num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
+    return 2 if bytes_beside_dq(shape, config.num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
 
 
 def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:

@@ -26,7 +26,7 @@ def compared_with(lse):
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
 def prepare_kernel(
-    out, dout, lse, lse_log2, delta, dq_sums, counter,
+    out, dout, lse, lse_log2, delta, dq_sums, counter, lse_factor,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
     num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
@@ -34,7 +34,9 @@ def prepare_kernel(
     """delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`compared_with`), zeros
     in dq_sums and in the counter.
 
-    ROWS divides seqlen_q. stride_g*: of dout.
+    lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
+    products begin with them, the one multiplied by it, the other one negative. ROWS divides seqlen_q. stride_g*: of
+    dout.
     """
     program = tl.program_id(0)
     first = program.to(tl.int64) * ROWS
@@ -48,8 +50,12 @@ def prepare_kernel(
     g = tl.load(dout + batch * stride_gb + head * stride_gh + rows * stride_gm + columns)
     # [ROWS]
     flat = first + tl.arange(0, ROWS)
-    tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
+    if lse_factor is not None:
+        tl.store(delta + flat, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)) * lse_factor)
+    else:
+        tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
     # [ROWS, HEAD_DIM]
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:

@@ -166,11 +166,15 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
 
 
 @gluon.jit
-def hand_over(x, memory, b, b_phase, W: gl.constexpr):
-    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b."""
+def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
+    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
+
+    AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
+    """
     BOTH: gl.constexpr = memory.dq.shape[0] == 4  # memory for two steps
     place = b * 2 + W if BOTH else W
-    tma.store_wait(0)  # dK and dV of the tile before leave from here, too
+    if AWAIT:
+        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
     mbarrier.wait(memory.dq_empty.index(place), b_phase ^ 1 if BOTH else 1 - b)
     memory.dq.index(place).store(x)
     fence_async_shared()

@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper.backward.ahead import walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
@@ -277,7 +278,11 @@ def consumer(
             ka = kw
             va = vw
             kt = memory.k
-        if OPTIONS.GROUPED:
+        if OPTIONS.AHEAD:
+            dk, dv, slot, phase, b, b_phase = walk_ahead(
+                steps, dk, dv, n0, seqlen_q, slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L
+            )  # fmt: skip
+        elif OPTIONS.GROUPED:
             for member in range(group_size):
                 row = head_row(
                     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
@@ -301,7 +306,7 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if is_ordered(FORM):
+        if is_ordered(FORM) or OPTIONS.AHEAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
         if OPTIONS.PARTS > 1:

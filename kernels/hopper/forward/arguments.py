@@ -38,7 +38,7 @@ class Sizes(NamedTuple):
 
 
 class Biases(NamedTuple):
-    """What makes a score more than a product, and what drops probabilities. None: there is none of it.
+    """What makes a score more than a product, and what drops probabilities. None: there is none.
 
     slopes: float32, strides of (batch, head). diagonal: the key that query 0 stands at. unit: what a score counts in
     natural units. mask: as mask_pass.py writes it, strides of (batch, head, 64 queries) in tiles. kept_share: 1 minus

@@ -51,6 +51,13 @@ def test_a_fixed_order_meets_any_order_of_its_run(tmp_path: Path) -> None:
     assert "| 120.0 | 100.0 | 20% | 110.0 |" in text
 
 
+def test_scores_that_run_ahead_meet_those_that_do_not(tmp_path: Path) -> None:
+    times = {"default": 100.0, "scores not ahead": 110.0, "cuDNN": 120.0}
+    text = block(write(tmp_path / "x.backward-peers.json", document({"shape": SHAPE, "time_us": times})))
+    assert "| 110.0 | 100.0 | 120.0 | 1.100 | 1.200 |" in text
+    assert "whole groups" not in text
+
+
 def test_a_missing_file_says_so_and_another_kind_is_refused(tmp_path: Path) -> None:
     assert "not measured" in block(tmp_path / "x.backward-peers.json")
     with pytest.raises(UsageError):

@@ -32,6 +32,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_plain,
     is_wide,
     keys_of_block,
+    runs_ahead,
     scale_arguments,
     width_of,
 )
@@ -65,6 +66,9 @@ def gradients_of(
     q, k, v, out, lse, dout = inputs
     rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
     lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
+    _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
+    if runs_ahead(problem, config):
+        lse_log2, delta = -lse_log2 / scale_log2, -delta
     sums = torch.zeros(rows.count * width_of(problem))
     turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
@@ -75,7 +79,6 @@ def gradients_of(
     described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
     described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     numbers = KERNEL.bind(config, problem).numbers
-    _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
     constants = [value for name, value in numbers.items() if name not in SIZES]
@@ -164,6 +167,18 @@ def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("programs", [1, 2, 5])
+@pytest.mark.parametrize("length", [128, 384, 640])
+def test_scores_that_run_ahead(length: int, programs: int) -> None:
+    """Walks of two steps and more, by blocks that take one tile or several."""
+    problem = shape_of(length, length, 128, causal=LOWER_RIGHT)
+    assert runs_ahead(problem, KERNEL.default_config(problem, HOPPER))
+    ahead = check(problem, programs)
+    for gradient, other in zip(ahead, check(problem, programs, named_barriers=0), strict=True):
+        torch.testing.assert_close(gradient, other, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.few(8)
 @pytest.mark.parametrize("order", ["", "deterministic"])
 @pytest.mark.parametrize("others", ["window=70:9", "softcap", "window=100:-1 softcap"])
@@ -206,6 +221,9 @@ def test_a_fixed_order_with_memory_for_one_step_or_two(head_dim: int, features: 
     """Many blocks together, and groups of query heads: blocks are ahead of each other by heads, too."""
     sizes = {"num_heads": 4, "num_heads_kv": 2}
     problem = shape_of(321, 450, head_dim, f"deterministic {features}", **sizes)
-    assert dq_slots(problem, num_stages) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
+    config = KernelConfig.of(
+        KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | {"num_stages": num_stages}
+    )
+    assert dq_slots(problem, config) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
     alone = check(problem, 1, num_stages=num_stages, group_parts=1)
     assert all(map(torch.equal, alone, check(problem, 6, num_stages=num_stages, group_parts=1)))

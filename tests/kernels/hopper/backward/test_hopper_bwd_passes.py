@@ -28,8 +28,9 @@ def drawn(layout: str, dim: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layouts", [("bhsd", "bhsd"), ("bshd", "bhsd"), ("bhsd", "bshd")], ids=str)
-@pytest.mark.parametrize("dim", [64, 128])
-def test_statistics_and_an_empty_workspace(dim: int, layouts: tuple[str, str]) -> None:
+@pytest.mark.parametrize(("dim", "factor"), [(64, None), (128, None), (128, -2.5)])
+def test_statistics_and_an_empty_workspace(dim: int, factor: float | None, layouts: tuple[str, str]) -> None:
+    """With a factor as products begin with them: the log-sum-exp times it, and negative sums."""
     torch.manual_seed(0)
     out, dout = (drawn(layout, dim, torch.float16) for layout in layouts)
     lse = torch.randn(BATCH, HEADS, LENGTH, device=DEVICE)
@@ -37,11 +38,12 @@ def test_statistics_and_an_empty_workspace(dim: int, layouts: tuple[str, str]) -
     sums = torch.full((lse.numel(), dim), float("nan"), device=DEVICE)
     counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
     prepare_kernel[(lse.numel() // 32,)](
-        out, dout, lse, lse_log2, delta, sums, counter, *out.stride()[:3], *dout.stride()[:3], HEADS, LENGTH,
+        out, dout, lse, lse_log2, delta, sums, counter, factor, *out.stride()[:3], *dout.stride()[:3], HEADS, LENGTH,
         HEAD_DIM=dim, ROWS=32, num_warps=4,
     )  # fmt: skip
-    torch.testing.assert_close(delta, (out.float() * dout.float()).sum(-1), rtol=1e-5, atol=1e-4)
-    torch.testing.assert_close(lse_log2, lse / torch.log(torch.tensor(2.0)).item())
+    sign = 1.0 if factor is None else -1.0
+    torch.testing.assert_close(delta, sign * (out.float() * dout.float()).sum(-1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(lse_log2, lse / torch.log(torch.tensor(2.0)).item() * (factor or 1.0))
     assert not sums.any()
     assert counter.item() == 0
 
@@ -192,7 +194,7 @@ def test_statistics_of_rows_that_see_nothing_and_of_huge_scores() -> None:
     lse_log2, delta = torch.full_like(lse, float("nan")), torch.full_like(lse, float("nan"))
     sums, counter = torch.empty(lse.numel(), 64, device=DEVICE), torch.ones(1, dtype=torch.int32, device=DEVICE)
     prepare_kernel[(lse.numel() // 32,)](
-        out, out, lse, lse_log2, delta, sums, counter, *out.stride()[:3], *out.stride()[:3], HEADS, LENGTH,
+        out, out, lse, lse_log2, delta, sums, counter, None, *out.stride()[:3], *out.stride()[:3], HEADS, LENGTH,
         HEAD_DIM=64, ROWS=32, num_warps=4,
     )  # fmt: skip
     exact = lse.double() / torch.log(torch.tensor(2.0, dtype=torch.float64))
