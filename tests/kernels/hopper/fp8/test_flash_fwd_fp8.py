@@ -141,7 +141,7 @@ def test_tensors_that_it_takes() -> None:
 # ---- what the models make of it
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_models_know_one_byte_an_element(head_dim: int) -> None:
     problem, wide = shape(head_dim), shape(head_dim, dtype="bfloat16")
     best, device = KERNEL.default_config(problem, HOPPER), device_named("h200")
@@ -163,6 +163,10 @@ def test_values_of_256_columns_leave_room_for_two_consumers() -> None:
     space = SearchSpace.build(shape(256), HOPPER, [KERNEL])
     assert {found.block_m for found in space.feasible} == {128}
     assert {found.num_stages for found in space.feasible if found.block_n == 128} == {2}
+    best = KERNEL.default_config(shape(256), HOPPER)
+    on_chip = on_chip_of(KERNEL, best, shape(256), HOPPER)
+    assert on_chip is not None
+    assert on_chip.shared_bytes == KERNEL.shared_bytes(best, shape(256), HOPPER)
 
 
 def test_the_search_has_room() -> None:
@@ -230,7 +234,8 @@ def overlaps(loop: list[str], scores: int, width: int, shared: bool) -> None:
     assert max(products_of(loop)) < scores_wait < min(exponentials)
     assert max(exponentials) < product_wait
     assert counts["SHFL"] == 4
-    assert counts["F2FP"] == scores // 2
+    of_sums = width // 4 if width == 256 else 0  # split sums, converted in pairs
+    assert counts["F2FP"] == scores // 2 + of_sums
     assert counts["VIMNMX3"] + counts["VIMNMX"] == scores // 2  # three at a time
     assert counts["PRMT"] == 0
     late = [name for name in loop[product_wait:] if name.startswith("F2FP")]
