@@ -81,7 +81,10 @@ class Options(NamedTuple):
     SPLIT_RELEASE: Any
     EARLY_P: Any
     KEEP_P: Any
+    Q_REGISTERS: Any
+    FREE_Q: Any
     SHARE_O: Any
+    O_SLOTS: Any
 
 
 class ShortOptions(NamedTuple):

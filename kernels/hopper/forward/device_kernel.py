@@ -38,8 +38,9 @@ def flash_fwd_hopper_kernel(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, MASK: gl.constexpr, DROPOUT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, SHARE_O: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, Q_REGISTERS: gl.constexpr,
+    FREE_Q: gl.constexpr, SHARE_O: gl.constexpr, O_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for
@@ -49,7 +50,9 @@ def flash_fwd_hopper_kernel(
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
     scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e). ALIBI: 1 where no query sees a key behind
     its place, 2 where one does. MASK: 1 boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout
-    take is in `Biases`.
+    take is in `Biases`. Q_REGISTERS: columns of the queries that a consumer has in registers; FREE_Q: with all of them
+    there the next tile's may come. The output leaves where Q was (SHARE_O), through O_SLOTS places for panels of a
+    consumer, or whole through memory of its own.
 
     With cu_q and cu_k int32 [batch + 1] the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads,
     lse_rows], seqlen_q is the longest, and the bounds are of each sequence (LOWER_RIGHT: plus its seqlen_k - seqlen_q).
@@ -68,6 +71,8 @@ def flash_fwd_hopper_kernel(
     # [CONSUMERS, 64, head_dim_v]
     if SHARE_O:  # the output leaves where Q was
         o_smem = q_smem
+    elif O_SLOTS > 0:  # [CONSUMERS * O_SLOTS, 64, 64]: panel by panel
+        o_smem = tiles(dtype, CONSUMERS * O_SLOTS, 64, 64, 1, V_L)
     else:
         o_smem = tiles(dtype, CONSUMERS, 64, V_W, V_PANELS, V_L)
     memory = Memory(
@@ -134,7 +139,10 @@ def flash_fwd_hopper_kernel(
         SPLIT_RELEASE=SPLIT_RELEASE,
         EARLY_P=EARLY_P,
         KEEP_P=KEEP_P,
+        Q_REGISTERS=Q_REGISTERS,
+        FREE_Q=FREE_Q,
         SHARE_O=SHARE_O,
+        O_SLOTS=O_SLOTS,
     )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:

@@ -6,7 +6,7 @@ dropout and packed sequences, in any memory that the copy engine can address, an
 kernels.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -32,6 +32,8 @@ from blocktune.kernels.hopper.forward.launch import (
 from blocktune.kernels.hopper.forward.layout import (
     ALIGNED_ELEMENTS,
     MIN_HEAD_DIM,
+    PANEL,
+    PANEL_SLOTS,
     REGISTERS,
     ROWS,
     WARPS,
@@ -40,9 +42,12 @@ from blocktune.kernels.hopper.forward.layout import (
     bounds_of,
     feature_codes,
     is_biased,
+    leaves_in_panels,
     mask_code,
     mask_constants,
+    panel_bytes,
     panels_of,
+    queries_problem,
     shares_memory,
     sizes_of,
     tile_bytes,
@@ -50,7 +55,7 @@ from blocktune.kernels.hopper.forward.layout import (
 )
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 
 class FlashForwardHopper(AttentionKernel):
@@ -68,6 +73,8 @@ class FlashForwardHopper(AttentionKernel):
         "split_release": (0, 1),
         "early_p": (0, 1),
         "keep_p": (0, 1),
+        "q_registers": (0, 64, 128, 192),
+        "output_panels": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -83,19 +90,34 @@ class FlashForwardHopper(AttentionKernel):
                 )
         return None
 
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        problems = super().rule_violations(config, shape, limits)
+        return problems or tuple(problem for problem in self._own_problems(config, shape) if problem)
+
+    def _own_problems(self, config: KernelConfig, shape: AttentionShape) -> Iterator[str | None]:
+        """Give what is wrong with queries in registers and with panels of the output."""
+        yield queries_problem(config, shape)
+        width_v = tile_width(shape.head_dim_v)
+        if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):
+            yield f"`output_panels` must be 0 for {width_v} columns of values, which are no more or no power of two."
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q and the output of all consumers (`shares_memory`) and the slots of K and V; barriers
-        take another half KiB."""
+        """Return the bytes of Q and the output of all consumers (`shares_memory`, `leaves_in_panels`) and the slots of
+        K and V; barriers take another half KiB."""
         q_bytes, o_bytes, slot_bytes = tile_bytes(config, shape)
         whole_bytes = max(q_bytes, o_bytes) if shares_memory(config, shape) else q_bytes + o_bytes
+        if leaves_in_panels(config):
+            whole_bytes = q_bytes + panel_bytes(config, shape)
         return whole_bytes + config.num_stages * slot_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on an H200, or near it and without spills in a loop: at head_dim 64 and 128 over lengths
-        from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
+        """Return what was best on a Hopper GPU, or near it and without spills in a loop: at head_dim 64 and 128 over
+        lengths from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
         early_p = int(masks["RAGGED"] or not masks["ALIGNED"] or mask_code(shape) > 0 or shape.features.dropout)
+        if not early_p and not shape.features and (plain := _default_with_queries(shape)):
+            return self._config(*plain)
         if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
             values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
         elif max(width, width_v) == 64 and is_biased(shape):
@@ -113,8 +135,13 @@ class FlashForwardHopper(AttentionKernel):
             values = (128, 128, 2, 1, early_p, early_p)
         else:
             values = _default_of_128(shape)
-        block_m, block_n, *own = values
-        return KernelConfig.of(self.name, dict(zip(self.parameters, (block_m, block_n, WARPS, *own), strict=True)))
+        return self._config(*values)
+
+    def _config(self, block_m: int, block_n: int, *own: int) -> KernelConfig:
+        """Return the config with these values, `num_warps` left out, and zeros for the last ones."""
+        names = FlashForwardHopper.parameters
+        values = (block_m, block_n, WARPS, *own, *[0] * (len(names) - 3 - len(own)))
+        return KernelConfig.of(self.name, dict(zip(names, values, strict=True)))
 
     def total_warps(self, config: KernelConfig) -> int:
         return WARPS * (config.block_m // ROWS) + WARPS
@@ -123,10 +150,11 @@ class FlashForwardHopper(AttentionKernel):
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
-        """Return the tiles: the output leaves through shared memory of its own, or where there is no room, through that
-        of Q."""
+        """Return the tiles: the output leaves through shared memory of its own, whole or by panels, or where there is
+        no room, through that of Q."""
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        own = None if shares_memory(config, shape) else leaving_tile(config.block_m, widths[1], shape.element_bytes)
+        columns = PANEL_SLOTS * PANEL if leaves_in_panels(config) else widths[1]
+        own = None if shares_memory(config, shape) else leaving_tile(config.block_m, columns, shape.element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, own)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
@@ -176,6 +204,24 @@ class FlashForwardHopper(AttentionKernel):
         )
 
 
+def _default_with_queries(shape: AttentionShape) -> tuple[int, ...] | None:
+    """Return all of `parameters` but `num_warps` where queries in registers are faster: of full or causal attention
+    whose lengths fit the blocks. Blocks of 64 keys read less of shared memory then, and leave room for more slots."""
+    causal, keys = shape.causal is not Causal.NONE, shape.seqlen_k
+    match tile_width(shape.head_dim), tile_width(shape.head_dim_v):
+        case 128, 128 if keys <= 1024:
+            return 128, 64, 4, 0, 0, 0, 128
+        case 128, 128 if causal and keys <= 4096:
+            return 128, 64, 3, 0, 0, 0, 64
+        case 192, 128:
+            return 128, 64, 3, 0, 0, 0, 192
+        case 192, 192:
+            return 128, 64, 2, 1, 0, 0, 192
+        case 256, 256:
+            return 128, 64, 2, 1, 1, 0, 128, 1
+    return None
+
+
 def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
     """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
     consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
@@ -215,7 +261,10 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "SPLIT_RELEASE": bool(own["split_release"]),
         "EARLY_P": bool(own["early_p"]),
         "KEEP_P": bool(own["keep_p"]),
+        "Q_REGISTERS": own["q_registers"],
+        "FREE_Q": own["q_registers"] >= width and not shares_memory(config, shape),
         "SHARE_O": shares_memory(config, shape),
+        "O_SLOTS": PANEL_SLOTS * leaves_in_panels(config),
         "CONSUMER_REGS": consumer_regs,
         "PRODUCER_REGS": producer_regs,
     }

@@ -19,8 +19,14 @@ ALIGNED_ELEMENTS = 8
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 32)}
 """Registers a thread of the consumers and of the producer, by the number of consumers: they share 65,536."""
+RESERVED_REGISTERS = 24
+"""Of a consumer, that ptxas gives to no operand of a product: with more of these it waits for each (C7512)."""
 SHARED_BYTES = 227 << 10
 """What a block of compute capability 9.0 can have."""
+PANEL = 64
+"""Columns of the output that leave at once where there is no room for all: one swizzle."""
+PANEL_SLOTS = 2
+"""Places of a consumer for panels."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
 
@@ -38,6 +44,8 @@ def panels_of(width: int) -> int:
 def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
     """Return whether the output leaves where Q was, because there is no room for both: then the next tile's Q waits for
     it."""
+    if leaves_in_panels(config):
+        return False
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     panels, panels_v = panels_of(width), panels_of(width_v)
     place = 2 * width // 3 if panels > panels_v else width  # a whole tile needs one, not the three panels of another
@@ -45,6 +53,16 @@ def shares_memory(config: KernelConfig, shape: AttentionShape) -> bool:
         return False
     q_bytes, o_bytes, slot_bytes = tile_bytes(config, shape)
     return q_bytes + o_bytes + config.num_stages * slot_bytes + BARRIER_BYTES > SHARED_BYTES
+
+
+def leaves_in_panels(config: KernelConfig) -> bool:
+    """Return whether the output leaves by PANEL columns, through PANEL_SLOTS places of each consumer in turns."""
+    return bool(config.parameters.get("output_panels"))
+
+
+def panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the bytes of the places of all consumers for panels of the output."""
+    return config.block_m * PANEL_SLOTS * PANEL * shape.element_bytes
 
 
 def tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
@@ -57,7 +75,8 @@ def blocks_of(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, i
     """Return (rows, columns) that a copy of q, k, v and the output moves."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     panel, panel_v = width // panels_of(width), width_v // panels_of(width_v)
-    return (ROWS, panel), (config.block_n, panel), (config.block_n, panel_v), (ROWS, panel_v)
+    leaving = PANEL if leaves_in_panels(config) else panel_v
+    return (ROWS, panel), (config.block_n, panel), (config.block_n, panel_v), (ROWS, leaving)
 
 
 def bounds_of(shape: AttentionShape) -> tuple[int | None, int | None]:
@@ -115,3 +134,25 @@ def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
         "MASK": mask_code(shape),
         "DROPOUT": features.dropout,
     }
+
+
+def product_registers(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return the registers of a thread that operands and results of products take: accumulators, scores, probabilities
+    and queries."""
+    own, scores = config.parameters, config.block_n // 2
+    probabilities = scores // 2 if own["early_p"] else scores
+    return tile_width(shape.head_dim_v) // 2 + scores + probabilities + own["q_registers"] // 4
+
+
+def queries_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
+    """Return what is wrong with the queries in registers of a config, or None."""
+    queries, width = config.parameters.get("q_registers", 0), tile_width(shape.head_dim)
+    if not queries:
+        return None
+    part = width if panels_of(width) == 1 else 2 * width // 3
+    if part % queries and queries != width:
+        return f"`q_registers` must divide the {part} columns of a part of Q, or be all {width}."
+    needed, room = product_registers(config, shape), REGISTERS[config.block_m // ROWS][0] - RESERVED_REGISTERS
+    if needed > room:
+        return f"`q_registers` needs {needed} registers for products, but a thread has {room} for them."
+    return None

@@ -30,6 +30,7 @@ from blocktune.kernels.hopper.forward.device_kernel import SIZES, tiles
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper, describe_rows, trailing
 from blocktune.kernels.hopper.forward.layout import (
     BARRIER_BYTES,
+    PANEL,
     REGISTERS,
     ROWS,
     SHARED_BYTES,
@@ -47,8 +48,6 @@ from blocktune.kernels.values.shape import AttentionShape
 MOST_KEYS = {64: 2048, 128: 1024, 256: 1024}
 """By the columns of a tile. With more, steps count and not what is between tiles: on an H200 this kernel then takes as
 much time as the other one, or up to 3 % more."""
-PANEL = 64
-"""Columns of the output that leave at once: 128 bytes, as wide as one swizzle."""
 
 
 @gluon.jit(do_not_specialize=["lse_rows", *SIZES[:-1]])
@@ -148,12 +147,17 @@ def flash_fwd_hopper_short_kernel(
 
 
 class FlashForwardHopperShort(FlashForwardHopper):
-    """The forward kernel of Hopper for few keys. Parameters and launches are those of `FlashForwardHopper`."""
+    """The forward kernel of Hopper for few keys. Launches are those of `FlashForwardHopper`, and its parameters but
+    for queries in registers and panels of the output, which it has always."""
 
     name = "flash_fwd_hopper_short"
     features: ClassVar[frozenset[str]] = frozenset()
     loops = ForwardLoops()
-    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = FlashForwardHopper.parameters
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        name: choices
+        for name, choices in FlashForwardHopper.parameters.items()
+        if name not in ("q_registers", "output_panels")
+    }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if (told := super().shape_problem(shape, limits)) is not None:
@@ -180,7 +184,11 @@ class FlashForwardHopperShort(FlashForwardHopper):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return what was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
-        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
+        found = {name: value for name, value in found.items() if name in self.parameters}
+        widths = {tile_width(shape.head_dim), tile_width(shape.head_dim_v)}
+        if widths == {256}:
+            found["early_p"] = found["keep_p"]  # as where no queries are in registers
+        elif widths == {128}:
             found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
         return KernelConfig.of(self.name, found)
 

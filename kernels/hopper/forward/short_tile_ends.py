@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums
-from blocktune.kernels.hopper.forward.steps import hide, key_range, row_bounds
+from blocktune.kernels.hopper.forward.steps import columns, hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.warps import divided
 
 
@@ -87,24 +87,3 @@ def send(
             # [64]
             each = row + gl.arange(0, ROWS, ROW_S)
             gl.store(lse + start + each, log_sum_exp(top, total, sink, scales, ROW_S), mask=each < sizes.seqlen_q)
-
-
-@gluon.jit
-def columns(x, W: gl.constexpr):
-    """The columns of x, W by W, in the registers where they are."""
-    if x.shape[1] == W:
-        return (x,)
-    elif x.shape[1] == 2 * W:
-        left, right = halves(x)
-        return left, right
-    else:
-        left, right = halves(x)
-        first, second = halves(left)
-        third, fourth = halves(right)
-        return first, second, third, fourth
-
-
-@gluon.jit
-def halves(x):
-    """The left and the right half of the columns."""
-    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))

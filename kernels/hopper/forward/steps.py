@@ -139,11 +139,16 @@ def store_rows(
     """The way back of `load_rows`: what lies beyond the end is not written."""
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
     for part in gl.static_range(PANELS):
-        block = as_block(desc, panel(memory, place, part, PANELS))
-        if VARLEN:
-            copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], block)
-        else:
-            copy_out(desc, [batch, head, row, part * W], block)
+        store_panel(desc, batch, head, row, begin, length, part * W, panel(memory, place, part, PANELS), VARLEN)
+
+
+@gluon.jit
+def store_panel(desc, batch, head, row, begin, length, column, tile, VARLEN: gl.constexpr):
+    """Copies a tile of shared memory to a head's rows from `row` and columns from `column` on."""
+    if VARLEN:
+        copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], as_block(desc, tile))
+    else:
+        copy_out(desc, [batch, head, row, column], as_block(desc, tile))
 
 
 @gluon.jit
@@ -178,33 +183,57 @@ def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: g
 
 
 @gluon.jit
-def scores(q_smem, q_place, k_smem, slot, zeros, PANELS: gl.constexpr):
-    """Issues Q K^T [64, BLOCK_N]."""
-    q, k = q_smem[0].index(q_place), k_smem[0].index(slot).permute((1, 0))
-    qk = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
+def columns_of(memory, PART: gl.constexpr, COLUMNS: gl.constexpr):
+    """Part PART of a tile [rows, width] that is cut into parts of COLUMNS: it lies in memory as these do."""
+    ROWS: gl.constexpr = memory.shape[0]
+    PARTS: gl.constexpr = memory.shape[1] // COLUMNS
+    if PARTS == 1:
+        return memory
+    else:
+        return reinterpret(memory, memory.dtype, [PARTS, ROWS, COLUMNS], memory.layout).index(PART)
+
+
+@gluon.jit
+def queries(q_smem, place, COLUMNS: gl.constexpr, PANELS: gl.constexpr, S_L: gl.constexpr):
+    """The operands of the first product, one for every part of a tile: the first COLUMNS columns of a warpgroup's
+    queries in registers, which leaves shared memory to others, the rest where it is."""
+    Q_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
+    first = q_smem[0].index(place)
+    WIDTH: gl.constexpr = first.shape[1]
+    if COLUMNS > 0:
+        first = columns_of(first, 0, COLUMNS if COLUMNS < WIDTH else WIDTH).load(Q_L)
+    if PANELS == 1:
+        return (first,)
+    else:
+        rest = q_smem[1].index(place)
+        if COLUMNS > WIDTH:
+            rest = rest.load(Q_L)
+        return first, rest
+
+
+@gluon.jit
+def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl.constexpr):
+    """Issues Q K^T [64, BLOCK_N], upon an accumulator or (not UPON) alone. q: what `queries` gives."""
+    q_tile, k_tile = q_smem[0].index(q_place), k_smem[0].index(slot)
+    COLUMNS: gl.constexpr = q[0].shape[1]
+    qk = warpgroup_mma(q[0], columns_of(k_tile, 0, COLUMNS).permute((1, 0)), acc, use_acc=UPON, is_async=True)
+    for part in gl.static_range(1, q_tile.shape[1] // COLUMNS):
+        k_part = columns_of(k_tile, part, COLUMNS).permute((1, 0))
+        qk = warpgroup_mma(columns_of(q_tile, part, COLUMNS), k_part, qk, is_async=True)
     if PANELS == 3:
-        qk = warpgroup_mma(q_smem[1].index(q_place), k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
+        qk = warpgroup_mma(q[1], k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
     return qk
 
 
 @gluon.jit
-def scores_upon(q_smem, q_place, k_smem, slot, acc, PANELS: gl.constexpr):
-    """Issues acc + Q K^T [64, BLOCK_N]."""
-    qk = warpgroup_mma(q_smem[0].index(q_place), k_smem[0].index(slot).permute((1, 0)), acc, is_async=True)
-    if PANELS == 3:
-        qk = warpgroup_mma(q_smem[1].index(q_place), k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
-    return qk
-
-
-@gluon.jit
-def biased_scores(memory, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
     if begins_with_alibi(OPTIONS):
         acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
-        return scores_upon(memory.q, place, memory.k, slot, acc, OPTIONS.QK_PANELS)
+        return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     else:
-        return scores(memory.q, place, memory.k, slot, no_acc, OPTIONS.QK_PANELS)
+        return scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
 
 
 @gluon.jit
@@ -256,12 +285,33 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
         return first, rest
 
 
+@gluon.jit
+def columns(x, W: gl.constexpr):
+    """The columns of x, W by W, in the registers where they are."""
+    if x.shape[1] == W:
+        return (x,)
+    elif x.shape[1] == 2 * W:
+        left, right = halves(x)
+        return left, right
+    else:
+        left, right = halves(x)
+        first, second = halves(left)
+        third, fourth = halves(right)
+        return first, second, third, fourth
+
+
+@gluon.jit
+def halves(x):
+    """The left and the right half of the columns."""
+    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+
+
 # ---- softmax
 
 
 @gluon.jit
 def step(
-    memory, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
+    memory, q, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
@@ -279,7 +329,7 @@ def step(
     biases, tile_biases, row_start, moved, batch_head = bias
     loaded = loaded_of_block(tile_biases, column, OPTIONS, S_L)
     # [64, BLOCK_N]
-    qk_t = biased_scores(memory, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
+    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
     if OPTIONS.EARLY_P:

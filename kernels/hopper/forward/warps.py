@@ -54,17 +54,20 @@ from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_e
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     biased_scores,
+    columns,
     finished,
     hand_back,
     hide,
     key_range,
     load_rows,
     no_sums,
+    queries,
     release,
     rescaled,
     row_bounds,
     sequence,
     step,
+    store_panel,
     store_rows,
     values_read,
 )
@@ -258,8 +261,11 @@ def consumer(
         loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
         kept = kept_of_block(biases, tile_biases, row_start, own_last * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
+        q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
+        if OPTIONS.FREE_Q:
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, C, slot, own_last * BLOCK_N, no_acc, bias, OPTIONS, S_L)
+        qk_t = biased_scores(memory, q, C, slot, own_last * BLOCK_N, no_acc, bias, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -296,7 +302,7 @@ def consumer(
         steps = own_last - own_first
         for i in range(steps):
             state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
+                memory, q, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
                 bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, top, sums = state
@@ -310,7 +316,7 @@ def consumer(
         if sinks is not None:
             sink = sink_of(sinks, head)  # on its way during the product
         values_read(memory, previous, SPLIT_RELEASE)
-        if not OPTIONS.SHARE_O:
+        if not OPTIONS.SHARE_O and not OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         q_phase ^= 1
         tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
@@ -327,13 +333,17 @@ def consumer(
             o_tiles = in_place_of(memory.q, C, memory.v, V_PANELS)
             o_place = 0
         if row_start < length_q:
-            tma.store_wait(0)
             divisor = total
             if OPTIONS.DROPOUT:
                 divisor = total * biases.kept_share
-            write(acc, divisor, o_tiles, o_place, ALIGNED and not OPTIONS.MASK, V_PANELS, O_L, REST_L)
-            fence_async_shared()
-            store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
+            if OPTIONS.O_SLOTS > 0:
+                goal = o_desc, batch, head, row_start, begin_q, length_q
+                send_panels(acc[0], divisor, goal, memory.o[0], C, OPTIONS, VARLEN, O_L)
+            else:
+                tma.store_wait(0)
+                write(acc, divisor, o_tiles, o_place, ALIGNED and not OPTIONS.MASK, V_PANELS, O_L, REST_L)
+                fence_async_shared()
+                store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
             if lse is not None:
                 row = batch_head.to(gl.int64) * lse_rows
                 if VARLEN:
@@ -345,6 +355,24 @@ def consumer(
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)
     tma.store_wait(0)
+
+
+@gluon.jit
+def send_panels(
+    acc, total, goal, places, C: gl.constexpr, OPTIONS: gl.constexpr, VARLEN: gl.constexpr, O_L: gl.constexpr,
+):  # fmt: skip
+    """Sends the accumulator over the sums of its rows to its goal, panel by panel, through the places of consumer C."""
+    O_SLOTS: gl.constexpr = OPTIONS.O_SLOTS
+    W: gl.constexpr = places.shape[2]
+    o_desc, batch, head, row, begin, length = goal
+    # panels [64, W] of [64, head_dim_v]
+    parts = columns(divided(acc, total, OPTIONS.ALIGNED and not OPTIONS.MASK, O_L).to(places.dtype), W)
+    for part in gl.static_range(acc.shape[1] // W):
+        panel = places.index(C * O_SLOTS + part % O_SLOTS)
+        tma.store_wait(O_SLOTS - 1)  # what was there has left
+        panel.store(parts[part])
+        fence_async_shared()
+        store_panel(o_desc, batch, head, row, begin, length, part * W, panel, VARLEN)
 
 
 @gluon.jit

@@ -2,8 +2,8 @@
 
 A launch is two kernels: kernels/hopper/fp8/transpose_values.py writes the values transposed, since 8-bit wgmma takes
 nothing else, and the warps of kernels/hopper/fp8/warps.py compute. Query, key and value may have scales. Any lengths,
-both causal masks, grouped heads, heads from 48 to 256 elements that 16 divides, of values to 128; no windows, soft caps
-or packed sequences.
+both causal masks, grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed
+sequences.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ from blocktune.kernels.hopper.forward.kernel import describe_rows
 from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.arguments import Options, Scales
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.steps import sums_are_shared
+from blocktune.kernels.hopper.fp8.steps import has_float32_sums
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
@@ -43,9 +43,6 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 WIDTHS = (64, 128, 256)
 """Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
 MIN_HEAD_DIM = 48
-MAX_HEAD_DIM_V = 128
-"""Two accumulators of 64 x 256 are more than a warpgroup's registers, and one alone loses a quarter of 16,384 values
-with one sign (`stretch_of` in kernels/hopper/fp8/steps.py)."""
 ALIGNED_ELEMENTS = 16
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -84,7 +81,7 @@ def flash_fwd_fp8_kernel(
     # [STAGES, head_dim_v, BLOCK_N]
     v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
     # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
-    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if sums_are_shared(CONSUMERS) else 64, V_W, 1, O_L)
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
     memory = Memory(
         q=q_smem,
         k=k_smem,
@@ -176,26 +173,35 @@ class FlashForwardFp8(AttentionKernel):
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
             return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
-        sizes = ("head_dim", shape.head_dim, WIDTHS[-1]), ("head_dim_v", shape.head_dim_v, MAX_HEAD_DIM_V)
-        for name, dim, most in sizes:
-            if not MIN_HEAD_DIM <= dim <= most or dim % ALIGNED_ELEMENTS:
+        for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
+            if not MIN_HEAD_DIM <= dim <= WIDTHS[-1] or dim % ALIGNED_ELEMENTS:
                 return (
-                    f"`{MIN_HEAD_DIM} <= {name} <= {most}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
+                    f"`{MIN_HEAD_DIM} <= {name} <= {WIDTHS[-1]}`, a multiple of {ALIGNED_ELEMENTS}, must hold for "
                     f"{self.name}, but got {name}={dim}"
                 )
         return None
+
+    def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        problems = super().rule_violations(config, shape, limits)
+        if not problems and tile_width(shape.head_dim_v) == WIDTHS[-1] and config.block_m > 2 * ROWS:
+            problems += (f"`block_m` must be {2 * ROWS} for {WIDTHS[-1]} columns of values, but got {config.block_m}.",)
+        return problems
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another
         half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        of_sum = 4 if sums_are_shared(config.block_m // ROWS) else 2
+        of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the fastest of what was measured on an H200, without spills in a loop. Heads of 64 columns leave
-        registers for more than two consumers; with a causal mask smaller blocks of keys are less in vain."""
+        """Return the fastest of what was measured on a Hopper GPU, without spills in a loop. Heads of 64 columns leave
+        registers for more than two consumers; with a causal mask smaller blocks of keys are less in vain. Values of 256
+        columns leave none for larger blocks and queries."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        if width_v == WIDTHS[-1]:
+            widest = {"block_m": 2 * ROWS, "block_n": 64, "num_warps": WARPS, "num_stages": 4, "q_registers": 1}
+            return KernelConfig.of(self.name, widest)
         many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
         masked = many and shape.causal is not Causal.NONE
         values = {
@@ -226,7 +232,7 @@ class FlashForwardFp8(AttentionKernel):
         """Return the tiles: the output leaves with 16 bits, through shared memory of its own or where the float32 sums
         of more than two warpgroups are."""
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        element_bytes = FLOAT32_BYTES if sums_are_shared(config.block_m // ROWS) else shape.out_bytes
+        element_bytes = FLOAT32_BYTES if has_float32_sums(config.block_m // ROWS, widths[1]) else shape.out_bytes
         out = leaving_tile(config.block_m, widths[1], element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, out, transposed_values=True)
 

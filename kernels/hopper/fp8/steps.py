@@ -27,20 +27,33 @@ from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
 
 @gluon.constexpr_function
-def stretch_of(block_n):
-    """Blocks of keys that one accumulator adds up: 512 keys.
+def stretch_of(block_n, width):
+    """Blocks of keys that one accumulator adds up: 512 keys, 1024 where its sums are split.
 
     8-bit wgmma cuts off what is below 2^-13 of the largest number in a sum. What is lost of numbers with one sign grows
-    with the keys that an accumulator has seen: on an H200 a quarter at 16,384, and 0.7 % at 512. Then float32 sums take
-    it over.
+    with the keys that an accumulator has seen: on an H200 a quarter at 16,384, 0.7 % at 512 and 1.4 % at 1024. Then the
+    sums of stretches take it over.
     """
-    return 512 // block_n
+    return (1024 if sums_are_split(width) else 512) // block_n
 
 
 @gluon.constexpr_function
-def sums_are_shared(consumers):
-    """Whether the float32 sums are in shared memory: more than two warpgroups have no registers for them."""
-    return consumers > 2
+def sums_are_shared(consumers, width):
+    """Whether the sums of stretches are in shared memory: more than two warpgroups have no registers for them, nor have
+    two whose accumulators take half of all."""
+    return consumers > 2 or sums_are_split(width)
+
+
+@gluon.constexpr_function
+def sums_are_split(width):
+    """Whether shared memory has room for 16 of the sums' 32 bits: what is rounded off stays in the accumulator."""
+    return width > 128
+
+
+@gluon.constexpr_function
+def has_float32_sums(consumers, width):
+    """Whether shared memory has a place for sums that is larger than the output's."""
+    return sums_are_shared(consumers, width) and not sums_are_split(width)
 
 
 @gluon.jit
@@ -132,8 +145,12 @@ def scores(q, k_smem, slot, zeros):
 
 @gluon.jit
 def add_values(p, v_smem, slot, acc, begins):
-    """Issues acc += P V, or acc = P V where a stretch begins."""
-    return (warpgroup_mma(p, v_smem.index(slot).permute((1, 0)), acc[0], use_acc=not begins, is_async=True),)
+    """Issues acc += P V, or acc = P V where a stretch begins with nothing."""
+    v = v_smem.index(slot).permute((1, 0))
+    if sums_are_split(acc[0].shape[1]):
+        return (warpgroup_mma(p, v, acc[0], is_async=True),)
+    else:
+        return (warpgroup_mma(p, v, acc[0], use_acc=not begins, is_async=True),)
 
 
 @gluon.constexpr_function
@@ -179,16 +196,47 @@ def loaded_as(memory, x):
 
 
 @gluon.jit
+def in_16_bits(x):
+    """float32 as bfloat16, two numbers by one instruction. Triton's own conversion takes one each here, at an eighth of
+    the rate."""
+    ASM: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(ASM, "=r,f,f", [x], dtype=gl.bfloat16, is_pure=True, pack=2)
+
+
+@gluon.jit
+def in_32_bits(x):
+    """bfloat16 as float32, by one instruction each."""
+    ASM: gl.constexpr = "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;"
+    return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=gl.float32, is_pure=True, pack=2)
+
+
+@gluon.jit
+def kept_sums(memory, x):
+    """The sums [WIDTH, 64] that shared memory has for the registers of x, as float32."""
+    kept = loaded_as(memory, x)
+    if sums_are_split(x.shape[0]):
+        kept = in_32_bits(kept)
+    return kept
+
+
+@gluon.jit
 def put_aside(memory, due, acc, first, O_L: gl.constexpr):
-    """The accumulator of a stretch goes to the float32 sums of those before it in shared memory [WIDTH, 64], or in
-    their place if it is the first. Threads have their numbers side by side there and touch no others."""
+    """The accumulator of a stretch goes to the sums of those before it in shared memory [WIDTH, 64], or in their place
+    if it is the first. Threads have their numbers side by side there and touch no others. Returns what the next stretch
+    begins with: zeros, or what 16 bits do not hold."""
     # [WIDTH, 64]
     x = in_register_order(acc)
     if first:
         tma.store_wait(0)  # the output of the tile before has been in the same memory
     else:
-        x += loaded_as(memory, x) * in_register_order(across(due, acc, O_L))
-    memory.store(x)
+        x += kept_sums(memory, x) * in_register_order(across(due, acc, O_L))
+    if sums_are_split(acc.shape[1]):
+        kept = in_16_bits(x)
+        memory.store(kept)
+        return gl.convert_layout(out_of_register_order(x - in_32_bits(kept)), O_L)
+    else:
+        memory.store(x)
+        return gl.zeros([64, acc.shape[1]], gl.float32, O_L)
 
 
 @gluon.jit
@@ -196,7 +244,7 @@ def brought_back(memory, due, acc, O_L: gl.constexpr):
     """The sums of all stretches, of which the last one is in an accumulator."""
     # [WIDTH, 64]
     x = in_register_order(acc)
-    x += loaded_as(memory, x) * in_register_order(across(due, acc, O_L))
+    x += kept_sums(memory, x) * in_register_order(across(due, acc, O_L))
     return gl.convert_layout(out_of_register_order(x), O_L)
 
 
@@ -237,8 +285,7 @@ def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.conste
     if SHARED:
         ends = (number > 0) & (number % STRETCH == 0)
         if ends:
-            put_aside(kept, due, acc[0], number == STRETCH, O_L)
-            acc = (gl.zeros([64, acc[0].shape[1]], gl.float32, O_L),)
+            acc = (put_aside(kept, due, acc[0], number == STRETCH, O_L),)
     return acc
 
 

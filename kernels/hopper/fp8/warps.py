@@ -31,6 +31,7 @@ from blocktune.kernels.hopper.fp8.steps import (
     stretch_of,
     sum_of_stretches,
     sums_are_shared,
+    sums_are_split,
 )
 
 
@@ -114,15 +115,18 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    STRETCH: gl.constexpr = stretch_of(BLOCK_N)
-    SHARED: gl.constexpr = sums_are_shared(CONSUMERS)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH)
+    # split sums take long: one warpgroup ends its stretches in the middle of the other one's, whose products go on
+    AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) else 0
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH)
+    SUM: gl.constexpr = o_desc.dtype if sums_are_split(WIDTH) else gl.float32
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
-    # [64, head_dim_v] of the output, and [head_dim_v, 64] of float32 sums
+    # [64, head_dim_v] of the output, and [head_dim_v, 64] of sums
     out = reinterpret(memory.o[0].index(C), o_desc.dtype, [ROWS, WIDTH], memory.o[0].layout)
     kept = out
     if SHARED:
-        kept = reinterpret(memory.o[0].index(C), gl.float32, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+        kept = reinterpret(memory.o[0].index(C), SUM, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     seqlen_q, seqlen_k, right = sizes.seqlen_q, sizes.seqlen_k, sizes.right
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -181,13 +185,13 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         # steps 1 ..: the scores of this block beside the second product of the one before
         for i in range(own_last - first):
             state, slot, phase, previous = step(
-                memory, kept, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i, mask, scale, no_acc,
-                STRETCH, SHARED, OPTIONS, S_L, O_L,
+                memory, kept, q, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, i + AHEAD, mask, scale,
+                no_acc, STRETCH, SHARED, OPTIONS, S_L, O_L,
             )  # fmt: skip
         whole, due, acc, p, factor, base, sums = state
 
         # [64, head_dim_v], last step: the second product alone
-        number = own_last - first
+        number = own_last - first + AHEAD
         begins = number % STRETCH == 0
         acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
         whole, due, acc = begin_stretch(whole, due, acc, factor, begins, SHARED, O_L)

@@ -114,5 +114,7 @@ ROWS: dict[str, Any] = {
     "raised": raised,
     "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
     "as_rows": lambda rows, numbers: rows,
+    "in_16_bits": lambda numbers: numbers.bfloat16(),
+    "in_32_bits": lambda numbers: numbers.float(),
 }
 """By the names of kernels/hopper/common/rows.py, kernels/hopper/fp8/ and kernels/hopper/forward/row_maxima.py."""

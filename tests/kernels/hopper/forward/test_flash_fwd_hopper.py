@@ -97,32 +97,38 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
 @pytest.mark.parametrize(
     ("problem", "values"),
     [
-        *((loaded(64, 4096, causal), (256, 64, 4, 0, 1, 0)) for causal in MASKS),
-        *((loaded(64, 8192, causal), (192, 128, 4, 0, 1, 0)) for causal in MASKS),
-        (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (256, 64, 3, 0, 1, 0)),
-        (loaded(64, 4096, seqlen_q=100), (128, 128, 4, 0, 0, 1)),
-        (loaded(96, 4096, Causal.UPPER_LEFT), (128, 128, 3, 0, 0, 0)),
-        (loaded(128, 1024), (128, 128, 3, 0, 0, 0)),
-        *((loaded(128, seqlen), (192, 64, 3, 0, 0, 0)) for seqlen in (2048, 4096, 8192, 16384)),
-        (loaded(128, 2048, batch=1), (128, 128, 2, 1, 0, 0)),  # three consumers: two turns of 192 instead of 128 rows
-        (loaded(128, 1024, Causal.UPPER_LEFT), (128, 64, 3, 0, 0, 0)),
-        (loaded(128, 2048, Causal.UPPER_LEFT), (128, 128, 2, 1, 0, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 2, 1, 0, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1)),
-        (shape(192, head_dim_v=128), (128, 128, 2, 1, 1, 1)),
-        (loaded(256, 4096, Causal.UPPER_LEFT), (128, 64, 2, 1, 0, 0)),
-        *((loaded(128, 4096, Causal.UPPER_LEFT, name), (128, 128, 2, 1, 1, 1)) for name in ("alibi", "additive")),
-        (loaded(128, 2048, features="boolean"), (192, 64, 4, 0, 1, 0)),
-        (loaded(128, 2048, features="boolean", batch=1), (128, 128, 2, 1, 1, 1)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 4, 0, 1, 0)),
-        (loaded(64, 8192, features="boolean alibi"), (256, 64, 4, 0, 1, 0)),
-        (loaded(64, 8192, features="dropout"), (128, 128, 4, 0, 0, 1)),
+        *((loaded(64, 4096, causal), (256, 64, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
+        *((loaded(64, 8192, causal), (192, 128, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
+        (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
+        (loaded(64, 4096, seqlen_q=100), (128, 128, 4, 0, 0, 1, 0, 0)),
+        (loaded(96, 4096, Causal.UPPER_LEFT), (128, 128, 3, 0, 0, 0, 0, 0)),
+        *((loaded(128, 1024, causal), (128, 64, 4, 0, 0, 0, 128, 0)) for causal in MASKS),
+        *((loaded(128, seqlen), (192, 64, 3, 0, 0, 0, 0, 0)) for seqlen in (2048, 4096, 8192, 16384)),
+        (
+            loaded(128, 2048, batch=1),
+            (128, 128, 2, 1, 0, 0, 0, 0),
+        ),  # three consumers: two turns of 192 rows, not of 128
+        *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 64, 3, 0, 0, 0, 64, 0)) for seqlen in (2048, 4096)),
+        (loaded(128, 8192, Causal.UPPER_LEFT), (128, 128, 2, 1, 0, 0, 0, 0)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 2, 1, 0, 0, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1, 0, 0)),
+        (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
+        (loaded(256, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (128, 64, 2, 1, 1, 1, 0, 0)),
+        (shape(192, head_dim_v=128), (128, 64, 3, 0, 0, 0, 192, 0)),
+        (shape(192), (128, 64, 2, 1, 0, 0, 192, 0)),
+        (loaded(256, 4096, Causal.UPPER_LEFT), (128, 64, 2, 1, 1, 0, 128, 1)),
+        *((loaded(128, 4096, Causal.UPPER_LEFT, name), (128, 128, 2, 1, 1, 1, 0, 0)) for name in ("alibi", "additive")),
+        (loaded(128, 2048, features="boolean"), (192, 64, 4, 0, 1, 0, 0, 0)),
+        (loaded(128, 2048, features="boolean", batch=1), (128, 128, 2, 1, 1, 1, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 4, 0, 1, 0, 0, 0)),
+        (loaded(64, 8192, features="boolean alibi"), (256, 64, 4, 0, 1, 0, 0, 0)),
+        (loaded(64, 8192, features="dropout"), (128, 128, 4, 0, 0, 1, 0, 0)),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "x".join(map(str, value)),
 )
 def test_default_config_is_what_won(problem: AttentionShape, values: tuple[int, ...]) -> None:
-    names = ("block_m", "block_n", "num_stages", "split_release", "early_p", "keep_p")
+    names = ("block_m", "block_n", "num_stages", "split_release", "early_p", "keep_p", "q_registers", "output_panels")
     found = KERNEL.default_config(problem, HOPPER).parameters
     assert tuple(found[name] for name in names) == values
 
@@ -137,11 +143,40 @@ def test_parameter_out_of_range(name: str, value: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("problem", "own", "problem_text"),
+    [
+        (shape(256), {"q_registers": 128, "early_p": 1}, None),
+        (shape(256), {"q_registers": 128}, "`q_registers` needs 224 registers for products, but a thread has 216"),
+        (shape(128), {"block_m": 192, "q_registers": 64, "early_p": 1}, None),
+        (shape(128), {"block_m": 192, "q_registers": 128, "early_p": 1}, "needs 144 registers .* a thread has 136"),
+        (shape(192, head_dim_v=128), {"q_registers": 192, "block_n": 128, "early_p": 1}, None),
+        (shape(256, head_dim_v=64), {"q_registers": 192}, "must divide the 256 columns of a part of Q, or be all 256"),
+        (shape(96), {"q_registers": 128}, "must divide the 64 columns of a part of Q, or be all 96"),
+        (shape(64), {"q_registers": 128}, "must divide the 64 columns of a part of Q, or be all 64"),
+    ],
+    ids=str,
+)
+def test_queries_fit_into_the_registers_of_products(
+    problem: AttentionShape, own: dict[str, int], problem_text: str | None
+) -> None:
+    """What ptxas compiles without waiting for each product (C7512)."""
+    told = KERNEL.violations(config(**own), problem, HOPPER)
+    assert len(told) == (problem_text is not None)
+    assert problem_text is None or re.search(problem_text, told[0])
+
+
 def test_own_parameters_are_exactly_the_kernel_s() -> None:
     (unknown,) = KERNEL.violations(config(schedule=1), shape(), HOPPER)
     assert f"{KERNEL.name} has the parameters {tuple(KERNEL.parameters)}" in unknown
     missing = KERNEL.rule_violations(KernelConfig(KERNEL.name, 128, 64, 4, 2), shape(), HOPPER)
-    assert [text.split("`")[1] for text in missing] == ["split_release", "early_p", "keep_p"]
+    assert [text.split("`")[1] for text in missing] == [
+        "split_release",
+        "early_p",
+        "keep_p",
+        "q_registers",
+        "output_panels",
+    ]
 
 
 @pytest.mark.parametrize(("width", "width_v"), list(product(WIDTHS, repeat=2)))
@@ -160,6 +195,11 @@ def test_the_output_leaves_where_q_was_if_there_is_no_room() -> None:
     assert shares_memory(three, shape(128))
     assert KERNEL.shared_bytes(three, shape(128), HOPPER) == 6 * 32768 + 32768
     assert shares_memory(config(), shape(256))
+    assert not shares_memory(config(output_panels=1), shape(256))
+    assert KERNEL.shared_bytes(config(output_panels=1), shape(256), HOPPER) == 6 * 32768 + 32768
+    for width in (128, 192):
+        (text,) = KERNEL.violations(config(output_panels=1), shape(width), HOPPER)
+        assert f"`output_panels` must be 0 for {width} columns" in text
     assert not shares_memory(config(), shape(64, head_dim_v=256))  # the output is larger than Q
     too_large = config(block_m=256, block_n=128, num_stages=3)
     (text,) = KERNEL.violations(too_large, shape(128), HOPPER)

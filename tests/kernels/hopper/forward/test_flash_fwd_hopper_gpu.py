@@ -229,9 +229,32 @@ def test_every_block(block_m: int, block_n: int, split: int) -> None:
     names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": 4 - 2 * split}
     for number, problem in enumerate(problems):
         own = {"split_release": split, "early_p": number % 2, "keep_p": number // 2}
+        own |= {"q_registers": 64 if block_m == 128 and number % 2 else 0, "output_panels": 0}
         config = KernelConfig.of(KERNEL.name, names | own)
         if not KERNEL.violations(config, problem, HOPPER):  # four stages of 128 keys beside 256 rows have no room
             check(problem, config=config)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "own"),
+    [
+        (64, 64, (128, 128, 3, 0, 0, 64, 0)),
+        (96, 96, (128, 128, 3, 0, 1, 64, 0)),
+        (128, 128, (128, 64, 4, 0, 0, 128, 0)),
+        (128, 128, (192, 64, 3, 0, 1, 64, 0)),
+        (128, 128, (128, 128, 2, 1, 1, 128, 0)),
+        (192, 128, (128, 64, 3, 0, 0, 192, 0)),
+        (192, 128, (128, 128, 2, 1, 1, 128, 0)),
+        (192, 192, (128, 64, 3, 0, 0, 192, 0)),
+        (256, 256, (128, 64, 2, 1, 1, 128, 1)),
+        (256, 256, (128, 64, 2, 1, 0, 64, 0)),
+    ],
+)
+def test_queries_in_registers(head_dim: int, head_dim_v: int, own: tuple[int, ...]) -> None:
+    names = ("block_m", "block_n", "num_stages", "split_release", "early_p", "q_registers", "output_panels")
+    config = KernelConfig.of(KERNEL.name, dict(zip(names, own, strict=True)) | {"num_warps": 4, "keep_p": 0})
+    for seqlen_q, seqlen_k, causal in itertools.product((1000, 2048), (1024, 1500), Causal):
+        check(shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal), config=config)
 
 
 def test_a_long_sequence_of_many_tiles() -> None:

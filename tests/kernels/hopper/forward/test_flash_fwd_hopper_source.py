@@ -320,6 +320,48 @@ def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int,
         check(problem, config_of(problem, **names), programs=1 + number)
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v", "own"),
+    [
+        (64, 64, {"block_m": 128, "block_n": 64, "q_registers": 64}),
+        (96, 96, {"q_registers": 64}),
+        (128, 128, {"block_n": 64, "num_stages": 4, "split_release": 0, "q_registers": 128}),
+        (128, 128, {"block_m": 192, "block_n": 64, "num_stages": 4, "early_p": 1, "q_registers": 64}),
+        (192, 128, {"q_registers": 64}),
+        (192, 128, {"q_registers": 128}),
+        (192, 128, {"block_n": 128, "num_stages": 2, "split_release": 1, "early_p": 1, "q_registers": 192}),
+        (192, 192, {"q_registers": 192}),
+        (256, 64, {"q_registers": 64}),
+        (256, 256, {"q_registers": 64, "early_p": 0}),
+        (256, 256, {"q_registers": 128, "output_panels": 1}),
+        (256, 256, {"q_registers": 0, "output_panels": 1}),
+    ],
+)
+def test_queries_in_registers(head_dim: int, head_dim_v: int, own: dict[str, int]) -> None:
+    """A part of them, all of one part of a tile, or all, with the output in every kind of memory."""
+    for seqlen_q, seqlen_k, causal in ((200, 200, Causal.UPPER_LEFT), (130, 170, Causal.NONE)):
+        problem = shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, num_heads=1, causal=causal)
+        check(problem, config_of(problem, **own))
+
+
+@pytest.mark.parametrize("features", ["varlen", "varlen window=70:20"])
+def test_panels_of_packed_sequences(features: str) -> None:
+    """An output of 256 columns leaves panel by panel, each up to the end of its sequence."""
+    problem = shape_of(100, 129, 256, features, batch=3)
+    lengths_q, lengths_k = (100, 0, 65), (30, 64, 129)
+    rows, keys = sum(lengths_q), sum(lengths_k)
+    q, k, v = tensors(problem, "bhsd", (rows + 3, keys + 3))
+    cu_q, cu_k = (
+        torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32) for lengths in (lengths_q, lengths_k)
+    )
+    extras = Extras(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    out, lse = run(problem, config_of(problem, output_panels=1), [q, k, v], extras, 2)
+    assert (out[:, :, rows:] == 7).all()
+    parts = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
+    expected = attention_reference(*parts, causal=problem.causal, features=problem.features, extras=extras)
+    compare(out[:, :, :rows], lse[:, :rows], *expected)
+
+
 @pytest.mark.parametrize("heads", [(1, 1), (4, 1), (8, 2)])
 def test_grouped_heads_of_a_batch(heads: tuple[int, int]) -> None:
     sizes = {"batch": 2, "num_heads": heads[0], "num_heads_kv": heads[1]}

@@ -29,6 +29,7 @@ TOLERANCE = 4e-2
 """Relative Frobenius error of probabilities that are rounded to three bits behind the point."""
 LSE_TOLERANCE = 1e-4
 EDGES = [(1, 1), (1, 300), (64, 64), (65, 63), (128, 129), (257, 255), (300, 1)]
+HEAD_DIMS = [(48, 48), (80, 80), (128, 128), (256, 128), (128, 64), (64, 128), (256, 256), (96, 192)]
 PLACES = [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15]
 """The keys of every 16, as the registers of the probabilities hold them."""
 
@@ -121,7 +122,7 @@ def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatc
     monkeypatch.setattr(gluon_machine, "accumulated", truncated)
     biases = []
     for keys in (512, 1 << 20):
-        monkeypatch.setattr(warps, "stretch_of", lambda block_n, keys=keys: keys // block_n)
+        monkeypatch.setattr(warps, "stretch_of", lambda block_n, width, keys=keys: keys // block_n)
         out = torch.full((*q.shape[:3], 64), 7.0).bfloat16()
         arguments = bound.attend.arguments(q, k, turned(v, 2560), out, None, 0.125, NO_EXTRAS)
         gluon_machine.run(bound.attend.function, arguments, 1)
@@ -130,7 +131,7 @@ def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatc
     assert biases[1] < 3 * biases[0]
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(48, 48), (80, 80), (128, 128), (256, 128), (128, 64), (64, 128)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIMS)
 def test_every_head_dimension(head_dim: int, head_dim_v: int) -> None:
     check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=Causal.LOWER_RIGHT))
 
@@ -147,6 +148,26 @@ def test_stretches_that_end_with_a_tile() -> None:
     """Of 512 keys and one more or less, with sums in registers and in shared memory."""
     for block_m, length in itertools.product((128, 192), (448, 512, 513, 576, 1024, 1025, 1088)):
         check(shape_of(192, length, num_heads=1), block_m=block_m, block_n=64, num_stages=3)
+
+
+@pytest.mark.parametrize("block_n", [64, 128])
+def test_stretches_of_256_columns(block_n: int) -> None:
+    """Of 1024 keys, the second consumer's after 512 already; what 16 bits do not hold of their sums is not lost."""
+    for length in (448, 513, 1024, 1025, 1700):
+        check(shape_of(128, length, 256, num_heads=1), block_n=block_n, num_stages=2, q_registers=0)
+
+
+def test_split_sums_keep_what_16_bits_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one block a stretch a sum of many like numbers would stop to grow in 16 bits."""
+    monkeypatch.setattr(warps, "stretch_of", lambda block_n, width: 2)
+    problem = shape_of(128, 16384, 256, num_heads=1)
+    q, k, v = tensors(problem)
+    q, v = torch.zeros_like(q.float()).to(q.dtype), torch.ones_like(v.float()).to(v.dtype)
+    out = torch.full(q.shape, 7.0).bfloat16()
+    bound = KERNEL.bind(KERNEL.default_config(problem, HOPPER), problem)
+    arguments = bound.attend.arguments(q, k, turned(v, 16384), out, None, 1 / 16, NO_EXTRAS)
+    gluon_machine.run(bound.attend.function, arguments, 1)
+    assert (out == 1).all()
 
 
 def test_scales_of_every_head() -> None:
