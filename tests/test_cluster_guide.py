@@ -28,7 +28,7 @@ def flags_of(command: str) -> set[str]:
 
 def flags_in(guide: str, command: str) -> set[str]:
     """Return the flags of a command where a guide uses it."""
-    lines = re.findall(rf"\btune {command}\b([^|`\n)#]*)", guide)
+    lines = re.findall(rf"\b(?:block)?tune {command}\b([^|`\n)#]*)", guide)
     return {flag for words in lines for flag in re.findall(r"(?<= )--[a-z-]+", words)}
 
 
