@@ -57,7 +57,7 @@ def step(
     dtype: gl.constexpr = memory.q[0].dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     # [64, BLOCK_N]
-    qk_t = scores((memory.q[0].index(q_place),), memory.q, q_place, memory.k, slot, no_acc, 1)
+    qk_t = scores((memory.q[0].index(q_place),), memory.q, q_place, memory.k, slot, no_acc, False, 1)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), 1, O_L, O_L)
     if OPTIONS.EARLY_P:

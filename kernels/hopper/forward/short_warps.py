@@ -164,7 +164,7 @@ def consumer(o_desc, lse, sinks, memory, scale, sizes, lse_rows, C: gl.constexpr
         if SKIPS:  # blocks wholly right of what these rows see
             slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
         mbarrier.wait(memory.q_full.index(C), q_phase)
-    qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, 1)
+    qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
     scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
     p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype)
@@ -194,7 +194,7 @@ def consumer(o_desc, lse, sinks, memory, scale, sizes, lse_rows, C: gl.constexpr
             rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
             if live:
                 mbarrier.wait(memory.q_full.index(C), q_phase)
-            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, 1)
+            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
         acc = rescaled(acc, pin(factor), 1, O_L, O_L)
         if not OPTIONS.EARLY_P:
             p = gl.convert_layout(pin(p).to(dtype), P_L)
@@ -211,7 +211,7 @@ def consumer(o_desc, lse, sinks, memory, scale, sizes, lse_rows, C: gl.constexpr
                 if SKIPS:
                     slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
                 mbarrier.wait(memory.q_full.index(C), q_phase)
-            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, 1)
+            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
             send(
                 acc, sums_done, top_done, done, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C, OPTIONS, ROW_S,
                 O_L,

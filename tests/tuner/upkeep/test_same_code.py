@@ -6,20 +6,29 @@ from typing import Any
 
 import pytest
 
+from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.stored.export_file import exported_checksum
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.programs import same_code
 
 SHAPE = complete_shape(1024, 64)
 CONFIG = get_kernel("flash_fwd").default_config(SHAPE, limits_for((9, 0)))
-CC = [9, 0]
+CC = "9.0"
+DEVICE = device_named("h200")
+ENVIRONMENT = {"triton": "3.6.0"}
 CODE = [["0" * 64, 49152, 4]]
 EARLIER = "e" * 16
 
 
 def winner(source: str) -> dict[str, Any]:
-    return {"config": CONFIG.to_json(), "shape": SHAPE.to_json(), "kernel_hash": source, "checksum": "0" * 16}
+    row = {"config": CONFIG.to_json(), "shape": SHAPE.to_json(), "kernel_hash": source, "environment": "e"}
+    return row | {"checksum": exported_checksum(row, DEVICE.key, ENVIRONMENT)}
+
+
+def record(*winners: dict[str, Any]) -> dict[str, Any]:
+    return {"device": DEVICE.to_json(), "environments": {"e": ENVIRONMENT}, "bests": [*winners]}
 
 
 @pytest.mark.parametrize(
@@ -39,12 +48,9 @@ def test_a_winner_is_carried_where_its_code_is_the_same(
     monkeypatch.setattr(same_code, "source_and_code", lambda winner, cc: (present, CODE))
     given = winner(source)
     before = copy.deepcopy(given)
-    ends = same_code.carry([given], CC, lambda winner: (EARLIER, code))
+    ends = same_code.carry(record(given), lambda winner: (EARLIER, code))
     assert ends[end] == 1 == sum(ends.values())
-    if carried:
-        before["kernel_hash"] = present
-        del before["checksum"]
-    assert given == before
+    assert given == (winner(present) if carried else before)
 
 
 def test_a_winner_of_the_present_source_is_not_compiled() -> None:
@@ -53,7 +59,7 @@ def test_a_winner_of_the_present_source_is_not_compiled() -> None:
     def ask(winner: dict[str, Any]) -> Any:
         raise AssertionError("nothing is to be asked")
 
-    assert same_code.carry([given], CC, ask)["present"] == 1
+    assert same_code.carry(record(given), ask)["present"] == 1
 
 
 def test_another_tree_answers_with_its_own_source_and_code() -> None:
