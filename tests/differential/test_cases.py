@@ -40,7 +40,7 @@ def test_cases_differ(some: list[Case]) -> None:
 
 
 def test_everything_that_a_cache_takes_is_drawn() -> None:
-    kinds = [kind for kind in islice(planned_classes(13), 450) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
+    kinds = [kind for kind in islice(planned_classes(13), 900) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
     caches = [kind for kind in kinds if kind.entry is Entry.KVCACHE]
     assert {kind.page_size for kind in caches} == {0, 16, 48, 64, 256}
     assert {(kind.picked, kind.padded) for kind in caches if not kind.page_size} == {

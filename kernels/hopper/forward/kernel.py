@@ -55,7 +55,7 @@ from blocktune.kernels.hopper.forward.layout import (
 )
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.kernels.values.shape import AttentionShape
 
 
 class FlashForwardHopper(AttentionKernel):
@@ -205,20 +205,14 @@ class FlashForwardHopper(AttentionKernel):
 
 
 def _default_with_queries(shape: AttentionShape) -> tuple[int, ...] | None:
-    """Return all of `parameters` but `num_warps` where queries in registers are faster: of full or causal attention
-    whose lengths fit the blocks. Blocks of 64 keys read less of shared memory then, and leave room for more slots."""
-    causal, keys = shape.causal is not Causal.NONE, shape.seqlen_k
+    """Return all of `parameters` but `num_warps` where queries in registers are the default: at 192 columns, of full or
+    causal attention whose lengths fit the blocks. Blocks of 64 keys read less of shared memory then, and leave room for
+    more slots."""
     match tile_width(shape.head_dim), tile_width(shape.head_dim_v):
-        case 128, 128 if keys <= 1024:
-            return 128, 64, 4, 0, 0, 0, 128
-        case 128, 128 if causal and keys <= 4096:
-            return 128, 64, 3, 0, 0, 0, 64
         case 192, 128:
             return 128, 64, 3, 0, 0, 0, 192
         case 192, 192:
             return 128, 64, 2, 1, 0, 0, 192
-        case 256, 256:
-            return 128, 64, 2, 1, 1, 0, 128, 1
     return None
 
 

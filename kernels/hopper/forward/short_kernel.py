@@ -185,10 +185,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         """Return what was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
         found = {name: value for name, value in found.items() if name in self.parameters}
-        widths = {tile_width(shape.head_dim), tile_width(shape.head_dim_v)}
-        if widths == {256}:
-            found["early_p"] = found["keep_p"]  # as where no queries are in registers
-        elif widths == {128}:
+        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
             found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
         return KernelConfig.of(self.name, found)
 

@@ -77,7 +77,7 @@ def test_a_sweep_is_shown_as_heat_maps(tune) -> None:
     assert max(map(len, lines)) <= 80
     sweep = load_sweep(WIDE)
     best = min(sweep.timed.values(), key=lambda trial: sweep.scores[trial.config])
-    assert any(best.config.label in line for line in lines)
+    assert best.config.label in " ".join(line.strip() for line in lines)
     assert "flash_fwd_hopper" in lines
     shown = {int(number) for number in re.findall(r"\b\d{2,3}(?=[* ])", "\n".join(lines[5:]))}
     fastest = round(sweep.shape.flops / (best.time_us or 1) / 1e6)

@@ -8,6 +8,7 @@ import pytest
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.flash_kernel import AHEAD_FIXED
+from blocktune.kernels.hopper.backward.layout import runs_ahead
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -66,10 +67,15 @@ def test_no_rule_drops_what_ran(sweeps: list[Sweep]) -> None:
     assert not broken
 
 
+def has_other_code(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Return whether a config's code has changed since the sweeps: warps that add dq have memory of their own now."""
+    return config.kernel == "flash_bwd_hopper" and runs_ahead(shape, config)
+
+
 def test_shared_memory_is_never_predicted_above_what_was_allocated(sweeps: list[Sweep]) -> None:
     for sweep in sweeps:
         for trial in sweep.timed.values():
-            if trial.resources is not None:
+            if trial.resources is not None and not has_other_code(trial.config, sweep.shape):
                 predicted = get_kernel(trial.config.kernel).launch_bytes(trial.config, sweep.shape, sweep.device.limits)
                 assert predicted <= trial.resources.shared_bytes + trial.resources.static_shared_bytes, trial.config
 

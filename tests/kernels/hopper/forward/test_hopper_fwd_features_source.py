@@ -1,4 +1,4 @@
-"""The Hopper forward with ALiBi, masks and dropout: its source on the CPU, by tests/support/gluon_machine.py."""
+"""The Hopper forward with ALiBi, masks and dropout: its source on the CPU, by tests/support/gluon/machine.py."""
 
 import itertools
 from typing import Any
@@ -27,7 +27,7 @@ from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import (
     shape_of,
     tensors,
 )
-from tests.support import gluon_machine
+from tests.support.gluon import machine as gluon_machine
 from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free
