@@ -3,10 +3,10 @@
     git worktree add ../before REVISION
     PYTHONPATH=. python -P -m tests.support.programs.same_code results/h200.json ../before
 
-What was measured is machine code. A change of the source often leaves the instructions of a config as they were, such as
-a new feature that a constant leaves out, and takes nothing from the measurement then. Both sources are compiled, the
-earlier one by a process of its own, and instructions, shared memory and warps of every launch are compared. Winners that
-compile to something else keep the earlier hash: `tune verify` times them again on a GPU.
+What was measured is machine code. A change of the source often leaves the instructions of a config as they were, such
+as a new feature that a constant leaves out, and takes nothing from the measurement then. Both sources are compiled,
+the earlier one by a process of its own, and instructions, shared memory and warps of every launch are compared.
+Winners that compile to something else keep the earlier hash: `tune verify` times them again on a GPU.
 """
 
 import json
