@@ -34,7 +34,8 @@ Ask = Callable[[Winner], tuple[str, Code]]
 def asking(tree: Path, cc: str) -> Iterator[Ask]:
     """Yield a function that asks a process of the sources in another folder."""
     command = [sys.executable, "-P", str(compiled_winners.__file__)]
-    environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+    path = os.pathsep.join(filter(None, (str(tree.resolve()), os.environ.get("PYTHONPATH"))))  # it may name a Triton
+    environment = os.environ | {"PYTHONPATH": path}
     with subprocess.Popen(
         command, cwd=tree, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
