@@ -17,10 +17,11 @@ from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
-from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
+from blocktune.kernels.hopper.forward.defaults import default_values
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
 from blocktune.kernels.hopper.forward.launch import (
     MaskedLaunch,
@@ -39,9 +40,7 @@ from blocktune.kernels.hopper.forward.layout import (
     WARPS,
     WIDTHS,
     blocks_of,
-    bounds_of,
     feature_codes,
-    is_biased,
     leaves_in_panels,
     mask_code,
     mask_constants,
@@ -54,7 +53,6 @@ from blocktune.kernels.hopper.forward.layout import (
     tile_width,
 )
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -111,34 +109,8 @@ class FlashForwardHopper(AttentionKernel):
         return whole_bytes + config.num_stages * slot_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on a Hopper GPU, or near it and without spills in a loop: at head_dim 64 and 128 over
-        lengths from 512 to 16384, causal at 96 and 256. At others the largest tiles that compile without spills."""
-        width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        masks = mask_constants(128, shape)  # they leave no room for float32 probabilities and the next scores
-        early_p = int(masks["RAGGED"] or not masks["ALIGNED"] or mask_code(shape) > 0 or shape.features.dropout)
-        if not early_p and not shape.features and (plain := _default_with_queries(shape)):
-            return self._config(*plain)
-        if max(width, width_v) == 64 and shape.seqlen_q <= 2 * ROWS:
-            values: tuple[int, ...] = (128, 128, 4, 0, 0, 1)  # larger tiles would be empty
-        elif max(width, width_v) == 64 and is_biased(shape):
-            values = (128, 128, 4, 0, 0, 1) if shape.features.dropout else (256, 64, 4, 0, 1, 0)
-        elif max(width, width_v) == 64 and shape.seqlen_k <= 4096:
-            values = (256, 64, 3 if shape.features.window else 4, 0, 1, 0)
-        elif max(width, width_v) == 64:
-            values = (192, 128, 4, 0, 1, 0)
-        elif width > 192 or width_v > 128:
-            values = (128, 64, 2, 1, early_p, early_p)
-        elif width + width_v < 256:
-            values = (128, 128, 3, 0, early_p, early_p)
-        elif width == 192 or shape.features.varlen:
-            early_p |= width + width_v > 256
-            values = (128, 128, 2, 1, early_p, early_p)
-        else:
-            values = _default_of_128(shape)
-        return self._config(*values)
-
-    def _config(self, block_m: int, block_n: int, *own: int) -> KernelConfig:
-        """Return the config with these values, `num_warps` left out, and zeros for the last ones."""
+        """Return the first config of a search, and what a call gets where nothing is known (`defaults.py`)."""
+        block_m, block_n, *own = default_values(shape)
         names = FlashForwardHopper.parameters
         values = (block_m, block_n, WARPS, *own, *[0] * (len(names) - 3 - len(own)))
         return KernelConfig.of(self.name, dict(zip(names, values, strict=True)))
@@ -202,42 +174,6 @@ class FlashForwardHopper(AttentionKernel):
             options,
             described,
         )
-
-
-def _default_with_queries(shape: AttentionShape) -> tuple[int, ...] | None:
-    """Return all of `parameters` but `num_warps` where queries in registers are the default: at 192 columns, of full or
-    causal attention whose lengths fit the blocks. Blocks of 64 keys read less of shared memory then, and leave room for
-    more slots."""
-    match tile_width(shape.head_dim), tile_width(shape.head_dim_v):
-        case 192, 128:
-            return 128, 64, 3, 0, 0, 0, 192
-        case 192, 192:
-            return 128, 64, 2, 1, 0, 0, 192
-    return None
-
-
-def _default_of_128(shape: AttentionShape) -> tuple[int, ...]:
-    """Return all of `parameters` but `num_warps` where heads take 128 columns. Full attention and windows take three
-    consumers 5 to 9 % less time a row, which pays where no multiprocessor has much more rows than with two."""
-    (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
-    three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
-    if shape.features.dropout:
-        return 128, 64, 4, 0, 1, 0
-    if is_biased(shape):
-        bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
-        return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
-    masked = int(not mask_constants(128, shape)["ALIGNED"])
-    if right is not None and left is None:
-        return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
-    if three_fit:
-        return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
-    return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
-
-
-def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
-    """Return the rows of all tiles that the busiest multiprocessor takes."""
-    tiles = -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads
-    return -(-tiles // MULTIPROCESSORS) * block_m
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:

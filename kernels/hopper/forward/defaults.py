@@ -1,0 +1,81 @@
+"""The default config of the Hopper forward, by widths of heads, lengths, masks and features."""
+
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.hopper.forward.layout import (
+    ROWS,
+    bounds_of,
+    is_biased,
+    mask_code,
+    mask_constants,
+    tile_width,
+)
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import AttentionShape
+
+Values = tuple[int, ...]
+"""The kernel's parameters in their order, without `num_warps`; those that are left out are zeros."""
+
+
+def default_values(shape: AttentionShape) -> Values:
+    """Return what was best on a Hopper GPU, or near it and without spills in a loop: at head_dim 64 and 128 with 512 to
+    16384 keys, causal at 96 and 256. At others the largest tiles that compile without spills."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    early_p = int(_loop_has_work(shape))  # which leaves no room for float32 probabilities and the next scores
+    if width == 192 and width_v in (128, 192) and not early_p and not shape.features:
+        return _with_queries_in_registers(width_v)
+    if max(width, width_v) == 64:
+        return _default_of_64(shape)
+    if width > 192 or width_v > 128:
+        return 128, 64, 2, 1, early_p, early_p
+    if width + width_v < 256:
+        return 128, 128, 3, 0, early_p, early_p
+    if width == 192 or shape.features.varlen:
+        early_p |= width + width_v > 256
+        return 128, 128, 2, 1, early_p, early_p
+    return _default_of_128(shape)
+
+
+def _loop_has_work(shape: AttentionShape) -> bool:
+    """Return whether steps do more than products and a softmax: masks, keys that are left over, dropout."""
+    masks = mask_constants(128, shape)
+    return masks["RAGGED"] or not masks["ALIGNED"] or mask_code(shape) > 0 or shape.features.dropout
+
+
+def _with_queries_in_registers(width_v: int) -> Values:
+    """Return the default of full and causal attention whose lengths fit the blocks, at 192 columns. Blocks of 64 keys
+    read less of shared memory with queries in registers, and leave room for more slots."""
+    return (128, 64, 3, 0, 0, 0, 192) if width_v == 128 else (128, 64, 2, 1, 0, 0, 192)
+
+
+def _default_of_64(shape: AttentionShape) -> Values:
+    if shape.seqlen_q <= 2 * ROWS:
+        return 128, 128, 4, 0, 0, 1  # larger tiles would be empty
+    if is_biased(shape):
+        return (128, 128, 4, 0, 0, 1) if shape.features.dropout else (256, 64, 4, 0, 1, 0)
+    if shape.seqlen_k <= 4096:
+        return 256, 64, 3 if shape.features.window else 4, 0, 1, 0
+    return 192, 128, 4, 0, 1, 0
+
+
+def _default_of_128(shape: AttentionShape) -> Values:
+    """Return the default where heads take 128 columns. Full attention and windows take three consumers 5 to 9 % less
+    time a row, which pays where no multiprocessor has much more rows than with two."""
+    (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
+    three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
+    if shape.features.dropout:
+        return 128, 64, 4, 0, 1, 0
+    if is_biased(shape):
+        bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
+        return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
+    masked = int(not mask_constants(128, shape)["ALIGNED"])
+    if right is not None and left is None:
+        return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
+    if three_fit:
+        return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
+    return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
+
+
+def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
+    """Return the rows of all tiles that the busiest multiprocessor takes."""
+    tiles = -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads
+    return -(-tiles // MULTIPROCESSORS) * block_m
