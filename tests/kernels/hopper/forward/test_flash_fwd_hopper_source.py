@@ -333,7 +333,7 @@ def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int,
         (192, 192, {"q_registers": 192}),
         (256, 64, {"q_registers": 64}),
         (256, 256, {"q_registers": 64, "early_p": 0}),
-        (256, 256, {"q_registers": 128, "output_panels": 1}),
+        (256, 256, {"early_p": 1, "q_registers": 128, "output_panels": 1}),
         (256, 256, {"q_registers": 0, "output_panels": 1}),
     ],
 )
