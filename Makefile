@@ -135,6 +135,8 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) install $(CONSTRAINTS) -e '.[test]'
+# Ray, which the tests need, has a command `tune` too: the one that is installed last stays.
+	$(PIP) install --no-deps --force-reinstall -e .
 	touch $@
 
 $(NEWEST)/.installed: $(VENV)/.installed-test

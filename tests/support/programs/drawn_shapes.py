@@ -1,4 +1,4 @@
-"""What shapes that nobody tuned get, on a GPU: drawn at random, searched, and both configs timed in the same finals.
+"""Draws shapes at random, searches them on a GPU, and times what a call gets untuned in the finals of the search.
 
 python -m tests.support.programs.drawn_shapes SEED FILE [COUNT] [SECONDS]
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.output.json_files import write_atomically
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
@@ -83,7 +84,7 @@ def main(record: Path, before: Path) -> None:
     document = json.loads(record.read_text())
     with asking(before, document["device"]["cc"]) as ask:
         ends = carry(document, ask)
-    record.write_text(json.dumps(document, indent=1, sort_keys=True) + "\n")
+    write_atomically(record, json.dumps(document, indent=1, sort_keys=True) + "\n")
     print(json.dumps(ends))
 
 
