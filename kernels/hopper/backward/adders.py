@@ -27,6 +27,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from blocktune.kernels.hopper.backward.bounds import (
+    block_at,
     bounds_of,
     count_key_tiles,
     head_row,
@@ -34,7 +35,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     query_range,
     sequence,
 )
-from blocktune.kernels.hopper.backward.form import has_lower
+from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_ordered
 from blocktune.kernels.hopper.backward.steps import add_out
 from blocktune.kernels.hopper.common.device_functions import advance
 
@@ -144,7 +145,7 @@ def add_panels(memory, dq_desc, block, phase, OWN: gl.constexpr):
 
 @gluon.jit
 def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of every second step of this block to the sums when it is the tile's turn.
+    """Adds dQ of every second step of this block to the sums; in a fixed order when it is the tile's turn.
 
     OWN: 0 for its first, third, ... step, 1 for the others. WIDE: heads are wider than 128.
     """
@@ -158,26 +159,38 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
     phase = 0
     place = 0
     parity = 0
-    tile, place, parity = receive_alone(ring, place, parity)
+    if counts_all_tiles(FORM):
+        tile, place, parity = receive_alone(ring, place, parity)
+    else:
+        tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-        _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-        first, _low, _high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        first = 0
+        end = seqlen_q
+        begin_q = 0
+        if is_general(FORM):
+            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
+            _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
+            first, _low, _high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        elif OPTIONS.CAUSAL:
+            first = n * BLOCK_N
         for member in range(group_size):
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            for m in range(end - (1 + others) * BLOCK_M, first - BLOCK_M, -2 * BLOCK_M):
+            for at in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
+                m = block_at(at, first, end, BLOCK_M, FORM)
                 block = (row + m) // BLOCK_M
-                count = turn_of(n, m, below, seen, BLOCK_N, FORM)
-                await_turn(turns + block, count)
+                if is_ordered(FORM):
+                    count = turn_of(n, m, below, seen, BLOCK_N, FORM)
+                    await_turn(turns + block, count)
                 if WIDE:
                     add_panels(memory, dq_desc, block, phase, OWN)
                 else:
                     add_halves(memory, dq_desc, block, phase, OWN)
-                pass_turn(turns + block, count)
+                if is_ordered(FORM):
+                    pass_turn(turns + block, count)
                 phase ^= 1
             others ^= (end - first) // BLOCK_M & 1
         tile, place, parity = receive_alone(ring, place, parity)

@@ -1,6 +1,6 @@
 """A walk of the Hopper attention backward whose scores run ahead, in Gluon: the next S^T is issued while dK runs.
 
-For the plain form under a diagonal at head_dim 128. What makes it fast, and is easily lost when the code changes:
+For a width of 128. What makes it fast, and is easily lost when the code changes:
 
 1. The tensor cores never run dry between two steps. Without this a step begins with an empty queue: a wait for dK, then
    statistics, addresses and a barrier ahead of its first product.
@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.adders import add_halves, receive_alone
-from blocktune.kernels.hopper.backward.bounds import count_key_tiles, head_row, locate_keys
+from blocktune.kernels.hopper.backward.bounds import block_at, places_of
+from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general
 from blocktune.kernels.hopper.backward.steps import (
     hand_over,
     issue_dq,
@@ -35,7 +35,7 @@ from blocktune.kernels.hopper.backward.steps import (
     wait_ds,
 )
 from blocktune.kernels.hopper.backward.wide_steps import hidden_zero
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret, tanh
 
 
 @gluon.jit
@@ -53,25 +53,57 @@ def spread(values, KEYS: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def first_slope(memory, slot, phase, S_L: gl.constexpr):
-    """What dP^T of the queries in a slot begins with, once they are there."""
-    mbarrier.wait(memory.do_full.index(slot), phase)
+def issue_scores(memory, slot, phase, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """S^T of the queries in a slot, which are waited for if `ready`; not waited for itself."""
+    KEYS: gl.constexpr = memory.k.shape[0] // 2
+    BLOCK_M: gl.constexpr = memory.q.shape[1]
+    mbarrier.wait(memory.q_full.index(slot), phase, pred=ready)
+    # [KEYS, BLOCK_M]
+    if OPTIONS.FOLD_LSE:
+        start = spread(memory.lse.index(slot).load(gl.SliceLayout(0, S_L)), KEYS, S_L)
+    else:
+        start = gl.zeros([KEYS, BLOCK_M], gl.float32, S_L)
+    keys = anew(memory.k).slice(W * KEYS, KEYS, dim=0)
+    queries = memory.q.index(slot).permute((1, 0))
+    return warpgroup_mma(keys, queries, start, use_acc=OPTIONS.FOLD_LSE, is_async=True)
+
+
+@gluon.jit
+def first_slope(memory, slot, S_L: gl.constexpr):
+    """What dP^T of the queries in a slot begins with."""
     return memory.delta.index(slot).load(gl.SliceLayout(0, S_L))
 
 
 @gluon.jit
-def issue_scores(memory, slot, phase, ready, W: gl.constexpr, KEYS: gl.constexpr, S_L: gl.constexpr):
-    """S^T of the queries in a slot, which are waited for if `ready`; not waited for itself."""
-    mbarrier.wait(memory.q_full.index(slot), phase, pred=ready)
+def issue_slopes(memory, slot, start, W: gl.constexpr, S_L: gl.constexpr):
+    """dP^T of the queries in a slot, on top of `start`; not waited for."""
+    KEYS: gl.constexpr = memory.k.shape[0] // 2
+    values = memory.v.slice(W * KEYS, KEYS, dim=0)
+    return warpgroup_mma(values, memory.do.index(slot).permute((1, 0)), spread(start, KEYS, S_L), is_async=True)
+
+
+@gluon.jit
+def weigh(
+    s, steps, slot, m, key, bounds, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr
+):  # fmt: skip
+    """P^T of the queries m .. and of this warpgroup's keys `key` .., as an operand, and what dP^T is multiplied with:
+    P^T, under a soft cap times its derivative. s: S^T."""
+    FORM: gl.constexpr = OPTIONS.FORM
+    memory = steps.memory
     # [KEYS, BLOCK_M]
-    start = spread(memory.lse.index(slot).load(gl.SliceLayout(0, S_L)), KEYS, S_L)
-    keys = anew(memory.k).slice(W * KEYS, KEYS, dim=0)
-    return warpgroup_mma(keys, memory.q.index(slot).permute((1, 0)), start, is_async=True)
+    if has_softcap(FORM):
+        s = tanh(s * steps.cap_in)
+    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, OPTIONS.FOLD_LSE)
+    p = masked(p_all, m, key, bounds, MASK, S_L, FORM)
+    p_low = gl.convert_layout(p.to(memory.k.dtype), P_L)
+    if has_softcap(FORM):  # masked after the product: a hidden key may leave a derivative of NaN
+        p = masked(p_all * (1.0 - s * s), m, key, bounds, MASK, S_L, FORM)
+    return p_low, p
 
 
 @gluon.jit
 def step_ahead(
-    steps, s_t, left, dk, dv, m, n0, slot, phase, b, b_phase,
+    steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
@@ -86,13 +118,16 @@ def step_ahead(
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
     # [KEYS, BLOCK_M]
-    start = first_slope(memory, slot, phase, S_L)
-    s = warpgroup_mma_wait(0, deps=(s_t,))
-    values = memory.v.slice(W * KEYS, KEYS, dim=0)
-    dp_t = warpgroup_mma(values, memory.do.index(slot).permute((1, 0)), spread(start, KEYS, S_L), is_async=True)
-    p = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, True)
-    p = masked(p, m, n0 + W * KEYS, None, MASK, S_L, OPTIONS.FORM)
-    p_low = gl.convert_layout(p.to(memory.k.dtype), P_L)
+    mbarrier.wait(memory.do_full.index(slot), phase)
+    if has_softcap(OPTIONS.FORM):  # a soft cap takes the registers that dP would wait in
+        s = warpgroup_mma_wait(0, deps=(s_t,))
+        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
+        dp_t = issue_slopes(memory, slot, first_slope(memory, slot, S_L), W, S_L)
+    else:
+        start = first_slope(memory, slot, S_L)
+        s = warpgroup_mma_wait(0, deps=(s_t,))
+        dp_t = issue_slopes(memory, slot, start, W, S_L)
+        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
@@ -108,7 +143,7 @@ def step_ahead(
     dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
     dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
     hand_over(in_register_order(dq), memory, b, b_phase, W, AWAIT=False)
-    s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, KEYS, S_L)
+    s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
     dk = warpgroup_mma_wait(1, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     b, b_phase = advance(b, b_phase, 2)
@@ -116,55 +151,57 @@ def step_ahead(
 
 
 @gluon.jit
-def walk_ahead(
-    steps, dk, dv, n0, seqlen_q, slot, phase, b, b_phase,
+def head_ahead(
+    steps, s_t, left, dk, dv, n0, first, low, high, end, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
-    """All blocks of queries that see the keys from n0 on, those on the diagonal first."""
-    memory = steps.memory
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    KEYS: gl.constexpr = BLOCK_N // 2
-    left = (seqlen_q - n0) // BLOCK_M
-    s_t = issue_scores(memory, slot, phase, True, W, KEYS, S_L)
-    mbarrier.wait(memory.do_full.index(slot), phase)
-    tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
-    for m in range(n0, n0 + BLOCK_N, BLOCK_M):
+    """All blocks of queries of one head that see the keys from n0 on (`query_head`)."""
+    FORM: gl.constexpr = OPTIONS.FORM
+    BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
+    low, high = places_of(first, low, high, end, FORM)
+    if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+        for place in range(first, low, BLOCK_M):
+            m = block_at(place, first, end, BLOCK_M, FORM)
+            s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+                steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+            )  # fmt: skip
+    for place in range(low, high, BLOCK_M):
+        m = block_at(place, first, end, BLOCK_M, FORM)
         s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-            steps, s_t, left, dk, dv, m, n0, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+            steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
         )  # fmt: skip
-    for m in range(n0 + BLOCK_N, seqlen_q, BLOCK_M):
-        s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-            steps, s_t, left, dk, dv, m, n0, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
-        )  # fmt: skip
-    warpgroup_mma_wait(0, deps=(s_t,))
-    return dk, dv, slot, phase, b, b_phase
+    if ends_masked(FORM):
+        for place in range(high, end, BLOCK_M):
+            m = block_at(place, first, end, BLOCK_M, FORM)
+            s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+                steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+            )  # fmt: skip
+    return s_t, left, dk, dv, slot, phase, b, b_phase
 
 
 @gluon.jit
-def adder_ahead(memory, dq_desc, ring, sizes, OWN: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of every second step of this block to the sums, as the warpgroups hand it over.
-
-    OWN: 0 for its first, third, ... step, 1 for the others.
-    """
-    FORM: gl.constexpr = OPTIONS.FORM
+def walk_ahead(
+    steps, dk, dv, n0, group_size, first, low, high, end, bounds, slot, phase, b, b_phase,
+    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
+):  # fmt: skip
+    """All blocks of queries that see the keys from n0 on, of one head after the other. The next head's first scores are
+    issued as those of any next step are."""
+    memory = steps.memory
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
-    seqlen_q = sizes.seqlen_q
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(sizes.seqlen_k, BLOCK_N, FORM)
-    others = OWN + 0  # steps of the other warp before the next own one: 0 or 1
-    phase = 0
-    place = 0
-    parity = 0
-    tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        first = n * BLOCK_N
-        for member in range(group_size):
-            row = head_row(batch_head, member, num_heads_kv, group_size, 0, seqlen_q, None, BLOCK_M, True, FORM)
-            for m in range(first + others * BLOCK_M, seqlen_q, 2 * BLOCK_M):
-                add_halves(memory, dq_desc, (row + m) // BLOCK_M, phase, OWN)
-                phase ^= 1
-            others ^= (seqlen_q - first) // BLOCK_M & 1
-        tile, place, parity = receive_alone(ring, place, parity)
+    if OPTIONS.CAUSAL and not is_general(OPTIONS.FORM):
+        first = n0 + 0
+        low = n0 + BLOCK_N
+    left = (end - first) // BLOCK_M
+    if OPTIONS.GROUPED:
+        left *= group_size
+    s_t = issue_scores(memory, slot, phase, True, W, OPTIONS, S_L)
+    mbarrier.wait(memory.do_full.index(slot), phase)
+    tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
+    for _member in range(group_size if OPTIONS.GROUPED else 1):
+        s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
+            steps, s_t, left, dk, dv, n0, first, low, high, end, bounds, slot, phase, b, b_phase,
+            W, OPTIONS, S_L, KV_L, DQ_L,
+        )  # fmt: skip
+    warpgroup_mma_wait(0, deps=(s_t,))
+    return dk, dv, slot, phase, b, b_phase

@@ -9,7 +9,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
-from blocktune.kernels.hopper.backward.ahead import adder_ahead
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.form import is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
@@ -136,15 +135,7 @@ def flash_bwd_hopper_kernel(
         PARTS=PARTS,
         AHEAD=AHEAD,
     )
-    if AHEAD:
-        gl.warp_specialize([
-            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
-            (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
-            (adder_ahead, (memory, dq_desc, ends.ring, sizes, 0, OPTIONS)),
-            (adder_ahead, (memory, dq_desc, ends.ring, sizes, 1, OPTIONS)),
-        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
-    elif ADDERS:
+    if ADDERS:
         gl.warp_specialize([
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),

@@ -227,6 +227,7 @@ class FlashBackwardHopper(AttentionKernel):
         strides_o, strides_q = (tuple(contiguous_strides(shape, letter).values()) for letter in "oq")
         before: dict[str, Any] = {"out": own, "dout": own, "lse": sums, "lse_log2": sums, "delta": sums}
         before |= {"dq_sums": sums, "counter": TensorArgument("int32")}
+        before |= {"lse_factor": 1.0 if runs_ahead(shape, config) else None}
         before |= dict(zip(("stride_ob", "stride_oh", "stride_om"), strides_o, strict=True))
         before |= dict(zip(("stride_gb", "stride_gh", "stride_gm"), strides_o, strict=True))
         after: dict[str, Any] = {"dq_sums": sums, "dq": own, "scale": 1.0}
@@ -236,7 +237,6 @@ class FlashBackwardHopper(AttentionKernel):
         after |= {"HEAD_DIM": shape.head_dim, "TRANSPOSED": is_deferred(shape)}
         if is_plain(shape):
             before |= {"HEAD_DIM": shape.head_dim, "ROWS": PASS_ROWS}
-            before |= {"lse_factor": 1.0 if runs_ahead(shape, config) else None}
             after |= {"HALF": dq_part(shape)}
             return specialize(prepare_kernel, before, options), specialize(finish_kernel, after, options)
         rows = _rows(shape)

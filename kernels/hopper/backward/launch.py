@@ -102,13 +102,14 @@ class BackwardLaunch(BackwardLauncher):
             addressed = take_addresses(before, middle, after, *join)
             lse_log2, delta, sums, counter, turns, *partial_sums = space.parts(memory, as_addresses=addressed)
             scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
+            lse_factor = start_factor(scale_log2, cap_in) if ahead else None
+            grad_lse = -extras.grad_lse if ahead and extras.grad_lse is not None else extras.grad_lse
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             if plain:
-                before(out, dout, lse, lse_log2, delta, sums, counter, -1.0 / scale_log2 if ahead else None)
+                before(out, dout, lse, lse_log2, delta, sums, counter, lse_factor)
                 if extras.grad_lse is not None:
-                    values = -extras.grad_lse if ahead else extras.grad_lse
-                    subtract_rows(row_sums_in(space, memory), values, rows, None)
+                    subtract_rows(row_sums_in(space, memory), grad_lse, rows, None)
                 middle(*described, counter, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
@@ -116,9 +117,9 @@ class BackwardLaunch(BackwardLauncher):
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
-            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, *rest)
+            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, lse_factor, *rest)
             if extras.grad_lse is not None:
-                subtract_rows(row_sums_in(space, memory), extras.grad_lse, rows, cu_q)
+                subtract_rows(row_sums_in(space, memory), grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             middle(*described, counter, scale, scale_log2, *sizes, *bounds)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
@@ -206,6 +207,12 @@ class BackwardLaunch(BackwardLauncher):
         if not self.persistent:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
+
+
+def start_factor(scale_log2: float, cap_in: float | None) -> float:
+    """Return what a log-sum-exp is multiplied by where scores run ahead: products begin with it, unless a soft cap
+    bends them."""
+    return -1.0 / scale_log2 if cap_in is None else 1.0
 
 
 def gradient_blocks(shape: AttentionShape) -> int:

@@ -35,8 +35,8 @@ def prepare_kernel(
     in dq_sums and in the counter.
 
     lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
-    products begin with them, the one multiplied by it, the other one negative. ROWS divides seqlen_q. stride_g*: of
-    dout.
+    products begin with them, the one multiplied by it, the other one negative. Under a soft cap, which bends the
+    products, it is 1. ROWS divides seqlen_q. stride_g*: of dout.
     """
     program = tl.program_id(0)
     first = program.to(tl.int64) * ROWS
@@ -112,7 +112,7 @@ def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.const
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
 def prepare_rows_kernel(
-    out, dout, lse, lse_log2, delta, dq_sums, counter, turns, cu_q,
+    out, dout, lse, lse_log2, delta, dq_sums, counter, turns, cu_q, lse_factor,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
     num_heads, seqlen_q, rows, programs,
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -147,8 +147,13 @@ def prepare_rows_kernel(
     )  # fmt: skip
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
-    tl.store(delta + flat, tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1)))
-    tl.store(lse_log2 + flat, compared_with(value))
+    slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+    if lse_factor is not None:
+        tl.store(delta + flat, -slope)
+        tl.store(lse_log2 + flat, compared_with(value) * lse_factor)
+    else:
+        tl.store(delta + flat, slope)
+        tl.store(lse_log2 + flat, compared_with(value))
     # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:

@@ -280,7 +280,8 @@ def consumer(
             kt = memory.k
         if OPTIONS.AHEAD:
             dk, dv, slot, phase, b, b_phase = walk_ahead(
-                steps, dk, dv, n0, seqlen_q, slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L
+                steps, dk, dv, n0, group_size, first, low, high, end, bounds, slot, phase, b, b_phase,
+                W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         elif OPTIONS.GROUPED:
             for member in range(group_size):

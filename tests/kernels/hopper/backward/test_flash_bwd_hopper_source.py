@@ -68,7 +68,7 @@ def gradients_of(
     lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
     _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
     if runs_ahead(problem, config):
-        lse_log2, delta = -lse_log2 / scale_log2, -delta
+        lse_log2, delta = lse_log2 * launch.start_factor(scale_log2, cap_in), -delta
     sums = torch.zeros(rows.count * width_of(problem))
     turns = torch.zeros(rows.count // BLOCK_M, dtype=torch.int32) if problem.features.deterministic else None
     dk, dv = torch.full_like(k, 7.0), torch.full_like(v, 7.0)
