@@ -12,7 +12,6 @@ from enum import StrEnum
 from typing import ClassVar, Literal
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import UsageError
 
 TileSizes = tuple[str, str]
 """The parameters with the queries and the keys of a tile."""
@@ -85,18 +84,6 @@ class BackwardLoops:
     visits: Visits = Visits.FEATURES
     rewrites_lse: bool = False
     parts: str = ""
-
-    def __post_init__(self) -> None:
-        """Refuse what no model counts.
-
-        Raises:
-            UsageError: one pass under a block mask.
-        """
-        if self.visits is Visits.BLOCK_MASK and self.queries is None:
-            raise UsageError(
-                "A backward under a block mask is counted in two passes, but got queries=None. Name the parameters of "
-                "the pass over queries, or count one pass in tuner/traffic/sparse.py."
-            )
 
     @property
     def moving_passes(self) -> tuple[str, ...]:

@@ -153,6 +153,11 @@ class BlockMask:
         """For every block of keys the active blocks of queries: for the gradients of keys and values."""
         return BlockLists.of(self.mask.transpose(-1, -2))
 
+    @cached_property
+    def made(self) -> dict[tuple[object, ...], Tensor]:
+        """Lists of their own that kernels have made of the mask, by what they asked for."""
+        return {}
+
     def check_fits(self, shape: AttentionShape) -> None:
         """Check that the mask fits a shape.
 

@@ -82,7 +82,13 @@ def fused_backward_traffic(
         own_lse: the launch before also writes the log-sum-exp in a form of its own.
         parts: in how many parts a group of query heads is walked along; see `_in_parts`.
     """
-    before, walk = delta_pass(shape), keys_pass(shape, block_m, block_n, perfect_l2=perfect_l2)
+    walk = keys_pass(shape, block_m, block_n, perfect_l2=perfect_l2)
+    return fused_around(shape, walk, perfect_l2=perfect_l2, own_lse=own_lse, parts=parts)
+
+
+def fused_around(shape: AttentionShape, walk: Pass, *, perfect_l2: bool, own_lse: bool, parts: int) -> Passes:
+    """Return all launches of `fused_backward_traffic`, whose blocks of keys walk like this."""
+    before = delta_pass(shape)
     sums = query_rows(shape) * shape.head_dim * SUM_BYTES
     added = walk.read["q"] // shape.element_bytes * SUM_BYTES
     lse = {"lse": query_rows(shape) * STATISTIC_BYTES} if own_lse else {}

@@ -20,7 +20,12 @@ from blocktune.tuner.traffic.forward import (
 )
 from blocktune.tuner.traffic.launches import Passes, mask_elements_bytes
 from blocktune.tuner.traffic.model import Traffic, V2Traffic, v2_traffic
-from blocktune.tuner.traffic.sparse import random_blocks, sparse_backward_traffic, sparse_forward_traffic
+from blocktune.tuner.traffic.sparse import (
+    fused_sparse_backward_traffic,
+    random_blocks,
+    sparse_backward_traffic,
+    sparse_forward_traffic,
+)
 
 
 def traffic_of(
@@ -69,7 +74,10 @@ def _backward(loops: BackwardLoops, config: KernelConfig, shape: AttentionShape,
     keys = tile_of(loops.keys, config)
     if loops.queries is None:
         parts = config.parameters[loops.parts] if loops.parts else 1
-        return fused_backward_traffic(shape, *keys, perfect_l2=perfect_l2, own_lse=loops.rewrites_lse, parts=parts)
+        once = {"perfect_l2": perfect_l2, "own_lse": loops.rewrites_lse, "parts": parts}
+        if loops.visits is Visits.BLOCK_MASK:
+            return fused_sparse_backward_traffic(shape, *keys, blocks=random_blocks(shape), **once)
+        return fused_backward_traffic(shape, *keys, **once)
     queries = tile_of(loops.queries, config)
     if loops.visits is Visits.BLOCK_MASK:
         blocks = random_blocks(shape)

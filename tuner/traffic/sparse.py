@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.visible_ranges import rows_covered, rows_in
-from blocktune.tuner.traffic.backward import delta_pass, keys_pass_of, queries_pass_of
+from blocktune.tuner.traffic.backward import delta_pass, fused_around, keys_pass_of, queries_pass_of
 from blocktune.tuner.traffic.launches import Pass, Passes, query_rows
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
 from blocktune.tuner.traffic.visited_tiles import keys_loaded
@@ -107,6 +107,21 @@ def sparse_backward_traffic(
     by_queries = queries_pass_of(shape, _keys_walked(shape, *queries, blocks, perfect_l2))
     by_keys = keys_pass_of(shape, _queries_walked(shape, *keys, blocks, perfect_l2))
     return Passes(passes=(delta_pass(shape), by_queries, by_keys))
+
+
+def fused_sparse_backward_traffic(
+    shape: AttentionShape,
+    block_m: int,
+    block_n: int,
+    *,
+    blocks: Blocks,
+    perfect_l2: bool = False,
+    own_lse: bool = False,
+    parts: int = 1,
+) -> Passes:
+    """Count one kernel that adds up dq in memory, as `fused_backward_traffic` has it, under a mask."""
+    walk = keys_pass_of(shape, _queries_walked(shape, block_m, block_n, blocks, perfect_l2))
+    return fused_around(shape, walk, perfect_l2=perfect_l2, own_lse=own_lse, parts=parts)
 
 
 def _keys_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:

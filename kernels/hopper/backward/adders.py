@@ -31,11 +31,12 @@ from blocktune.kernels.hopper.backward.bounds import (
     bounds_of,
     count_key_tiles,
     head_row,
+    listed_walk,
     locate_keys,
     query_range,
     sequence,
 )
-from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_ordered
+from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_listed, is_ordered
 from blocktune.kernels.hopper.backward.steps import add_out
 from blocktune.kernels.hopper.common.device_functions import advance
 
@@ -179,11 +180,17 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
+            entries = None
+            if is_listed(FORM):
+                entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
             for at in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
-                m = block_at(at, first, end, BLOCK_M, FORM)
+                m = block_at(at, first, end, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M
                 if is_ordered(FORM):
-                    count = turn_of(n, m, below, seen, BLOCK_N, FORM)
+                    if is_listed(FORM):
+                        count = gl.load(entries + (sizes.stride_ln - 2) // 2 + at // BLOCK_M)
+                    else:
+                        count = turn_of(n, m, below, seen, BLOCK_N, FORM)
                     await_turn(turns + block, count)
                 if WIDE:
                     add_panels(memory, dq_desc, block, phase, OWN)

@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import block_at, places_of
-from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general
+from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, listed_walk, places_of
+from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
 from blocktune.kernels.hopper.backward.steps import (
     hand_over,
     issue_dq,
@@ -152,7 +152,7 @@ def step_ahead(
 
 @gluon.jit
 def head_ahead(
-    steps, s_t, left, dk, dv, n0, first, low, high, end, bounds, slot, phase, b, b_phase,
+    steps, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on (`query_head`)."""
@@ -161,18 +161,18 @@ def head_ahead(
     low, high = places_of(first, low, high, end, FORM)
     if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, BLOCK_M, FORM, entries)
             s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM)
+        m = block_at(place, first, end, BLOCK_M, FORM, entries)
         s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
             steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, BLOCK_M, FORM, entries)
             s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
             )  # fmt: skip
@@ -181,26 +181,34 @@ def head_ahead(
 
 @gluon.jit
 def walk_ahead(
-    steps, dk, dv, n0, group_size, first, low, high, end, bounds, slot, phase, b, b_phase,
+    steps, dk, dv, n, batch_head, sizes, first, low, high, end, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
-    """All blocks of queries that see the keys from n0 on, of one head after the other. The next head's first scores are
+    """All blocks of queries that see the tile n of keys, of one head after the other. The next head's first scores are
     issued as those of any next step are."""
     memory = steps.memory
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
-    if OPTIONS.CAUSAL and not is_general(OPTIONS.FORM):
+    FORM: gl.constexpr = OPTIONS.FORM
+    n0 = n * BLOCK_N
+    if OPTIONS.CAUSAL and not is_general(FORM):
         first = n0 + 0
         low = n0 + BLOCK_N
     left = (end - first) // BLOCK_M
-    if OPTIONS.GROUPED:
-        left *= group_size
+    if is_listed(FORM):
+        left = count_listed(n, batch_head, sizes, BLOCK_M)
+    elif OPTIONS.GROUPED:
+        left *= sizes.group_size
     s_t = issue_scores(memory, slot, phase, True, W, OPTIONS, S_L)
     mbarrier.wait(memory.do_full.index(slot), phase)
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
-    for _member in range(group_size if OPTIONS.GROUPED else 1):
+    for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
+        entries = None
+        if is_listed(FORM):
+            entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+            high = end
         s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
-            steps, s_t, left, dk, dv, n0, first, low, high, end, bounds, slot, phase, b, b_phase,
+            steps, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
             W, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     warpgroup_mma_wait(0, deps=(s_t,))

@@ -88,6 +88,11 @@ class Sizes(NamedTuple):
     lower: Any
     cu_q: Any
     cu_k: Any
+    lists: Any = None
+    stride_lb: Any = None
+    stride_lh: Any = None
+    stride_ln: Any = None
+    """Lists of blocks of queries (`walk_lists`), and their strides by batch entry, query head and tile of keys."""
 
 
 class Bounds(NamedTuple):

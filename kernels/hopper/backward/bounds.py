@@ -22,6 +22,7 @@ from blocktune.kernels.hopper.backward.form import (
     has_tail,
     has_upper,
     is_general,
+    is_listed,
     is_ordered,
     is_packed,
 )
@@ -40,9 +41,14 @@ def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, 
 
 
 @gluon.jit
-def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
-    """The block of queries at a place of the walk from first to end; in a fixed order of additions walks go back."""
-    if is_ordered(FORM):
+def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
+    """The block of queries at a place of the walk from first to end; in a fixed order of additions walks go back.
+
+    entries: of a list that names the blocks (`listed_walk`), else None.
+    """
+    if is_listed(FORM):
+        return gl.load(entries + place // BLOCK_M)
+    elif is_ordered(FORM):
         return first + end - BLOCK_M - place
     else:
         return place
@@ -51,10 +57,40 @@ def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
 @gluon.jit
 def places_of(first, low, high, end, FORM: gl.constexpr):
     """Between which places of the walk from first to end the blocks from low to high come."""
-    if is_ordered(FORM):
+    if is_ordered(FORM) and not is_listed(FORM):
         return first + end - high, first + end - low
     else:
         return low, high
+
+
+@gluon.jit
+def listed_walk(n, batch_head, member, sizes, BLOCK_M: gl.constexpr):
+    """(entries, low, end) of the list of a tile of keys and the query head number `member` that reads them: a walk from
+    0 to end, whose blocks from `low` on are seen in full (`walk_lists`)."""
+    batch = batch_head // sizes.num_heads_kv
+    head = batch_head % sizes.num_heads_kv * sizes.group_size + member
+    listed = sizes.lists + batch.to(gl.int64) * sizes.stride_lb + head.to(gl.int64) * sizes.stride_lh
+    listed += n.to(gl.int64) * sizes.stride_ln
+    return listed + 2, gl.load(listed) * BLOCK_M, gl.load(listed + 1) * BLOCK_M
+
+
+@gluon.jit
+def count_listed(n, batch_head, sizes, BLOCK_M: gl.constexpr):
+    """The blocks of queries in the lists of a tile of keys, of all query heads that read them."""
+    count = 0
+    for member in range(sizes.group_size):
+        _entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+        count += end // BLOCK_M
+    return count
+
+
+@gluon.jit
+def first_query(m, FORM: gl.constexpr):
+    """The first query of a block that `block_at` names: an entry of a list says in its lowest bits what is hidden."""
+    if is_listed(FORM):
+        return m & -4
+    else:
+        return m
 
 
 @gluon.jit
@@ -129,7 +165,7 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
     end = gl.maximum((len_q + BLOCK_M - 1) // BLOCK_M, 1) * BLOCK_M
     low = 0
     high = end
-    if has_upper(FORM):
+    if has_upper(FORM) and not is_listed(FORM):
         first = gl.maximum(n0 - upper, 0) // BLOCK_M * BLOCK_M
         low = (gl.maximum(n0 + BLOCK_N - 1 - upper, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
     if has_tail(FORM):
@@ -150,8 +186,12 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 @gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
+    KEYS: gl.constexpr = p.shape[0]
+    last = bounds.keys
+    if is_listed(FORM):
+        last = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, last)
     # [BLOCK_M] and [KEYS]
-    queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
+    queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
     if has_upper(FORM):
@@ -159,7 +199,7 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     if has_lower(FORM):
         p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
     if has_edge(FORM):
-        p = gl.where((keys < bounds.keys)[:, None], p, 0.0)
+        p = gl.where((keys < last)[:, None], p, 0.0)
     if has_tail(FORM):
         p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
     return p

@@ -10,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.backward.adders import adder
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
-from blocktune.kernels.hopper.backward.form import is_ordered
+from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
 from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
@@ -20,6 +20,8 @@ SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "h
 BOUNDS = ("rows", "upper", "lower")
 """More of them, None in the plain form: rows of a head (packed) or of a head and batch entry in the workspace, and
 between which keys a query i sees: i + lower and i + upper."""
+LIST_STRIDES = ("stride_lb", "stride_lh", "stride_ln")
+"""More again, None but under a block mask: the strides of its lists."""
 
 
 @gluon.jit
@@ -33,11 +35,11 @@ def open_dq(memory, ADDERS: gl.constexpr):
             mbarrier.init(memory.dq_empty.index(i), count=1)
 
 
-@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *LIST_STRIDES])
 def flash_bwd_hopper_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
-    turns,
+    turns, lists, stride_lb, stride_lh, stride_ln,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
     FORM: gl.constexpr, PARTS: gl.constexpr, AHEAD: gl.constexpr, DQ_SLOTS: gl.constexpr,
@@ -48,14 +50,15 @@ def flash_bwd_hopper_kernel(
 
     What the plain FORM has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
     turns (int32 zeros, one for every 64 rows of the workspace), and with a soft cap cap_in = scale / softcap, when
-    scale_log2 is softcap times log2(e).
+    scale_log2 is softcap times log2(e). lists and their strides (by batch entry, query head and tile of keys) name the
+    blocks of queries under a block mask (kernels/hopper/sparse/lists.py).
 
     PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
     batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
     part leaves gradients of its own, which `join_parts_kernel` adds up. AHEAD: whether scores run ahead (ahead.py).
     DQ_SLOTS: of how many steps there is dQ in shared memory, two where other warps add it and that fits.
     """
-    ADDERS: gl.constexpr = AHEAD or is_ordered(FORM)  # warps of their own, for dQ
+    ADDERS: gl.constexpr = AHEAD or adds_apart(FORM)  # warps of their own, for dQ
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]
@@ -121,6 +124,10 @@ def flash_bwd_hopper_kernel(
         lower=lower,
         cu_q=cu_q,
         cu_k=cu_k,
+        lists=lists,
+        stride_lb=stride_lb,
+        stride_lh=stride_lh,
+        stride_ln=stride_ln,
     )
     OPTIONS: gl.constexpr = Options(
         STAGES=STAGES,

@@ -14,12 +14,13 @@ def bits(*words):
 
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
-    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail")
+    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed")
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL = (
-    bits(word) for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail")
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED = (
+    bits(word)
+    for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed")
 )
 """The bits of FORM on the host."""
 
@@ -68,13 +69,18 @@ def has_last_masks(form):
 
 @gluon.constexpr_function
 def begins_masked(form):
-    """Whether the blocks of queries that a walk begins with may hold such pairs: in a fixed order it goes back."""
+    """Whether the blocks of queries that a walk begins with may hold such pairs: in a fixed order it goes back, and
+    lists begin with them."""
+    if is_listed(form):
+        return True
     return has_last_masks(form) if is_ordered(form) else has_masks(form)
 
 
 @gluon.constexpr_function
 def ends_masked(form):
     """Whether the blocks of queries that a walk ends with may hold such pairs."""
+    if is_listed(form):
+        return False
     return has_masks(form) if is_ordered(form) else has_last_masks(form)
 
 
@@ -100,6 +106,18 @@ def is_ordered(form):
 def is_packed(form):
     """Whether sequences are packed."""
     return form & bits("packed") != 0
+
+
+@gluon.constexpr_function
+def is_listed(form):
+    """Whether lists name the blocks of queries that see a tile of keys (kernels/hopper/sparse/lists.py)."""
+    return form & bits("listed") != 0
+
+
+@gluon.constexpr_function
+def adds_apart(form):
+    """Whether warps of their own add dQ however the warpgroups compute it."""
+    return form & bits("ordered", "listed") != 0
 
 
 @gluon.constexpr_function

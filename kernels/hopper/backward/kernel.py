@@ -29,6 +29,7 @@ from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     BLOCK_N,
     HEAD_DIM_DIVISOR,
+    LIST_ARGUMENTS,
     MIN_HEAD_DIM,
     PANEL,
     WIDE_BLOCK_N,
@@ -41,6 +42,7 @@ from blocktune.kernels.hopper.backward.layout import (
     form_arguments,
     form_of,
     is_deferred,
+    is_listed,
     is_plain,
     is_wide,
     keys_of_block,
@@ -214,6 +216,7 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
+        arguments |= {} if is_wide(shape) else _list_arguments(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
@@ -277,6 +280,14 @@ def _lengths(shape: AttentionShape) -> Extras:
     """Return what stands for the beginnings of packed sequences."""
     stand_in: Any = TensorArgument("int32") if shape.features.varlen else None
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
+
+
+def _list_arguments(shape: AttentionShape) -> dict[str, Any]:
+    """Return what stands for the lists of a block mask; None for each without one."""
+    values: tuple[Any, ...] = (None,) * len(LIST_ARGUMENTS)
+    if is_listed(shape):
+        values = (TensorArgument("int32"), 1, 1, 1)
+    return dict(zip(LIST_ARGUMENTS, values, strict=True))
 
 
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:

@@ -16,6 +16,7 @@ from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hop
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     FORM_ARGUMENTS,
+    LIST_ARGUMENTS,
     Rows,
     bounds_of,
     descriptor_width,
@@ -121,12 +122,17 @@ class BackwardLaunch(BackwardLauncher):
             if extras.grad_lse is not None:
                 subtract_rows(row_sums_in(space, memory), grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
-            middle(*described, counter, scale, scale_log2, *sizes, *bounds)
+            middle(*described, counter, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q))
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
                 step(*partial_sums, dk, dv, scale)
 
         return launch
+
+    def listed(self, extras: Extras, query: Any) -> tuple[Any, ...]:
+        """Return what the kernel takes of a block mask: here there is none."""
+        del extras, query
+        return () if is_wide(self.shape) else (None,) * len(LIST_ARGUMENTS)
 
     def _before(self, out: Any, dout: Any, pins: bool) -> Step:
         shape, options = self.shape, {"num_warps": WARPS}
@@ -143,7 +149,7 @@ class BackwardLaunch(BackwardLauncher):
         shape, keys = self.shape, keys_of_block(self.shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         constants = [value for name, value in self.numbers.items() if name not in SIZES]
-        rest = (*self._sizes(), *(None for _ in FORM_ARGUMENTS), *constants) if is_plain(shape) else constants
+        rest = (*self._sizes(), *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *constants) if is_plain(shape) else constants
         rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
         sums = {4} if self.parts == 1 else {4, 5, 6}
         rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
-from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
+from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LISTED, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
-from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 BLOCK_M = 64
@@ -31,7 +31,9 @@ LENGTH_DIVISOR = 128
 SHARED_BYTES = 226 << 10
 """Of a block, without a KiB for its barriers."""
 FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
-"""The arguments of the kernel that the plain form has no use for."""
+"""The arguments of the kernels that the plain form has no use for."""
+LIST_ARGUMENTS = ("lists", "stride_lb", "stride_lh", "stride_ln")
+"""More of them, of heads up to 128 alone: what a block mask needs."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 
@@ -51,6 +53,11 @@ def width_v(shape: AttentionShape) -> int:
 
 def is_wide(shape: AttentionShape) -> bool:
     return max(shape.head_dim, shape.head_dim_v) > 128
+
+
+def is_listed(shape: AttentionShape) -> bool:
+    """Return whether lists of a block mask name the blocks of queries that see a tile of keys."""
+    return shape.features.mask is MaskKind.BLOCK_SPARSE
 
 
 def is_deferred(shape: AttentionShape) -> bool:
@@ -105,7 +112,7 @@ def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
     """Return of how many steps there is dq in shared memory: where warps of their own add it two, if they fit."""
     if runs_ahead(shape, config):
         return 2
-    if not shape.features.deterministic or is_wide(shape):
+    if not (shape.features.deterministic or is_listed(shape)) or is_wide(shape):
         return 1
     return 2 if bytes_beside_dq(shape, config.num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
 
@@ -143,14 +150,16 @@ def form_of(shape: AttentionShape) -> int:
         return 0
     features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
     bounded = shape.causal is not Causal.NONE or right != UNLIMITED
+    listed = is_listed(shape)
     bits = {
         UPPER: bounded,
         LOWER: left != UNLIMITED,
-        EDGE: features.varlen or shape.seqlen_k % keys_of_block(shape) != 0,
+        EDGE: features.varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
         MOVING: features.varlen and (bounded or left != UNLIMITED) and shape.causal is not Causal.UPPER_LEFT,
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
         PACKED: features.varlen,
+        LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
         GENERAL: True,
     }

@@ -15,8 +15,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import is_later, keep_seen
-from blocktune.kernels.hopper.backward.form import has_softcap, is_general, is_ordered, names_exchange, names_release
+from blocktune.kernels.hopper.backward.bounds import keep_seen
+from blocktune.kernels.hopper.backward.form import adds_apart, has_softcap, is_general, names_exchange, names_release
 from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -155,11 +155,11 @@ def put_partial(gradient, desc, memory, block):
 
 @gluon.jit
 def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
-    """Adds dQ of 64 queries to the sums, to their rows from `row` on; in a fixed order gives it to the warp that adds.
+    """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
 
     b, b_phase: the buffer of dS of the same step.
     """
-    if is_ordered(FORM):
+    if adds_apart(FORM):
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
     else:
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
@@ -190,13 +190,13 @@ def await_last(memory, b, b_phase, W: gl.constexpr):
 
 @gluon.jit
 def step(
-    steps, ka, va, kt, dk, dv, m, first, n0, row, bounds, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, m, later, n0, row, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
-    first: the block that the walk begins with. bounds is None where FORM has no use for it.
+    later: whether the walk began with another block. bounds is None where FORM has no use for it.
     """
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
@@ -220,10 +220,10 @@ def step(
         dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
         if names_exchange(NAMED):
-            if is_later(m, first, FORM):
+            if later:
                 wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
         else:
-            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=is_later(m, first, FORM))
+            mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=later)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
         s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
@@ -255,7 +255,7 @@ def step(
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
-        if is_later(m, first, FORM):
+        if later:
             give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:

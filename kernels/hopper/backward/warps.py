@@ -32,7 +32,9 @@ from blocktune.kernels.hopper.backward.bounds import (
     copy_rows,
     copy_rows_out,
     count_key_tiles,
+    first_query,
     head_row,
+    listed_walk,
     locate_keys,
     next_tile,
     places_of,
@@ -40,11 +42,12 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
 )
 from blocktune.kernels.hopper.backward.form import (
+    adds_apart,
     begins_masked,
     counts_all_tiles,
     ends_masked,
     is_general,
-    is_ordered,
+    is_listed,
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
@@ -113,8 +116,11 @@ def producer(
             stat_row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
+            entries = None
+            if is_listed(FORM):
+                entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
             for place in range(first, end, BLOCK_M):
-                m = block_at(place, first, end, BLOCK_M, FORM)
+                m = first_query(block_at(place, first, end, BLOCK_M, FORM, entries), FORM)
                 if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
@@ -157,12 +163,13 @@ def producer(
 
 @gluon.jit
 def query_head(
-    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
-    From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back (`block_at`).
+    From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back
+    (`block_at`). entries: of a list that names the blocks, else None.
     """
     memory = steps.memory
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL
@@ -175,25 +182,24 @@ def query_head(
         first = n0 + 0
         low = n0 + BLOCK_N
     low, high = places_of(first, low, high, end, FORM)
-    begin = block_at(first, first, end, BLOCK_M, FORM)
     if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, BLOCK_M, FORM, entries)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM)
+        m = block_at(place, first, end, BLOCK_M, FORM, entries)
         dk, dv, slot, phase, b, b_phase = step(
-            steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
+            steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, BLOCK_M, FORM, entries)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, begin, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
@@ -280,7 +286,7 @@ def consumer(
             kt = memory.k
         if OPTIONS.AHEAD:
             dk, dv, slot, phase, b, b_phase = walk_ahead(
-                steps, dk, dv, n0, group_size, first, low, high, end, bounds, slot, phase, b, b_phase,
+                steps, dk, dv, n, batch_head, sizes, first, low, high, end, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         elif OPTIONS.GROUPED:
@@ -288,14 +294,22 @@ def consumer(
                 row = head_row(
                     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
                 )  # fmt: skip
+                entries = None
+                if is_listed(FORM):
+                    entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+                    high = end
                 dk, dv, slot, phase, b, b_phase = query_head(
-                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
+                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
                     W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
             row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
+            entries = None
+            if is_listed(FORM):
+                entries, low, end = listed_walk(n, batch_head, 0, sizes, BLOCK_M)
+                high = end
             dk, dv, slot, phase, b, b_phase = query_head(
-                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         if PERSISTENT:
@@ -307,7 +321,7 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if is_ordered(FORM) or OPTIONS.AHEAD:
+        if adds_apart(FORM) or OPTIONS.AHEAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
         if OPTIONS.PARTS > 1:

@@ -36,6 +36,7 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
+from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -47,7 +48,7 @@ from tests.support.gluon import machine as gluon_machine
 pytestmark = pytest.mark.triton_free
 
 HOPPER = limits_for((9, 0))
-KERNEL = FlashBackwardHopper()
+KERNEL, SPARSE = FlashBackwardHopper(), FlashBackwardHopperSparse()
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
 TOLERANCE = 2e-3
 """Relative Frobenius error of float16 probabilities, their gradients and results."""
@@ -78,14 +79,15 @@ def gradients_of(
     described.append(launch._described_sums(problem, (sums, rows.count)))
     described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
     described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
-    numbers = KERNEL.bind(config, problem).numbers
+    bound = (SPARSE if extras.block_mask else KERNEL).bind(config, problem)
+    numbers = bound.numbers
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
-    rest = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
+    rest = ([None] * len(FORM_ARGUMENTS) if is_plain(problem) else form, bound.listed(extras, q))
     constants = [value for name, value in numbers.items() if name not in SIZES]
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
     sizes = [numbers[name] for name in SIZES]
-    arguments = [*described, counter, scale, scale_log2, *sizes, *rest, *constants]
+    arguments = [*described, counter, scale, scale_log2, *sizes, *rest[0], *rest[1], *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
