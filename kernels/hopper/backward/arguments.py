@@ -58,9 +58,11 @@ class WideMemory(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """What a warpgroup needs in every step. cap_in: of a soft cap, else None."""
+    """What a warpgroup needs in every step. dq_sums: the sums of dq, where registers are added to them, else None.
+    cap_in: of a soft cap, else None."""
 
     dq_desc: Any
+    dq_sums: Any
     memory: Any
     scale_log2: Any
     cap_in: Any

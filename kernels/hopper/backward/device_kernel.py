@@ -37,7 +37,8 @@ def open_dq(memory, ADDERS: gl.constexpr):
 
 @gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *LIST_STRIDES])
 def flash_bwd_hopper_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, dq_sums,
+    scale, scale_log2,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
     turns, lists, stride_lb, stride_lh, stride_ln,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
@@ -111,7 +112,7 @@ def flash_bwd_hopper_kernel(
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if ADDERS else 2)
     open_dq(memory, ADDERS)
     fence_async_shared()
-    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    steps = Steps(dq_desc=dq_desc, dq_sums=dq_sums, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -223,7 +224,7 @@ def flash_bwd_hopper_wide_kernel(
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
     open_dq(memory, is_ordered(FORM))
     fence_async_shared()
-    steps = Steps(dq_desc=dq_desc, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    steps = Steps(dq_desc=dq_desc, dq_sums=None, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
     sizes = Sizes(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,

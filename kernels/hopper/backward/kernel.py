@@ -34,6 +34,7 @@ from blocktune.kernels.hopper.backward.layout import (
     PANEL,
     WIDE_BLOCK_N,
     Rows,
+    adds_registers,
     bytes_beside_dq,
     descriptor_width,
     dq_bytes,
@@ -216,7 +217,7 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
-        arguments |= {} if is_wide(shape) else _list_arguments(shape)
+        arguments |= {} if is_wide(shape) else _narrow_arguments(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
@@ -282,12 +283,14 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _list_arguments(shape: AttentionShape) -> dict[str, Any]:
-    """Return what stands for the lists of a block mask; None for each without one."""
+def _narrow_arguments(shape: AttentionShape) -> dict[str, Any]:
+    """Return what heads up to 128 alone have: sums that registers are added to, and the lists of a block mask; None for
+    each that there is not."""
     values: tuple[Any, ...] = (None,) * len(LIST_ARGUMENTS)
     if is_listed(shape):
         values = (TensorArgument("int32"), 1, 1, 1)
-    return dict(zip(LIST_ARGUMENTS, values, strict=True))
+    sums = TensorArgument("float32") if adds_registers(shape) else None
+    return {"dq_sums": sums} | dict(zip(LIST_ARGUMENTS, values, strict=True))
 
 
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:

@@ -18,6 +18,7 @@ from blocktune.kernels.hopper.backward.layout import (
     FORM_ARGUMENTS,
     LIST_ARGUMENTS,
     Rows,
+    adds_registers,
     bounds_of,
     descriptor_width,
     dq_part,
@@ -90,6 +91,7 @@ class BackwardLaunch(BackwardLauncher):
         strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
+        wide, registers = is_wide(shape), adds_registers(shape)
         ahead = bool(self.numbers.get("AHEAD"))
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
@@ -107,11 +109,12 @@ class BackwardLaunch(BackwardLauncher):
             grad_lse = -extras.grad_lse if ahead and extras.grad_lse is not None else extras.grad_lse
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
+            added = () if wide else (sums if registers else None,)
             if plain:
                 before(out, dout, lse, lse_log2, delta, sums, counter, lse_factor)
                 if extras.grad_lse is not None:
                     subtract_rows(row_sums_in(space, memory), grad_lse, rows, None)
-                middle(*described, counter, scale, scale_log2)
+                middle(*described, counter, *added, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
                     step(*partial_sums, dk, dv, scale)
@@ -122,7 +125,7 @@ class BackwardLaunch(BackwardLauncher):
             if extras.grad_lse is not None:
                 subtract_rows(row_sums_in(space, memory), grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
-            middle(*described, counter, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q))
+            middle(*described, counter, *added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q))
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
                 step(*partial_sums, dk, dv, scale)

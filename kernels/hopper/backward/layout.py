@@ -91,21 +91,17 @@ def dq_bytes(shape: AttentionShape) -> int:
 
 
 def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
-    """Return whether scores of the next step are issued while dk of this one runs: in the form that was measured, the
-    plain one under a diagonal at a width of 128, a query head for each key head, and the default config."""
+    """Return whether scores of the next step are issued while dk of this one runs: at a width of 128 with the switches
+    of the default config, unless whole tiles see each other throughout, which that makes slower."""
     switches = {"num_stages": 2, "fold_lse": not shape.features.softcap, "fold_delta": 1, "named_barriers": 3}
     switches |= {"persistent": 1}
-    return runs_faster_ahead(shape) and width_of(shape) == 128 and switches.items() <= config.parameters.items()
+    unmasked = is_plain(shape) and shape.causal is Causal.NONE
+    return width_of(shape) == 128 and not unmasked and switches.items() <= config.parameters.items()
 
 
-def runs_faster_ahead(shape: AttentionShape) -> bool:
-    import os
-    mode = os.environ.get("AHEAD_MODE", "all")
-    if mode == "none":
-        return False
-    if mode == "main":
-        return is_plain(shape) and shape.causal is not Causal.NONE and shape.group_size == 1
-    return True
+def adds_registers(shape: AttentionShape) -> bool:
+    """Return whether dq is added to its sums from registers, which is faster at a width of 64 in any order."""
+    return is_deferred(shape) and not (shape.features.deterministic or is_listed(shape))
 
 
 def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:

@@ -134,6 +134,34 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
     add_out(dq_desc, [(row // 64 * 2 + W) * HALF, 0], dq_smem)
 
 
+@gluon.constexpr_function
+def add_fours_asm():
+    return "red.global.add.v4.f32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;"
+
+
+@gluon.jit
+def add_fours(places, first, second, third, fourth):
+    """Adds four numbers to float32 memory from each of `places` on, pointers to 16 bytes."""
+    ASM: gl.constexpr = add_fours_asm()
+    operands = [places.to(gl.int64, bitcast=True), first, second, third, fourth]
+    gl.inline_asm_elementwise(ASM, "=r,l,f,f,f,f,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
+    """Adds this warpgroup's half of dQ of 64 queries from `row` on, four numbers an instruction, to where `add_dq` adds
+    them."""
+    HALF: gl.constexpr = dq.shape[1]
+    # [16 * HALF, + 8 rows, pair]
+    x = gl.reshape(in_register_order(dq), [16 * HALF, 2, 2])
+    # [16 * HALF]
+    even, odd = gl.split(x)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    fours = gl.arange(0, 16 * HALF, first.type.layout) * 4
+    add_fours(dq_sums + (row // 64 * 2 + W).to(gl.int64) * (64 * HALF) + fours, first, second, third, fourth)
+
+
 @gluon.jit
 def put_partial(gradient, desc, memory, block):
     """Writes a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
@@ -154,13 +182,15 @@ def put_partial(gradient, desc, memory, block):
 
 
 @gluon.jit
-def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, FORM: gl.constexpr):
+def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
     """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
 
     b, b_phase: the buffer of dS of the same step.
     """
-    if adds_apart(FORM):
+    if adds_apart(OPTIONS.FORM):
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
+    elif OPTIONS.DEFER:
+        add_dq_from_registers(dq, steps.dq_sums, row, W)
     else:
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
 
@@ -256,14 +286,14 @@ def step(
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         if later:
-            give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
+            give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         wait_ds(memory.ds_full, b, b_phase, W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-        give_dq(dq, steps, row + m, b, b_phase, W, FORM)
+        give_dq(dq, steps, row + m, b, b_phase, W, OPTIONS)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

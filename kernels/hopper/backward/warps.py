@@ -206,7 +206,7 @@ def query_head(
         wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, FORM)
+        give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
     return dk, dv, slot, phase, b, b_phase
 
 

@@ -161,6 +161,13 @@ def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> Non
     MACHINE.stores.append(add)
 
 
+def add_fours(places: Pointer, *numbers: torch.Tensor) -> None:
+    with _atomic:
+        memory = places.tensor.view(-1)
+        for behind, added in enumerate(numbers):
+            memory[places.offset + behind] += added
+
+
 def await_turn(turn: Pointer, wanted: int) -> None:
     with _turns:
         found = turn.tensor.view(-1)
@@ -283,7 +290,7 @@ GL = types.SimpleNamespace(
     expand_dims=torch.unsqueeze,
     broadcast=torch.broadcast_tensors,
     permute=torch.permute,
-    split=lambda x: x.unbind(-1),
+    split=lambda x: x.as_subclass(Registers).unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
     uint8=torch.uint8,
     float32=torch.float32,
@@ -319,6 +326,7 @@ STAND_INS: dict[str, Any] = {
     "copy_in": copy_in,
     "copy_out": copy_out,
     "add_out": add_out,
+    "add_fours": add_fours,
     "await_turn": await_turn,
     "pass_turn": pass_turn,
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),

@@ -25,6 +25,7 @@ from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     FORM_ARGUMENTS,
     Rows,
+    adds_registers,
     bounds_of,
     dq_part,
     dq_slots,
@@ -87,7 +88,8 @@ def gradients_of(
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
     sizes = [numbers[name] for name in SIZES]
-    arguments = [*described, counter, scale, scale_log2, *sizes, *rest[0], *rest[1], *constants]
+    added = [] if is_wide(problem) else [sums if adds_registers(problem) else None]
+    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest[0], *rest[1], *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
