@@ -30,15 +30,15 @@ def walk_lists(mask: "BlockMask", shape: AttentionShape) -> "Tensor":
     A list begins with the number of its masked blocks and the number of all, one at least. Its entries follow, the
     masked blocks first: the first query of each, plus 1 where the first half of the keys is hidden and 2 where the
     second half is. As many turns come last: how many tiles of keys add to the block's dq before this one does, and -1
-    for a tile that nobody sees.
+    for a tile without any.
 
     Raises:
         UsageError: tiles do not make up the mask's blocks.
     """
-    asked = "hopper backward", shape.seqlen_q, shape.seqlen_k, shape.causal
-    found = mask.made.get(asked)
+    key = "hopper backward", shape.seqlen_q, shape.seqlen_k, shape.causal
+    found = mask.made.get(key)
     if found is None:
-        found = mask.made[asked] = _walk_lists(mask, shape)
+        found = mask.made[key] = _walk_lists(mask, shape)
     return found
 
 
