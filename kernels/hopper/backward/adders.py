@@ -31,10 +31,10 @@ from blocktune.kernels.hopper.backward.bounds import (
     bounds_of,
     count_key_tiles,
     head_row,
-    listed_walk,
     locate_keys,
     query_range,
     sequence,
+    walk_of,
 )
 from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_listed, is_ordered
 from blocktune.kernels.hopper.backward.steps import add_out
@@ -180,9 +180,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries = None
-            if is_listed(FORM):
-                entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
             for at in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
                 m = block_at(at, first, end, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, listed_walk, places_of
+from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, walk_of
 from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
 from blocktune.kernels.hopper.backward.steps import (
     hand_over,
@@ -203,10 +203,7 @@ def walk_ahead(
     mbarrier.wait(memory.do_full.index(slot), phase)
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
     for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
-        entries = None
-        if is_listed(FORM):
-            entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
-            high = end
+        entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
         s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
             steps, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
             W, OPTIONS, S_L, KV_L, DQ_L,
