@@ -243,7 +243,7 @@ def consumer(
     kv_phase = 0
     tile_slot = 0
     tile_phase = 0
-    if DEFER:
+    if not OPTIONS.AHEAD:
         no_products_yet()
     if counts_all_tiles(FORM):
         tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
