@@ -152,7 +152,11 @@ class BackwardLaunch(BackwardLauncher):
         shape, keys = self.shape, keys_of_block(self.shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         constants = [value for name, value in self.numbers.items() if name not in SIZES]
-        rest = (*self._sizes(), *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *constants) if is_plain(shape) else constants
+        rest = (
+            (*self._sizes(), *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *constants)
+            if is_plain(shape)
+            else constants
+        )
         rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
         sums = {4} if self.parts == 1 else {4, 5, 6}
         rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}

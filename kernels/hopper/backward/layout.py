@@ -4,7 +4,18 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
-from blocktune.kernels.hopper.backward.form import EDGE, GENERAL, LISTED, LOWER, MOVING, ORDERED, PACKED, SOFTCAP, TAIL, UPPER
+from blocktune.kernels.hopper.backward.form import (
+    EDGE,
+    GENERAL,
+    LISTED,
+    LOWER,
+    MOVING,
+    ORDERED,
+    PACKED,
+    SOFTCAP,
+    TAIL,
+    UPPER,
+)
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED, MaskKind

@@ -24,7 +24,9 @@ KERNEL, HOPPER = FlashBackwardHopperSparse(), limits_for((9, 0))
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
 
 
-def shape(seqlen_q: int = 300, seqlen_k: int = 450, head_dim: int = 128, order: str = "", **changes: Any) -> AttentionShape:
+def shape(
+    seqlen_q: int = 300, seqlen_k: int = 450, head_dim: int = 128, order: str = "", **changes: Any
+) -> AttentionShape:
     sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "head_dim": head_dim, "direction": Direction.BACKWARD}
     return shape_of(**sizes | {"features": Features.parse(f"block_sparse {order}")} | changes)
 
