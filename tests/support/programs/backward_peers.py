@@ -2,11 +2,11 @@
 
 PYTHONPATH=. python -m tests.support.programs.backward_peers --out results/h200-ahead.backward-peers.json [--rows plain]
 
-Rows are `plain` (lengths of 512 to 16384, 64 and 128 columns), `features` (groups, windows, soft caps, ragged lengths, a
-fixed order) and `sparse` (block masks, next to the dense backward and the portable kernel); all of them unless some are
-named. Each is written once it is measured, in place of what the file says of its shape. A time is the median of the
-rounds, in which contenders follow each other in a random order behind a launch that overwrites the L2 cache; the host
-is ahead of the device. All launches of a backward count. What FlashAttention-4 does not compute is left out.
+Rows are `plain` (lengths of 512 to 16384, 64 and 128 columns), `features` (groups, windows, soft caps, ragged lengths
+and a fixed order) and `sparse` (block masks, next to the dense backward and the portable kernel); all of them unless
+some are named. Each is written once it is measured, in place of what the file says of its shape. A time is the median
+of the rounds, in which contenders follow each other in a random order, each behind a launch that overwrites the L2
+cache; the host is ahead of the device. All launches of a backward count. What a peer does not compute is left out.
 """
 
 import argparse

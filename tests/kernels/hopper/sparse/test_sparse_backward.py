@@ -87,7 +87,8 @@ def test_blocks_that_tiles_do_not_make_up_are_refused(blocks: tuple[int, int], n
 
 def test_it_serves_masks_of_narrow_heads_first() -> None:
     served = default_kernel(shape(), HOPPER)
-    assert served is not None and served.name == KERNEL.name
+    assert served is not None
+    assert served.name == KERNEL.name
     assert "heads up to 128" in str(KERNEL.unsupported(shape(head_dim=192), HOPPER))
     assert "needs a block mask" in str(KERNEL.unsupported(replace(shape(), features=Features()), HOPPER))
     config = KernelConfig.of(KERNEL.name, dict(KERNEL.default_config(shape(), HOPPER).parameters) | {"persistent": 0})
