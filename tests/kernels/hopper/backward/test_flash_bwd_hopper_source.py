@@ -191,6 +191,16 @@ def test_masks_and_lengths(head_dim: int, others: str, order: str) -> None:
     check(shape_of(200, 301, head_dim, f"{order} {others}"))
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("features", ["", "window=100:40", "softcap"])
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_groups_of_query_heads(head_dim: int, causal: Causal, features: str) -> None:
+    """The first scores of a head that follows another one run ahead, too."""
+    sizes = {"num_heads": 6, "num_heads_kv": 2}
+    check(shape_of(256, 256 if not features else 200, head_dim, features, causal=causal, **sizes), group_parts=1)
+
+
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (192, 128), (256, 256)])
 def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
     sizes = {"num_heads": 4, "num_heads_kv": 2, "head_dim_v": head_dim_v}
