@@ -75,6 +75,13 @@ def listed_walk(n, batch_head, member, sizes, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
+def listed_turn(entries, place, sizes, BLOCK_M: gl.constexpr):
+    """How many tiles of keys have added to the block at a place of a list when it is this one's turn; -1 for none."""
+    count = (sizes.stride_ln - 2) // 2  # entries of a list, which as many turns follow
+    return gl.load(entries + count + place // BLOCK_M)
+
+
+@gluon.jit
 def walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
     """(entries, low, high, end) of the walk of a query head: what its list says, else as given and no entries."""
     if is_listed(FORM):
