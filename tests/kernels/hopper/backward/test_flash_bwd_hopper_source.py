@@ -37,6 +37,7 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
+from blocktune.kernels.hopper.biases.arguments import NO_MASK, MaskPass, alibi_code, key_biases, turned
 from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -45,6 +46,7 @@ from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support.feature_cases import extras_of, packed, tensors
 from tests.support.gluon import machine as gluon_machine
+from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free
 
@@ -68,6 +70,7 @@ def gradients_of(
     q, k, v, out, lse, dout = inputs
     rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
     lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
+    biases = key_biases(problem, extras, laid_by_keys(extras.mask))
     _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
     if runs_ahead(problem, config):
         lse_log2, delta = lse_log2 * launch.start_factor(scale_log2, cap_in), -delta
@@ -83,13 +86,14 @@ def gradients_of(
     bound = (SPARSE if extras.block_mask else KERNEL).bind(config, problem)
     numbers = bound.numbers
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
-    rest = ([None] * len(FORM_ARGUMENTS) if is_plain(problem) else form, bound.listed(extras, q))
+    of_form = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
+    rest = [*of_form, *bound.listed(extras, q), *biases]
     constants = [value for name, value in numbers.items() if name not in SIZES]
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
     sizes = [numbers[name] for name in SIZES]
     added = [] if is_wide(problem) else [sums if adds_registers(problem) else None]
-    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest[0], *rest[1], *constants]
+    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest, *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
@@ -115,7 +119,19 @@ def statistics(
     blind, own = lse.isinf(), places(problem, extras)
     base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
     sums[:, own] = delta.masked_fill(blind, 0)
+    if problem.features.dropout:
+        base_2, sums = base_2 + math.log2(1 - extras.dropout_p), sums * (1 - extras.dropout_p)
+    if alibi_code(problem) == 1:
+        heads = extras.alibi_slopes.flatten() if extras.cu_seqlens_q is None else extras.alibi_slopes[0]
+        base_2 = base_2 + heads[:, None] / math.log(2) * (torch.arange(rows.of_head) % BLOCK_M)
     return base_2.flatten(), sums.flatten()
+
+
+def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
+    """A mask as the launch before lays it out with keys as rows, and where the kernel finds it."""
+    if mask is None:
+        return None, *NO_MASK.place
+    return laid_out(turned(mask)), *MaskPass.of(mask, pins=False).place
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
@@ -231,3 +247,11 @@ def test_a_fixed_order_with_memory_for_one_step_or_two(head_dim: int, features: 
     assert dq_slots(problem, config) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
     alone = check(problem, 1, num_stages=num_stages, group_parts=1)
     assert all(map(torch.equal, alone, check(problem, 6, num_stages=num_stages, group_parts=1)))
+
+
+@pytest.mark.few(10)
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize("features", ["alibi", "boolean", "additive", "dropout", "alibi boolean dropout softcap"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_biases(head_dim: int, features: str, causal: Causal) -> None:
+    check(shape_of(200, 301, head_dim, features, causal=causal))
