@@ -22,6 +22,7 @@ from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
+from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.portable.backward.fused import FlashBackwardFused
 from blocktune.kernels.portable.backward.sparse import FlashBackwardSparse
 from blocktune.kernels.portable.backward.split import FlashBackwardSplit
@@ -53,6 +54,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashForwardTma(),
         FlashForward(),
         FlashForwardSparse(),
+        FlashBackwardHopperSparse(),
         FlashBackwardSparse(),
         FlashForwardPadded(),
         FlashForwardTransposed(),

@@ -155,7 +155,7 @@ class BlockMask:
 
     @cached_property
     def made(self) -> dict[tuple[object, ...], Tensor]:
-        """Lists of their own that kernels have made of the mask, by what they asked for."""
+        """Lists of other kinds that kernels have made of the mask, by their own keys."""
         return {}
 
     def check_fits(self, shape: AttentionShape) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from blocktune.kernels.hardware.limits import limits_for
+from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.portable.backward.sparse import FlashBackwardSparse
 from blocktune.kernels.portable.forward.sparse import FlashForwardSparse
 from blocktune.kernels.values.block_mask import BlockMask
@@ -21,6 +22,7 @@ TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 5e-6}
 GRADIENT_TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 2e-5}
 SPARSE = Features(mask=MaskKind.BLOCK_SPARSE)
 FORWARD, BACKWARD = FlashForwardSparse(), FlashBackwardSparse()
+BACKWARDS = {kernel.name: kernel for kernel in (BACKWARD, FlashBackwardHopperSparse())}
 
 
 def shape_of(**changes: Any) -> AttentionShape:
@@ -89,9 +91,9 @@ class Problem:
         out, lse, *_ = self.expected()
         gradients = tuple(torch.full_like(tensor, float("nan")) for tensor in (self.q, self.k, self.v))
         inputs = (self.q, self.k, self.v, out.to(self.q.dtype), lse.float().contiguous(), self.dout)
-        shape = replace(self.shape, direction=Direction.BACKWARD)
-        assert not BACKWARD.violations(config, shape, limits_for((9, 0)))
-        BACKWARD.bind(config, shape)(*inputs, *gradients, self.scale, Extras(block_mask=self.mask))
+        shape, kernel = replace(self.shape, direction=Direction.BACKWARD), BACKWARDS[config.kernel]
+        assert not kernel.violations(config, shape, limits_for((9, 0)))
+        kernel.bind(config, shape)(*inputs, *gradients, self.scale, Extras(block_mask=self.mask))
         return gradients
 
 

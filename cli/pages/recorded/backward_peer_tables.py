@@ -1,5 +1,5 @@
-"""The tables that are made of results/DEVICE.backward-peers.json: groups in parts, a fixed order of additions, and
-scores that run ahead."""
+"""The tables that are made of results/DEVICE.backward-peers.json: our times next to those of peers, groups in parts, a
+fixed order of additions, scores that run ahead, and block masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,11 +15,19 @@ SUFFIX = ".backward-peers.json"
 FORMAT, SCHEMA = "blocktune-backward-peers", 1
 PEERS = {"cuDNN": "cuDNN", "flash-attn-4": "FlashAttention-4"}
 PARTS, DEFAULT, ANY_ORDER, NOT_AHEAD = "parts ", "default", "in any order", "scores not ahead"
+DENSE, PORTABLE, FIXED_ORDER = "dense", "flash_bwd_sparse", "in a fixed order"
 
-GROUPS = ("shape", "whole groups, µs", "parts", "ours, µs", *(f"{name}, µs" for name in PEERS.values()), "over best")
-ORDERS = ("shape", "fixed order, µs", "any order, µs", "costs", "FlashAttention-4 in a fixed order, another run, µs")
+OF_PEERS = tuple(f"{name}, µs" for name in PEERS.values())
+BESIDE = ("shape", "ours, µs", *OF_PEERS, "over best")
+GROUPS = ("shape", "whole groups, µs", "parts", "ours, µs", *OF_PEERS, "over best")
+ORDERS = ("shape", "fixed order, µs", "any order, µs", "costs", "FlashAttention-4 in a fixed order, µs")
+AHEAD = ("shape", "scores not ahead, µs", "ours, µs", "gain", *OF_PEERS, "over best")
+SPARSE = (
+    "shape", "pairs that take part", "ours, µs", "in a fixed order, µs", "portable kernel, µs", "FlashAttention-4, µs",
+    "without the mask, µs", "of the rate without", "over FlashAttention-4",
+)  # fmt: skip
 
-AHEAD = ("shape", "scores not ahead, µs", "ours, µs", "cuDNN, µs", "gain", "over cuDNN")
+Rows = Sequence[Mapping[str, Any]]
 
 
 def block(path: Path) -> str:
@@ -38,25 +46,31 @@ def block(path: Path) -> str:
         f"L2 cache overwritten before every launch.{commit_sentence(row['commit'] for row in document['rows'])}"
     )
     rows = document["rows"]
-    tables = (GROUPS, list(_groups(rows))), (ORDERS, list(_orders(rows))), (AHEAD, list(_ahead(rows)))
+    tables = (
+        (BESIDE, list(_beside(rows))), (GROUPS, list(_groups(rows))), (ORDERS, list(_orders(rows))),
+        (AHEAD, list(_ahead(rows))), (SPARSE, list(_sparse(rows))),
+    )  # fmt: skip
     return "\n\n".join((caption, *(markdown_table(names, lines) for names, lines in tables if lines)))
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+def _beside(rows: Rows) -> Iterator[list[str]]:
     for row in rows:
         shape, times = AttentionShape.from_json(row["shape"]), row["time_us"]
-        if shape.features.deterministic or not set(PEERS) <= set(times):
-            continue
+        if DEFAULT in times and times.keys() <= {DEFAULT, *PEERS}:
+            yield [shape.label, _us(times[DEFAULT]), *_peers(times, times[DEFAULT])]
+
+
+def _groups(rows: Rows) -> Iterator[list[str]]:
+    for row in rows:
+        shape, times = AttentionShape.from_json(row["shape"]), row["time_us"]
         by_parts = {int(name.removeprefix(PARTS)): us for name, us in times.items() if name.startswith(PARTS)}
-        parts = default_parts(shape, tuple(by_parts)) if by_parts else 1
-        ours, best = by_parts.get(parts, times.get(DEFAULT)), min(times[name] for name in PEERS)
-        yield [
-            shape.label, _us(by_parts.get(1)), str(parts), _us(ours), *(_us(times[name]) for name in PEERS),
-            f"{best / ours:.3f}",
-        ]  # fmt: skip
+        if by_parts:
+            parts = default_parts(shape, tuple(by_parts))
+            ours = by_parts[parts]
+            yield [shape.label, _us(by_parts.get(1)), str(parts), _us(ours), *_peers(times, ours)]
 
 
-def _orders(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+def _orders(rows: Rows) -> Iterator[list[str]]:
     ordered = [(AttentionShape.from_json(row["shape"]), row["time_us"]) for row in rows]
     theirs = {shape: times["flash-attn-4"] for shape, times in ordered if "flash-attn-4" in times}
     for shape, times in ordered:
@@ -67,13 +81,31 @@ def _orders(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
             ]  # fmt: skip
 
 
-def _ahead(rows: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
+def _ahead(rows: Rows) -> Iterator[list[str]]:
     for row in rows:
         times = row["time_us"]
         if NOT_AHEAD in times:
-            before, ours, peer = (times[name] for name in (NOT_AHEAD, DEFAULT, "cuDNN"))
+            before, ours = times[NOT_AHEAD], times[DEFAULT]
             label = AttentionShape.from_json(row["shape"]).label
-            yield [label, _us(before), _us(ours), _us(peer), f"{before / ours:.3f}", f"{peer / ours:.3f}"]
+            yield [label, _us(before), _us(ours), f"{before / ours:.3f}", *_peers(times, ours)]
+
+
+def _sparse(rows: Rows) -> Iterator[list[str]]:
+    for row in rows:
+        times = row["time_us"]
+        if DENSE in times:
+            ours, flash = times[DEFAULT], times.get("flash-attn-4")
+            shown = (_us(times.get(name)) for name in (DEFAULT, FIXED_ORDER, PORTABLE, "flash-attn-4", DENSE))
+            yield [
+                AttentionShape.from_json(row["shape"]).label, f"{row['share']:.1%}", *shown,
+                f"{times[DENSE] * row['share'] / ours:.2f}", "-" if flash is None else f"{flash / ours:.2f}",
+            ]  # fmt: skip
+
+
+def _peers(times: Mapping[str, float], ours: float) -> list[str]:
+    """Return the times of the peers, and how much longer the faster one takes."""
+    found = [times[name] for name in PEERS if name in times]
+    return [*(_us(times.get(name)) for name in PEERS), f"{min(found) / ours:.3f}" if found else "-"]
 
 
 def _us(value: float | None) -> str:

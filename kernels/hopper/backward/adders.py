@@ -1,21 +1,24 @@
-"""The two warps that add dq in a fixed order, in Gluon, and whose turn it is.
+"""The two warps that add dq, in Gluon, and in a fixed order of additions whose turn it is.
 
-Tiles of a head add their part of dq of a block of queries in turns, the one with the first keys first. A turn is the
-number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for those of its head
-alone that were taken before it. The first unfinished tile of all therefore never waits for long: it is in work (its
-block took it, and every tile before it in that block's queue is finished), and what it waits for is finished.
+They take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that fits: the
+warpgroups go on while it is added. In any order of additions that is all.
+
+In a fixed order tiles of a head add their part of dq of a block of queries in turns, the one with the first keys
+first. A turn is the number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits
+for those of its head alone that were taken before it. The first unfinished tile of all therefore never waits for long:
+it is in work (its block took it, and every tile before it in that block's queue is finished), and what it waits for is
+finished.
 
 What makes it fast, and is easily lost when the code changes:
 
-1. To await a turn, add, wait until the addition is complete and pass the turn on takes about as long as a step. The two
-   warps take the steps of a block in turns, so that one waits while the other one adds. (The warpgroups would wait in
-   every step. A turn that is passed on one step later, when its additions are complete without a wait, is too late
-   where all tiles begin with the same queries: on an H200 16 % slower with every key seen.)
-2. dQ of a step has memory of its own for each warp where that fits: the warpgroups go on while it waits for its turn.
-3. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
+1. To await a turn, add, wait until the addition is complete and pass the turn on takes about as long as a step: one of
+   the warps waits while the other one adds. (The warpgroups would wait in every step. A turn that is passed on one step
+   later, when its additions are complete without a wait, is too late where all tiles begin with the same queries: on an
+   H200 16 % slower with every key seen.)
+2. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
    block, and follow each other through it and all others in the order in which they are taken: one that follows a step
    later never waits again. The longest tiles under a diagonal are those of the first keys: short ones come last.
-4. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
+3. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
 They tell the warp whose step it is (`dq_full`, one for each warp and warpgroup): a warp that waited for the steps of
@@ -31,10 +34,11 @@ from blocktune.kernels.hopper.backward.bounds import (
     bounds_of,
     count_key_tiles,
     head_row,
-    listed_walk,
+    listed_turn,
     locate_keys,
     query_range,
     sequence,
+    walk_of,
 )
 from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_listed, is_ordered
 from blocktune.kernels.hopper.backward.steps import add_out
@@ -180,15 +184,13 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries = None
-            if is_listed(FORM):
-                entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
             for at in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
                 m = block_at(at, first, end, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M
                 if is_ordered(FORM):
                     if is_listed(FORM):
-                        count = gl.load(entries + (sizes.stride_ln - 2) // 2 + at // BLOCK_M)
+                        count = listed_turn(entries, at, sizes, BLOCK_M)
                     else:
                         count = turn_of(n, m, below, seen, BLOCK_N, FORM)
                     await_turn(turns + block, count)

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.arguments import Steps
-from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, listed_walk, places_of
+from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, walk_of
 from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
@@ -190,10 +190,7 @@ def walk_ahead(
     mbarrier.wait(memory.do_full.index(slot), phase)
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
     for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
-        entries = None
-        if is_listed(FORM):
-            entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
-            high = end
+        entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
         own = Steps(
             dq_desc=steps.dq_desc,
             dq_sums=steps.dq_sums,

@@ -44,7 +44,7 @@ def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, 
 def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
     """The block of queries at a place of the walk from first to end; in a fixed order of additions walks go back.
 
-    entries: of a list that names the blocks (`listed_walk`), else None.
+    entries: of a list that names the blocks, if any (`walk_of`).
     """
     if is_listed(FORM):
         return gl.load(entries + place // BLOCK_M)
@@ -72,6 +72,23 @@ def listed_walk(n, batch_head, member, sizes, BLOCK_M: gl.constexpr):
     listed = sizes.lists + batch.to(gl.int64) * sizes.stride_lb + head.to(gl.int64) * sizes.stride_lh
     listed += n.to(gl.int64) * sizes.stride_ln
     return listed + 2, gl.load(listed) * BLOCK_M, gl.load(listed + 1) * BLOCK_M
+
+
+@gluon.jit
+def listed_turn(entries, place, sizes, BLOCK_M: gl.constexpr):
+    """How many tiles of keys have added to the block at a place of a list when it is this one's turn; -1 for none."""
+    count = (sizes.stride_ln - 2) // 2  # entries of a list, which as many turns follow
+    return gl.load(entries + count + place // BLOCK_M)
+
+
+@gluon.jit
+def walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+    """(entries, low, high, end) of the walk of a query head: what its list says, else as given and no entries."""
+    if is_listed(FORM):
+        entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+        return entries, low, end, end
+    else:
+        return 0, low, high, end
 
 
 @gluon.jit

@@ -34,12 +34,12 @@ from blocktune.kernels.hopper.backward.bounds import (
     count_key_tiles,
     first_query,
     head_row,
-    listed_walk,
     locate_keys,
     next_tile,
     places_of,
     query_range,
     sequence,
+    walk_of,
 )
 from blocktune.kernels.hopper.backward.form import (
     adds_apart,
@@ -47,7 +47,6 @@ from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
     ends_masked,
     is_general,
-    is_listed,
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
@@ -117,9 +116,7 @@ def producer(
             stat_row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries = None
-            if is_listed(FORM):
-                entries, _low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
+            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
             for place in range(first, end, BLOCK_M):
                 m = first_query(block_at(place, first, end, BLOCK_M, FORM, entries), FORM)
                 if names_release(NAMED):
@@ -170,7 +167,7 @@ def query_head(
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
     From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back
-    (`block_at`). entries: of a list that names the blocks, else None.
+    (`block_at`). entries: see `walk_of`.
     """
     memory = steps.memory
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL
@@ -247,7 +244,7 @@ def consumer(
     kv_phase = 0
     tile_slot = 0
     tile_phase = 0
-    if DEFER:
+    if not OPTIONS.AHEAD:
         no_products_yet()
     if counts_all_tiles(FORM):
         tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
@@ -295,10 +292,7 @@ def consumer(
                 row = head_row(
                     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
                 )  # fmt: skip
-                entries = None
-                if is_listed(FORM):
-                    entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
-                    high = end
+                entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
                 own = Steps(
                     dq_desc=steps.dq_desc,
                     dq_sums=steps.dq_sums,
@@ -314,10 +308,7 @@ def consumer(
                 )  # fmt: skip
         else:
             row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
-            entries = None
-            if is_listed(FORM):
-                entries, low, end = listed_walk(n, batch_head, 0, sizes, BLOCK_M)
-                high = end
+            entries, low, high, end = walk_of(n, batch_head, 0, low, high, end, sizes, BLOCK_M, FORM)
             own = Steps(
                 dq_desc=steps.dq_desc,
                 dq_sums=steps.dq_sums,

@@ -25,20 +25,20 @@ HEAD = 2
 
 
 def walk_lists(mask: "BlockMask", shape: AttentionShape) -> "Tensor":
-    """Return the lists, int32 [batch or 1, heads or 1, tiles of keys, HEAD + 2 * tiles of queries]; made once for a mask.
+    """Return the lists, int32 [batch or 1, heads or 1, tiles of keys, HEAD + 2 * tiles of queries]; a mask keeps them.
 
     A list begins with the number of its masked blocks and the number of all, one at least. Its entries follow, the
     masked blocks first: the first query of each, plus 1 where the first half of the keys is hidden and 2 where the
     second half is. As many turns come last: how many tiles of keys add to the block's dq before this one does, and -1
-    for a tile that nobody sees.
+    for a tile without any.
 
     Raises:
         UsageError: tiles do not make up the mask's blocks.
     """
-    asked = "hopper backward", shape.seqlen_q, shape.seqlen_k, shape.causal
-    found = mask.made.get(asked)
+    key = "hopper backward", shape.seqlen_q, shape.seqlen_k, shape.causal
+    found = mask.made.get(key)
     if found is None:
-        found = mask.made[asked] = _walk_lists(mask, shape)
+        found = mask.made[key] = _walk_lists(mask, shape)
     return found
 
 
@@ -74,8 +74,8 @@ def _seen_halves(mask: "BlockMask", shape: AttentionShape) -> "Tensor":
     for name, block, tile in (("block_q", mask.block_q, BLOCK_M), ("block_k", mask.block_k, HALF)):
         if block % tile:
             raise UsageError(
-                f"`{name}` of the BlockMask must be a multiple of {tile} for the Hopper backward, but got {block}. Make "
-                "a BlockMask of larger blocks, or bind a config of flash_bwd_sparse."
+                f"`{name}` of the BlockMask must be a multiple of {tile} for the Hopper backward, but got {block}. "
+                "Make a BlockMask of larger blocks, or bind a config of flash_bwd_sparse."
             )
     tiles_q, tiles_k = -(-shape.seqlen_q // BLOCK_M), -(-shape.seqlen_k // BLOCK_N)
     cells = mask.mask.repeat_interleave(mask.block_q // BLOCK_M, 2).repeat_interleave(mask.block_k // HALF, 3)

@@ -253,7 +253,12 @@ def test_a_window_takes_time_and_bytes_away() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "direction"), [("flash_fwd_sparse", Direction.FORWARD), ("flash_bwd_sparse", Direction.BACKWARD)]
+    ("name", "direction"),
+    [
+        ("flash_fwd_sparse", Direction.FORWARD),
+        ("flash_bwd_sparse", Direction.BACKWARD),
+        ("flash_bwd_hopper_sparse", Direction.BACKWARD),
+    ],
 )
 def test_a_block_mask_is_taken_to_leave_a_quarter(name: str, direction: Direction) -> None:
     shape = replace(complete_shape(8192, 64), direction=direction, features=Features(mask=MaskKind.BLOCK_SPARSE))

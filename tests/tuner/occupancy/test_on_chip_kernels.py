@@ -29,7 +29,7 @@ def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
         of_cache = Features(cached=True, kv=CacheType.INT8) if kernel.name == "flash_decode8" else Features()
         return replace(plain, seqlen_q=1, features=of_cache)
     features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
-    features |= {"flash_bwd_sparse": features["flash_fwd_sparse"]}
+    features |= dict.fromkeys(("flash_bwd_sparse", "flash_bwd_hopper_sparse"), features["flash_fwd_sparse"])
     return replace(plain, direction=kernel.direction, features=Features(**features.get(kernel.name, {})))
 
 

@@ -38,6 +38,7 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_fwd_general": {"features": Features(softcap=True)},
         "flash_fwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_bwd_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
+        "flash_bwd_hopper_sparse": {"features": Features(mask=MaskKind.BLOCK_SPARSE)},
         "flash_decode": {"seqlen_q": 3},
         "flash_decode_hopper": {"seqlen_q": 3},
         "flash_decode8": {"seqlen_q": 3, "features": Features(cached=True, kv=CacheType.INT8)},

@@ -5,13 +5,11 @@ from typing import Literal
 
 import pytest
 
-from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.candidates.shape_defaults import complete_shape
@@ -21,7 +19,13 @@ from blocktune.tuner.traffic.decode import decode_traffic
 from blocktune.tuner.traffic.forward import general_traffic, transposed_traffic
 from blocktune.tuner.traffic.launches import Passes
 from blocktune.tuner.traffic.model import Traffic, v1_traffic, v2_traffic
-from blocktune.tuner.traffic.sparse import Blocks, random_blocks, sparse_backward_traffic, sparse_forward_traffic
+from blocktune.tuner.traffic.sparse import (
+    Blocks,
+    fused_sparse_backward_traffic,
+    random_blocks,
+    sparse_backward_traffic,
+    sparse_forward_traffic,
+)
 
 pytestmark = pytest.mark.triton_free
 
@@ -41,12 +45,13 @@ def growth(more: Traffic, less: Traffic) -> float:
 def some_shape(kernel: str) -> AttentionShape:
     """One that the kernel computes on Hopper."""
     plain = complete_shape(1024, 64, batch=2, heads=8, kv_heads=2)
+    sparse_backward = replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BLOCK_SPARSE))
     shapes = {
         "flash_fwd_general": replace(plain, features=Features(window=(127, 0))),
         "flash_fwd_hopper": replace(plain, features=Features(mask=MaskKind.BOOLEAN)),
         "flash_fwd_sparse": replace(plain, features=Features(mask=MaskKind.BLOCK_SPARSE)),
         "flash_bwd_hopper": replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BOOLEAN)),
-        "flash_bwd_sparse": replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BLOCK_SPARSE)),
+        **dict.fromkeys(("flash_bwd_sparse", "flash_bwd_hopper_sparse"), sparse_backward),
         "flash_decode": replace(plain, seqlen_q=1),
         "flash_decode_hopper": replace(plain, seqlen_q=1),
         "flash_decode8": replace(plain, seqlen_q=1, features=Features.parse("cached kv=e4m3")),
@@ -77,9 +82,19 @@ def test_launches_that_only_move_bytes_are_among_those_that_are_counted(kernel: 
     assert len(counted) == 0 or len(counted) > len(names)
 
 
-def test_a_backward_under_a_block_mask_is_counted_in_two_passes() -> None:
-    with pytest.raises(UsageError, match="queries=None"):
-        BackwardLoops(visits=Visits.BLOCK_MASK)
+def test_one_kernel_under_a_block_mask_follows_the_density() -> None:
+    """With every block it moves what the dense one does; the sums of dq that are added to follow the density, too."""
+    problem = shape(4096, mask=MaskKind.BLOCK_SPARSE)
+
+    def moved(density: float, parts: int = 1) -> Passes:
+        blocks = random_blocks(problem, density=density)
+        return fused_sparse_backward_traffic(problem, 64, 128, blocks=blocks, own_lse=True, parts=parts)
+
+    whole, quarter = moved(1.0), moved(0.25)
+    assert whole == fused_backward_traffic(replace(problem, features=Features()), 64, 128, own_lse=True)
+    assert quarter["dk_dv"].read["q"] * 4 == whole["dk_dv"].read["q"]
+    assert quarter["dk_dv"].added["sums"] * 4 == whole["dk_dv"].added["sums"]
+    assert quarter["dq"] == whole["dq"]
 
 
 @pytest.mark.parametrize(("tensor", "moved"), [("k", 64), ("v", 128)])

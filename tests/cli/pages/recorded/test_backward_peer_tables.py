@@ -54,8 +54,22 @@ def test_a_fixed_order_meets_any_order_of_its_run(tmp_path: Path) -> None:
 def test_scores_that_run_ahead_meet_those_that_do_not(tmp_path: Path) -> None:
     times = {"default": 100.0, "scores not ahead": 110.0, "cuDNN": 120.0}
     text = block(write(tmp_path / "x.backward-peers.json", document({"shape": SHAPE, "time_us": times})))
-    assert "| 110.0 | 100.0 | 120.0 | 1.100 | 1.200 |" in text
+    assert "| 110.0 | 100.0 | 1.100 | 120.0 | - | 1.200 |" in text
     assert "whole groups" not in text
+
+
+def test_a_shape_meets_the_faster_peer(tmp_path: Path) -> None:
+    times = {"default": 100.0, "flash-attn-4": 104.0, "cuDNN": 120.0}
+    text = block(write(tmp_path / "x.backward-peers.json", document({"shape": SHAPE, "time_us": times})))
+    assert "| 100.0 | 120.0 | 104.0 | 1.040 |" in text
+
+
+def test_a_block_mask_is_counted_by_the_pairs_that_take_part(tmp_path: Path) -> None:
+    shape = SHAPE | {"features": "block_sparse"}
+    times = {"default": 50.0, "dense": 160.0, "flash_bwd_sparse": 150.0, "in a fixed order": 55.0, "flash-attn-4": 60.0}
+    row = {"shape": shape, "time_us": times, "share": 0.25}
+    text = block(write(tmp_path / "x.backward-peers.json", document(row)))
+    assert "| 25.0% | 50.0 | 55.0 | 150.0 | 60.0 | 160.0 | 0.80 | 1.20 |" in text
 
 
 def test_a_missing_file_says_so_and_another_kind_is_refused(tmp_path: Path) -> None:

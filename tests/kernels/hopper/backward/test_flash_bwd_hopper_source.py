@@ -122,9 +122,15 @@ def statistics(
     if problem.features.dropout:
         base_2, sums = base_2 + math.log2(1 - extras.dropout_p), sums * (1 - extras.dropout_p)
     if alibi_code(problem) == 1:
-        heads = extras.alibi_slopes.flatten() if extras.cu_seqlens_q is None else extras.alibi_slopes[0]
-        base_2 = base_2 + heads[:, None] / math.log(2) * (torch.arange(rows.of_head) % BLOCK_M)
+        base_2[:, own] += slopes_of_rows(extras) / math.log(2) * (own % BLOCK_M)
     return base_2.flatten(), sums.flatten()
+
+
+def slopes_of_rows(extras: Extras) -> torch.Tensor:
+    """The slopes of all heads [heads, 1], or of the tokens of packed sequences [heads, tokens]."""
+    if extras.cu_seqlens_q is None:
+        return extras.alibi_slopes.flatten()[:, None]
+    return extras.alibi_slopes.T.repeat_interleave(extras.cu_seqlens_q.diff(), 1)
 
 
 def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
@@ -207,6 +213,16 @@ def test_masks_and_lengths(head_dim: int, others: str, order: str) -> None:
     check(shape_of(200, 301, head_dim, f"{order} {others}"))
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize("features", ["", "window=100:40", "softcap"])
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_groups_of_query_heads(head_dim: int, causal: Causal, features: str) -> None:
+    """The first scores of a head that follows another one run ahead, too."""
+    sizes = {"num_heads": 6, "num_heads_kv": 2}
+    check(shape_of(256, 256 if not features else 200, head_dim, features, causal=causal, **sizes), group_parts=1)
+
+
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (192, 128), (256, 256)])
 def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
     sizes = {"num_heads": 4, "num_heads_kv": 2, "head_dim_v": head_dim_v}
@@ -247,11 +263,3 @@ def test_a_fixed_order_with_memory_for_one_step_or_two(head_dim: int, features: 
     assert dq_slots(problem, config) == (2 if head_dim == 64 or (head_dim, num_stages) == (128, 2) else 1)
     alone = check(problem, 1, num_stages=num_stages, group_parts=1)
     assert all(map(torch.equal, alone, check(problem, 6, num_stages=num_stages, group_parts=1)))
-
-
-@pytest.mark.few(10)
-@pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("features", ["alibi", "boolean", "additive", "dropout", "alibi boolean dropout softcap"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_biases(head_dim: int, features: str, causal: Causal) -> None:
-    check(shape_of(200, 301, head_dim, features, causal=causal))

@@ -29,7 +29,7 @@ pytestmark = [
 
 WORDS = ("alibi", "boolean", "additive", "dropout")
 COMBINATIONS = ("alibi boolean window=200:30", "alibi additive dropout softcap", "boolean dropout")
-LENGTHS = ((300, 300), (129, 333), (1, 77), (256, 384))
+LENGTHS = ((300, 300), (129, 333), (20, 77), (256, 384))
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
 
 

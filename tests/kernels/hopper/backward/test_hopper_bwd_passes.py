@@ -123,8 +123,13 @@ def sizes_of(packed: bool, length: int) -> tuple[int, int, int, torch.Tensor | N
 
 
 @pytest.mark.parametrize(("packed", "length", "ordered"), [(False, 70, True), (True, 129, False), (True, 129, True)])
-@pytest.mark.parametrize(("dim", "width"), [(40, 64), (136, 192)])
-def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int, ordered: bool) -> None:
+@pytest.mark.parametrize(
+    ("dim", "width", "factor"), [(40, 64, None), (136, 192, None), (104, 128, -2.5), (128, 128, 1.0)]
+)
+def test_statistics_of_any_rows(
+    dim: int, width: int, factor: float | None, packed: bool, length: int, ordered: bool
+) -> None:
+    """With a factor as products begin with them, or under a soft cap: the sums are negative."""
     if ordered and not ON_GPU and TRITON >= (3, 9):
         pytest.skip("the interpreter of Triton 3.9 takes a mask that is one comparison of numbers for an int32")
     torch.manual_seed(0)
@@ -140,19 +145,20 @@ def test_statistics_of_any_rows(dim: int, width: int, packed: bool, length: int,
     turns = torch.full((count // 64,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
     programs = padded(length) // 32
     prepare_rows_kernel[(programs * HEADS * sequences,)](
-        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, *out.stride()[:3], *dout.stride()[:3],
+        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, factor, *out.stride()[:3], *dout.stride()[:3],
         HEADS * tokens, tokens, HEADS, length, rows, programs,
         HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, num_warps=4,
     )  # fmt: skip
     assert counter.item() == 0
-    expected = (out.float() * dout.float()).sum(-1)
+    scale = factor or 1.0
+    expected = (out.float() * dout.float()).sum(-1) * (1.0 if factor is None else -1.0)
     expected[:, 1, 2] = 0
-    base_2 = (lse / torch.log(torch.tensor(2.0)).item()).where(lse.isfinite(), torch.tensor(1e30))
+    base_2 = (lse / torch.log(torch.tensor(2.0)).item()).where(lse.isfinite(), torch.tensor(1e30)) * scale
     for entry, head, begin, own, row in starts(packed, length, rows):
         end, last = row + own, row + padded(own)
         torch.testing.assert_close(delta[row:end], expected[entry, head, begin : begin + own], rtol=1e-5, atol=1e-4)
         torch.testing.assert_close(lse_log2[row:end], base_2[entry, head, begin : begin + own])
-        assert (lse_log2[end:last] == 1e30).all()
+        assert (lse_log2[end:last] == torch.tensor(1e30) * scale).all()
         assert (delta[end:last] == 0).all()
         assert not sums[row:last].any()
         if turns is not None:
