@@ -36,7 +36,7 @@ TIERS = {
         ("parallel",),
     ),
     "kernels/portable": (("forward",), ("backward", "decode")),
-    "kernels/hopper": (("common",), ("forward", "backward", "decode"), ("fp8",)),
+    "kernels/hopper": (("common",), ("biases",), ("forward", "backward", "decode"), ("fp8",)),
     "db": (("tables",), ("records", "migrations"), ("exchange",), (".",), ("recovery",)),
     "tuner": (
         ("occupancy", "traffic", "correctness"),

@@ -77,6 +77,7 @@ class BackwardLoops:
     rewrites_lse: the launch before also writes the log-sum-exp in a form of its own.
     parts: the parameter that says in how many parts the query heads that share keys are walked along; above 1 each
     leaves float32 gradients of keys and values, which a launch more adds up. Empty: a group is never divided.
+    lays_out_masks: as of `ForwardLoops`.
     """
 
     keys: TileSizes = ("block_m", "block_n")
@@ -84,13 +85,13 @@ class BackwardLoops:
     visits: Visits = Visits.FEATURES
     rewrites_lse: bool = False
     parts: str = ""
+    lays_out_masks: bool = False
 
     @property
     def moving_passes(self) -> tuple[str, ...]:
         """The launches around the longest one that only move bytes, by the names that tuner/traffic gives them."""
-        if self.queries is not None:
-            return ("delta",)
-        return ("delta", "dq", "join") if self.parts else ("delta", "dq")
+        passes = {"delta": True, "mask": self.lays_out_masks, "dq": self.queries is None, "join": bool(self.parts)}
+        return tuple(name for name, is_there in passes.items() if is_there)
 
 
 Loops = ForwardLoops | RoundTripLoops | DecodeLoops | BackwardLoops

@@ -1,8 +1,8 @@
-"""Masks as kernels/hopper/forward/mask_pass.py lays them out, made by PyTorch."""
+"""Masks as kernels/hopper/biases/mask_pass.py lays them out, made by PyTorch."""
 
 import torch
 
-from blocktune.kernels.hopper.forward.mask_pass import KEYS, ROWS
+from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS
 
 
 def laid_out(mask: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,16 @@ from dataclasses import replace
 
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, query_spans, rows_covered, rows_in
-from blocktune.tuner.traffic.launches import Pass, Passes, key_rows, mask_traffic, query_rows, with_mask
+from blocktune.tuner.traffic.launches import (
+    Pass,
+    Passes,
+    key_rows,
+    mask_bits,
+    mask_pass,
+    mask_traffic,
+    query_rows,
+    with_mask,
+)
 from blocktune.tuner.traffic.model import STATISTIC_BYTES, score_matrix_bytes
 
 SUM_BYTES = 4
@@ -101,6 +110,14 @@ def fused_around(shape: AttentionShape, walk: Pass, *, perfect_l2: bool, own_lse
             *join,
         )
     )
+
+
+def laid_by_keys(shape: AttentionShape, found: Passes) -> Passes:
+    """Return the traffic of a backward whose pass over keys reads the mask as a launch before has laid it out."""
+    before, walk, *after = found.passes
+    read = {name: count for name, count in walk.read.items() if name != "mask"}
+    walk = replace(walk, read=read | {"laid": walk.read["mask"] // mask_bits(shape)})
+    return Passes(passes=(before, mask_pass(shape), walk, *after))
 
 
 def _in_parts(shape: AttentionShape, walk: Pass, parts: int, perfect_l2: bool) -> tuple[Pass, ...]:

@@ -8,14 +8,14 @@ v1_kernel_traffic(shape, 64, 64)        # v1, and its float32 output turned into
 from dataclasses import replace
 from typing import Literal
 
-from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, rows_covered, rows_in
 from blocktune.tuner.traffic.launches import (
     Pass,
     Passes,
     key_rows,
-    mask_elements_bytes,
+    mask_bits,
+    mask_pass,
     mask_traffic,
     query_rows,
     with_mask,
@@ -90,17 +90,10 @@ def laid_mask_traffic(
         block_n: keys per tile.
         perfect_l2: as of `general_traffic`.
     """
-    whole = shape.seqlen_q * shape.seqlen_k * mask_elements_bytes(shape)
     visited = pairs_in(key_spans(shape, block_m, block_n), block_m, shape.seqlen_q)
     seen = mask_traffic(shape, visited, perfect_l2=perfect_l2)
-    bits = 8 if shape.features.mask is MaskKind.BOOLEAN else 1
     (then,) = forward.passes if isinstance(forward, Passes) else (_as_pass(forward),)
-    return Passes(
-        passes=(
-            Pass(name="mask", read={"mask": whole}, written={"laid": whole // bits}),
-            replace(then, read={**then.read, "laid": seen // bits}),
-        )
-    )
+    return Passes(passes=(mask_pass(shape), replace(then, read={**then.read, "laid": seen // mask_bits(shape)})))
 
 
 def _as_pass(traffic: V2Traffic) -> Pass:

@@ -100,6 +100,17 @@ def mask_elements_bytes(shape: AttentionShape) -> int:
     return {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
 
 
+def mask_bits(shape: AttentionShape) -> int:
+    """Return how many times fewer bytes a mask tensor has once it is laid out: a boolean one becomes bits."""
+    return 8 if shape.features.mask is MaskKind.BOOLEAN else 1
+
+
+def mask_pass(shape: AttentionShape) -> Pass:
+    """Count the launch that lays out a mask tensor which serves all heads and entries."""
+    whole = shape.seqlen_q * shape.seqlen_k * mask_elements_bytes(shape)
+    return Pass(name="mask", read={"mask": whole}, written={"laid": whole // mask_bits(shape)})
+
+
 def with_mask(read: dict[str, int], mask_bytes: int) -> dict[str, int]:
     """Return what is read, and the mask tensor if there is one."""
     return read | ({"mask": mask_bytes} if mask_bytes else {})

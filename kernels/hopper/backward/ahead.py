@@ -23,19 +23,22 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, walk_of
 from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
 from blocktune.kernels.hopper.backward.steps import (
+    asked_of_pairs,
     hand_over,
+    head_biases,
     issue_dq,
-    masked,
-    probabilities,
     release,
     send_ds,
     wait_ds,
+    weigh,
 )
 from blocktune.kernels.hopper.backward.wide_steps import hidden_zero
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret, tanh
+from blocktune.kernels.hopper.biases.of_keys import slopes_where_kept
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret
 
 
 @gluon.jit
@@ -83,25 +86,6 @@ def issue_slopes(memory, slot, start, W: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def weigh(
-    s, steps, slot, m, key, bounds, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, P_L: gl.constexpr
-):  # fmt: skip
-    """P^T of the queries m .. and of this warpgroup's keys `key` .., as an operand, and what dP^T is multiplied with:
-    P^T, under a soft cap times its derivative. s: S^T."""
-    FORM: gl.constexpr = OPTIONS.FORM
-    memory = steps.memory
-    # [KEYS, BLOCK_M]
-    if has_softcap(FORM):
-        s = tanh(s * steps.cap_in)
-    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, OPTIONS.FOLD_LSE)
-    p = masked(p_all, m, key, bounds, MASK, S_L, FORM)
-    p_low = gl.convert_layout(p.to(memory.k.dtype), P_L)
-    if has_softcap(FORM):  # masked after the product: a hidden key may leave a derivative of NaN
-        p = masked(p_all * (1.0 - s * s), m, key, bounds, MASK, S_L, FORM)
-    return p_low, p
-
-
-@gluon.jit
 def step_ahead(
     steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
@@ -118,20 +102,23 @@ def step_ahead(
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
     # [KEYS, BLOCK_M]
+    asked = asked_of_pairs(steps, m, OPTIONS, S_L)
     mbarrier.wait(memory.do_full.index(slot), phase)
     if has_softcap(OPTIONS.FORM):  # a soft cap takes the registers that dP would wait in
         s = warpgroup_mma_wait(0, deps=(s_t,))
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
+        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L, P_L)
         dp_t = issue_slopes(memory, slot, first_slope(memory, slot, S_L), W, S_L)
     else:
         start = first_slope(memory, slot, S_L)
         s = warpgroup_mma_wait(0, deps=(s_t,))
         dp_t = issue_slopes(memory, slot, start, W, S_L)
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, MASK, OPTIONS, S_L, P_L)
+        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L, P_L)
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
     # [KEYS, BLOCK_M]
+    if OPTIONS.DROPOUT:
+        dp = slopes_where_kept(dp, asked[1], first_slope(memory, slot, S_L), OPTIONS, S_L)
     ds = (p * dp).to(memory.k.dtype)
     memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
@@ -204,8 +191,17 @@ def walk_ahead(
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
     for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
         entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+        own = Steps(
+            dq_desc=steps.dq_desc,
+            dq_sums=steps.dq_sums,
+            memory=memory,
+            scale_log2=steps.scale_log2,
+            cap_in=steps.cap_in,
+            biases=steps.biases,
+            head=head_biases(steps, batch_head, member, n0 + W * (BLOCK_N // 2), bounds, sizes, OPTIONS, S_L),
+        )
         s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
-            steps, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+            own, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
             W, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     warpgroup_mma_wait(0, deps=(s_t,))

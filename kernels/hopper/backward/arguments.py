@@ -59,13 +59,15 @@ class WideMemory(NamedTuple):
 
 class Steps(NamedTuple):
     """What a warpgroup needs in every step. dq_sums: the sums of dq, where registers are added to them, else None.
-    cap_in: of a soft cap, else None."""
+    cap_in: of a soft cap, else None. biases: `KeyBiases` of the launch; head: what `biases_of_head` makes of them."""
 
     dq_desc: Any
     dq_sums: Any
     memory: Any
     scale_log2: Any
     cap_in: Any
+    biases: Any
+    head: Any
 
 
 class Ends(NamedTuple):
@@ -120,6 +122,9 @@ class Options(NamedTuple):
     FORM: Any
     PARTS: Any
     AHEAD: Any
+    ALIBI: Any
+    MASK_CODE: Any
+    DROPOUT: Any
 
 
 class WideOptions(NamedTuple):
@@ -133,3 +138,6 @@ class WideOptions(NamedTuple):
     NAMED: Any
     PERSISTENT: Any
     FORM: Any
+    ALIBI: Any
+    MASK_CODE: Any
+    DROPOUT: Any

@@ -13,6 +13,7 @@ from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, S
 from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
 from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
+from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads_kv", "group_size", "batch_heads", "head_group")
@@ -35,15 +36,18 @@ def open_dq(memory, ADDERS: gl.constexpr):
             mbarrier.init(memory.dq_empty.index(i), count=1)
 
 
-@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *LIST_STRIDES])
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *LIST_STRIDES, *KEY_INTEGERS])
 def flash_bwd_hopper_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, dq_sums,
     scale, scale_log2,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
     turns, lists, stride_lb, stride_lh, stride_ln,
+    slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
+    seed_lo, seed_hi, offset, threshold,
     STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
     FORM: gl.constexpr, PARTS: gl.constexpr, AHEAD: gl.constexpr, DQ_SLOTS: gl.constexpr,
+    ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
     order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
@@ -53,6 +57,7 @@ def flash_bwd_hopper_kernel(
     turns (int32 zeros, one for every 64 rows of the workspace), and with a soft cap cap_in = scale / softcap, when
     scale_log2 is softcap times log2(e). lists and their strides (by batch entry, query head and tile of keys) name the
     blocks of queries under a block mask (kernels/hopper/sparse/lists.py).
+    slopes .. threshold: `KeyBiases`, all None without.
 
     PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
     batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
@@ -112,7 +117,24 @@ def flash_bwd_hopper_kernel(
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if ADDERS else 2)
     open_dq(memory, ADDERS)
     fence_async_shared()
-    steps = Steps(dq_desc=dq_desc, dq_sums=dq_sums, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    biases = KeyBiases(
+        slopes=slopes,
+        slope_batch=slope_batch,
+        slope_head=slope_head,
+        anchor=anchor,
+        mask=mask,
+        mask_batch=mask_batch,
+        mask_head=mask_head,
+        mask_tile=mask_tile,
+        mask_column=mask_column,
+        seed_lo=seed_lo,
+        seed_hi=seed_hi,
+        offset=offset,
+        threshold=threshold,
+    )
+    steps = Steps(
+        dq_desc=dq_desc, dq_sums=dq_sums, memory=memory, scale_log2=scale_log2, cap_in=cap_in, biases=biases, head=None
+    )
     sizes = Sizes(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -142,6 +164,9 @@ def flash_bwd_hopper_kernel(
         FORM=FORM,
         PARTS=PARTS,
         AHEAD=AHEAD,
+        ALIBI=ALIBI,
+        MASK_CODE=MASK_CODE,
+        DROPOUT=DROPOUT,
     )
     if ADDERS:
         gl.warp_specialize([
@@ -159,14 +184,15 @@ def flash_bwd_hopper_kernel(
         ], [4, 1], [240, 24])  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS])
+@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *KEY_INTEGERS])
 def flash_bwd_hopper_wide_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
-    turns,
+    turns, slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
+    seed_lo, seed_hi, offset, threshold,
     PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
     FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr,
+    FORM: gl.constexpr, ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
     the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero."""
@@ -224,7 +250,24 @@ def flash_bwd_hopper_wide_kernel(
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
     open_dq(memory, is_ordered(FORM))
     fence_async_shared()
-    steps = Steps(dq_desc=dq_desc, dq_sums=None, memory=memory, scale_log2=scale_log2, cap_in=cap_in)
+    biases = KeyBiases(
+        slopes=slopes,
+        slope_batch=slope_batch,
+        slope_head=slope_head,
+        anchor=anchor,
+        mask=mask,
+        mask_batch=mask_batch,
+        mask_head=mask_head,
+        mask_tile=mask_tile,
+        mask_column=mask_column,
+        seed_lo=seed_lo,
+        seed_hi=seed_hi,
+        offset=offset,
+        threshold=threshold,
+    )
+    steps = Steps(
+        dq_desc=dq_desc, dq_sums=None, memory=memory, scale_log2=scale_log2, cap_in=cap_in, biases=biases, head=None
+    )
     sizes = Sizes(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -247,6 +290,9 @@ def flash_bwd_hopper_wide_kernel(
         NAMED=NAMED,
         PERSISTENT=PERSISTENT,
         FORM=FORM,
+        ALIBI=ALIBI,
+        MASK_CODE=MASK_CODE,
+        DROPOUT=DROPOUT,
     )
     if is_ordered(FORM):
         gl.warp_specialize([

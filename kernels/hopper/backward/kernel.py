@@ -16,6 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_WARPS, contiguous_strides
 from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops
@@ -60,6 +61,14 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
+from blocktune.kernels.hopper.biases.arguments import (
+    example_key_biases,
+    example_row_biases,
+    key_codes,
+    mask_code,
+    turned_spec,
+)
+from blocktune.kernels.hopper.biases.mask_pass import lay_out_mask_kernel
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -78,8 +87,8 @@ class FlashBackwardHopper(AttentionKernel):
     name = "flash_bwd_hopper"
     ladder_steps = ("hopper",)
     direction = Direction.BACKWARD
-    loops = BackwardLoops(rewrites_lse=True, parts="group_parts")
-    features = frozenset(("window", "softcap", "varlen", "deterministic"))
+    loops = BackwardLoops(rewrites_lse=True, parts="group_parts", lays_out_masks=True)
+    features = DENSE_FEATURES | {"deterministic"}
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
         "block_n": (WIDE_BLOCK_N, BLOCK_N),
@@ -98,6 +107,8 @@ class FlashBackwardHopper(AttentionKernel):
             return f"{self.name} is made of wgmma (compute capability 9.0 alone), but got {limits.name}"
         if shape.element_bytes != 2:
             return f"{self.name} computes float16 and bfloat16, but got {shape.dtype}"
+        if shape.features.dropout and is_wide(shape):
+            return f"{self.name} has no dropout for heads wider than 128, but got head_dim={shape.head_dim}"
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if not MIN_HEAD_DIM <= dim <= MAX_HEAD_DIM or dim % HEAD_DIM_DIVISOR:
                 return (
@@ -124,6 +135,8 @@ class FlashBackwardHopper(AttentionKernel):
             )
         if features.softcap and own["fold_lse"]:
             return (f"`fold_lse` 0 of {self.name} must hold under a soft cap, which bends the products, but got 1.",)
+        if features.dropout and not own["fold_delta"]:
+            return (f"`fold_delta` 1 of {self.name} must hold under dropout, which leaves it alone, but got 0.",)
         if (features.varlen or features.deterministic) and not own["persistent"]:
             return (f"`persistent` 1 of {self.name} must hold for {features.label}: tiles come from a counter.",)
         return self._parts_violations(own["group_parts"], shape)
@@ -201,7 +214,7 @@ class FlashBackwardHopper(AttentionKernel):
     def source_hash(self) -> str:
         return hash_of_sources(
             prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
-            finish_rows_kernel, join_parts_kernel,
+            finish_rows_kernel, join_parts_kernel, lay_out_mask_kernel,
         )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
@@ -218,12 +231,14 @@ class FlashBackwardHopper(AttentionKernel):
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
         arguments |= {} if is_wide(shape) else _narrow_arguments(shape)
+        arguments |= example_key_biases(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         parts = config.parameters["group_parts"]
-        return (*self._passes(config, shape), *([_join_spec(shape, parts)] if parts > 1 else []))
+        join = [_join_spec(shape, parts)] if parts > 1 else []
+        return (*self._passes(config, shape), *join, *([turned_spec(shape)] if mask_code(shape) else []))
 
     def _passes(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         """Return the kernels before and after."""
@@ -247,7 +262,8 @@ class FlashBackwardHopper(AttentionKernel):
         common = {"cu_q": _lengths(shape).cu_seqlens_q, "rows": rows.of_head, "WIDTH": width_of(shape)}
         before |= common | {"turns": _turns(shape), "programs": rows.longest // PASS_ROWS, "ROWS": PASS_ROWS}
         before |= {"stride_lb": shape.num_heads * shape.seqlen_q, "stride_lh": shape.seqlen_q}
-        before |= {"HEAD_DIM_V": shape.head_dim_v, "BLOCK_M": BLOCK_M}
+        before |= example_row_biases(shape)
+        before |= {"HEAD_DIM_V": shape.head_dim_v, "BLOCK_M": BLOCK_M, "ADDITIVE": mask_code(shape) == 2}
         after |= common | {"programs": rows.longest // BLOCK_M, "PART": dq_part(shape)}
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
@@ -327,6 +343,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
             "FORM": form_of(shape),
         }
         | ({} if is_wide(shape) else _narrow_constants(config, shape))
+        | key_codes(shape)
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.base.direct_launch import Describe
-from blocktune.kernels.base.feature_arguments import check_extras, lse_strides
+from blocktune.kernels.base.feature_arguments import check_extras, lse_strides, mask_bytes
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel
@@ -37,9 +37,19 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
+from blocktune.kernels.hopper.biases.arguments import (
+    NO_KEY_BIASES,
+    NO_MASK,
+    MaskPass,
+    key_biases,
+    mask_code,
+    row_biases,
+)
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, descriptor, is_describable
+from blocktune.kernels.values.dropout import share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 
 WARPS = 4
@@ -93,6 +103,7 @@ class BackwardLaunch(BackwardLauncher):
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
         wide, registers = is_wide(shape), adds_registers(shape)
         ahead = bool(self.numbers.get("AHEAD"))
+        mask = MaskPass.of(extras.mask, pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
         def launch(
@@ -100,13 +111,13 @@ class BackwardLaunch(BackwardLauncher):
             extras: Extras = NO_EXTRAS,
         ) -> None:  # fmt: skip
             found = spaces.get(q.shape[2])
-            rows, space = self._space(spaces, q.shape[2]) if found is None else found
+            rows, space = self._space(spaces, q.shape[2], mask) if found is None else found
             memory = space.new(device)
-            addressed = take_addresses(before, middle, after, *join)
-            lse_log2, delta, sums, counter, turns, *partial_sums = space.parts(memory, as_addresses=addressed)
+            addressed = take_addresses(before, middle, after, *join, *mask.steps)
+            lse_log2, delta, sums, counter, turns, tiles, *partial_sums = space.parts(memory, as_addresses=addressed)
             scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
             lse_factor = start_factor(scale_log2, cap_in) if ahead else None
-            grad_lse = -extras.grad_lse if ahead and extras.grad_lse is not None else extras.grad_lse
+            grad_lse = grad_lse_of(shape, extras, ahead)
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             added = () if wide else (sums if registers else None,)
@@ -121,11 +132,14 @@ class BackwardLaunch(BackwardLauncher):
                 return
             cu_q, padded = extras.cu_seqlens_q, rows.of_head
             rest = *strides, *lse_strides(out), *heads, padded
-            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, lse_factor, *rest)
+            of_rows, of_keys = row_biases(shape, extras), key_biases(shape, extras, (tiles, *mask.place))
+            before(out, dout, lse, lse_log2, delta, sums, counter, turns, cu_q, lse_factor, *of_rows, *rest)
             if extras.grad_lse is not None:
                 subtract_rows(row_sums_in(space, memory), grad_lse, rows, cu_q)
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
-            middle(*described, counter, *added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q))
+            for lay_out in mask.steps:
+                lay_out(extras.mask if addressed else mask_bytes(extras.mask), tiles)  # both have one address
+            middle(*described, counter, *added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
                 step(*partial_sums, dk, dv, scale)
@@ -144,7 +158,8 @@ class BackwardLaunch(BackwardLauncher):
             rest = *out.stride()[:3], *dout.stride()[:3], shape.num_heads, shape.seqlen_q, shape.head_dim, PASS_ROWS
             return Step(prepare_kernel, (rows.count // PASS_ROWS,), rest, options, pins=pins)
         programs = rows.longest // PASS_ROWS
-        rest = programs, shape.head_dim_v, width_of(shape), PASS_ROWS, BLOCK_M
+        additive = shape.features.mask is MaskKind.ADDITIVE
+        rest = programs, shape.head_dim_v, width_of(shape), PASS_ROWS, BLOCK_M, additive
         grid = (programs * shape.num_heads * shape.batch,)
         return Step(prepare_rows_kernel, grid, rest, options, pins=pins)
 
@@ -152,11 +167,8 @@ class BackwardLaunch(BackwardLauncher):
         shape, keys = self.shape, keys_of_block(self.shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         constants = [value for name, value in self.numbers.items() if name not in SIZES]
-        rest = (
-            (*self._sizes(), *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *constants)
-            if is_plain(shape)
-            else constants
-        )
+        form = *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *NO_KEY_BIASES
+        rest = (*self._sizes(), *form, *constants) if is_plain(shape) else constants
         rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
         sums = {4} if self.parts == 1 else {4, 5, 6}
         rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}
@@ -195,7 +207,7 @@ class BackwardLaunch(BackwardLauncher):
         grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
         return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)
 
-    def _space(self, spaces: dict[int, tuple[Rows, Workspace]], tokens: int) -> tuple[Rows, Workspace]:
+    def _space(self, spaces: dict[int, tuple[Rows, Workspace]], tokens: int, mask: MaskPass) -> tuple[Rows, Workspace]:
         """Return rows and workspace of queries of this length, which only packed sequences have several of; they are
         kept."""
         import torch
@@ -206,7 +218,8 @@ class BackwardLaunch(BackwardLauncher):
         statistics = (rows.count, torch.float32)
         sums = (rows.count * width_of(shape), torch.float32)
         left = (key_rows(shape, self.parts) * width_of(shape) if self.parts > 1 else 0, torch.float32)
-        made = rows, Workspace(statistics, statistics, sums, (1, torch.int32), (turns, torch.int32), left, left)
+        integers = (1, torch.int32), (turns, torch.int32)
+        made = rows, Workspace(statistics, statistics, sums, *integers, mask.tiles or (0, torch.int32), left, left)
         if len(spaces) >= MAX_SPACES:
             spaces.clear()
         spaces[tokens] = made
@@ -231,6 +244,14 @@ def start_factor(scale_log2: float, cap_in: float | None) -> float:
 def gradient_blocks(shape: AttentionShape) -> int:
     """Return the blocks of gradients of a key head, in whole tiles of keys."""
     return key_rows(shape, 1) // (shape.batch * shape.num_heads_kv * GRADIENT_ROWS)
+
+
+def grad_lse_of(shape: AttentionShape, extras: Extras, ahead: bool) -> Any:
+    """Return the gradient of the log-sum-exp in the unit of the workspace's row sums, if there is one."""
+    factor = (share_kept(extras.dropout_p) if shape.features.dropout else 1.0) * (-1.0 if ahead else 1.0)
+    if extras.grad_lse is None or factor == 1.0:
+        return extras.grad_lse
+    return extras.grad_lse * factor
 
 
 def row_sums_in(space: Workspace, memory: Any) -> Any:

@@ -158,11 +158,12 @@ def form_of(shape: AttentionShape) -> int:
     features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
     bounded = shape.causal is not Causal.NONE or right != UNLIMITED
     listed = is_listed(shape)
+    has_diagonal = bounded or left != UNLIMITED or features.alibi
     bits = {
         UPPER: bounded,
         LOWER: left != UNLIMITED,
         EDGE: features.varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
-        MOVING: features.varlen and (bounded or left != UNLIMITED) and shape.causal is not Causal.UPPER_LEFT,
+        MOVING: features.varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
         PACKED: features.varlen,

@@ -113,15 +113,18 @@ def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.const
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
 def prepare_rows_kernel(
     out, dout, lse, lse_log2, delta, dq_sums, counter, turns, cu_q, lse_factor,
+    slopes, slope_batch, slope_head, kept_share,
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
     num_heads, seqlen_q, rows, programs,
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    ADDITIVE: tl.constexpr,
 ):  # fmt: skip
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
     of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
-    None, or where packed sequences begin, int32.
+    None, or where packed sequences begin, int32. slopes, kept_share: of ALiBi and dropout, None without
+    (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may have a log-sum-exp near the end of float32.
     """
     whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
     program = tl.program_id(0)
@@ -148,12 +151,21 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
+    if ADDITIVE:  # such rows vanish, where infinities would leave NaN
+        value = tl.where(blind, value, tl.maximum(value, -1e30))
+    compared = compared_with(value)
+    if slopes is not None:
+        own = tl.load(slopes + batch.to(tl.int64) * slope_batch + head * slope_head)
+        compared += own * 1.4426950408889634 * (positions % BLOCK_M)
+    if kept_share is not None:
+        compared += tl.log2(kept_share)
+        slope *= kept_share
     if lse_factor is not None:
         tl.store(delta + flat, -slope)
-        tl.store(lse_log2 + flat, compared_with(value) * lse_factor)
+        tl.store(lse_log2 + flat, compared * lse_factor)
     else:
         tl.store(delta + flat, slope)
-        tl.store(lse_log2 + flat, compared_with(value))
+        tl.store(lse_log2 + flat, compared)
     # [ROWS, WIDTH]
     tl.store(dq_sums + flat[:, None] * WIDTH + columns, tl.zeros([ROWS, whole], tl.float32), mask=columns < WIDTH)
     if turns is not None:

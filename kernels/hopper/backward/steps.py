@@ -17,6 +17,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.bounds import keep_seen
 from blocktune.kernels.hopper.backward.form import adds_apart, has_softcap, is_general, names_exchange, names_release
+from blocktune.kernels.hopper.biases.of_keys import (
+    biases_of_head,
+    is_biased,
+    kept_of_queries,
+    mask_of_block,
+    slopes_where_kept,
+    where_kept,
+    where_seen,
+    with_biases,
+)
 from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, tanh
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -82,27 +92,68 @@ def per_query(values, factor, on: gl.constexpr, KEYS: gl.constexpr, S_L: gl.cons
 
 
 @gluon.jit
-def probabilities(s, lse, scale_log2, S_L: gl.constexpr, FOLD_LSE: gl.constexpr):
-    """exp(S^T - lse), of pairs that do not see each other, too."""
-    # [KEYS, BLOCK_M]
-    if FOLD_LSE:
-        return gl.exp2(s * scale_log2)
+def head_biases(steps, batch_head, member, key, bounds, sizes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """`biases_of_head` of the query head number `member` of a key head, for the keys from `key` on."""
+    if is_biased(OPTIONS):
+        batch = batch_head // sizes.num_heads_kv
+        head = batch_head % sizes.num_heads_kv * sizes.group_size + member
+        heads = sizes.num_heads_kv * sizes.group_size
+        moved = bounds.upper - sizes.upper
+        return biases_of_head(
+            steps.biases, batch, head, heads, key, bounds.keys, moved, steps.memory.lse.shape[1], OPTIONS, S_L
+        )  # fmt: skip
     else:
-        return gl.exp2(s * scale_log2 - lse.load(gl.SliceLayout(0, S_L))[None, :])
+        return 0
 
 
 @gluon.jit
-def masked(p, m, key, bounds, MASK: gl.constexpr, S_L: gl.constexpr, FORM: gl.constexpr):
-    """p of queries m .. and of this warpgroup's keys `key` .., and if MASK 0 for pairs that do not see each other,
-    whatever it was."""
+def asked_of_pairs(steps, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What queries from m on need to know of their pairs: of a mask tensor, and which of them dropout keeps."""
+    BLOCK_M: gl.constexpr = steps.memory.lse.shape[1]
+    loaded = mask_of_block(steps.biases, steps.head, m, BLOCK_M, OPTIONS, S_L)
+    return loaded, kept_of_queries(steps.biases, steps.head, m, OPTIONS)
+
+
+@gluon.jit
+def probabilities(s, steps, slot, m, asked, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """exp(S^T - lse), of pairs that do not see each other, too."""
     # [KEYS, BLOCK_M]
-    if MASK and is_general(FORM):
-        p = keep_seen(p, m, key, bounds, S_L, FORM)
+    x = s * steps.scale_log2
+    if not OPTIONS.FOLD_LSE:
+        x = x - steps.memory.lse.index(slot).load(gl.SliceLayout(0, S_L))[None, :]
+    return gl.exp2(with_biases(x, m, asked[0], steps.head, OPTIONS, S_L))
+
+
+@gluon.jit
+def masked(p, m, key, bounds, asked, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """p of queries m .. and of this warpgroup's keys `key` .., and 0 for pairs that a boolean mask hides, and if MASK
+    for those that do not see each other, whatever it was."""
+    # [KEYS, BLOCK_M]
+    if MASK and is_general(OPTIONS.FORM):
+        p = keep_seen(p, m, key, bounds, S_L, OPTIONS.FORM)
     elif MASK:
         queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
         keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
         p = gl.where(queries[None, :] >= keys[:, None], p, 0.0)
-    return p
+    return where_seen(p, asked[0], OPTIONS, S_L)
+
+
+@gluon.jit
+def weigh(
+    s, steps, slot, m, key, bounds, asked, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
+    P_L: gl.constexpr,
+):  # fmt: skip
+    """P^T of the queries m .. and of this warpgroup's keys `key` .., as an operand, and what dP^T is multiplied with:
+    P^T, under a soft cap times its derivative. s: S^T."""
+    # [KEYS, BLOCK_M]
+    if has_softcap(OPTIONS.FORM):
+        s = tanh(s * steps.cap_in)
+    p_all = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
+    p = masked(p_all, m, key, bounds, asked, MASK, OPTIONS, S_L)
+    p_low = gl.convert_layout(where_kept(p, asked[1], OPTIONS, S_L).to(steps.memory.k.dtype), P_L)
+    if has_softcap(OPTIONS.FORM):  # masked after the product: a hidden key may leave a derivative of NaN
+        p = masked(p_all * (1.0 - s * s), m, key, bounds, asked, MASK, OPTIONS, S_L)
+    return p_low, p
 
 
 @gluon.jit
@@ -241,6 +292,7 @@ def step(
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     # [KEYS, BLOCK_M]
     mbarrier.wait(memory.q_full.index(slot), phase)
+    asked = asked_of_pairs(steps, m, OPTIONS, S_L)
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, KEYS, S_L)
     s_t = warpgroup_mma(ka, memory.q.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(memory.do_full.index(slot), phase)
@@ -258,13 +310,14 @@ def step(
         s = warpgroup_mma_wait(1 if LATE else 2, deps=(s_t,))
     else:
         s = warpgroup_mma_wait(0 if LATE else 1, deps=(s_t,))
+    # as `weigh`, whose call would change what ptxas spills
     if LATE:
         s = tanh(s * steps.cap_in)
-    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
-    p = masked(p_all, m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
-    p_low = gl.convert_layout(p.to(dtype), P_L)
+    p_all = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
+    p = masked(p_all, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L)
+    p_low = gl.convert_layout(where_kept(p, asked[1], OPTIONS, S_L).to(dtype), P_L)
     if LATE:  # masked after the product: a hidden key may leave a derivative of NaN
-        p = masked(p_all * (1.0 - s * s), m, n0 + W * KEYS, bounds, MASK, S_L, FORM)
+        p = masked(p_all * (1.0 - s * s), m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L)
         dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
         dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     # [KEYS, head_dim]
@@ -274,6 +327,9 @@ def step(
     else:
         dp = warpgroup_mma_wait(1, deps=(dp_t,))
     # [KEYS, BLOCK_M]
+    if OPTIONS.DROPOUT:
+        slopes = -memory.delta.index(slot).load(gl.SliceLayout(0, S_L))
+        dp = slopes_where_kept(dp, asked[1], slopes, OPTIONS, S_L)
     if FOLD_DELTA:
         ds = (p * dp).to(dtype)
     else:

@@ -25,7 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.backward.ahead import walk_ahead
-from blocktune.kernels.hopper.backward.arguments import Bounds
+from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
     bounds_of,
@@ -52,6 +52,7 @@ from blocktune.kernels.hopper.backward.form import (
 from blocktune.kernels.hopper.backward.steps import (
     await_last,
     give_dq,
+    head_biases,
     issue_dq,
     no_products_yet,
     put_partial,
@@ -292,15 +293,33 @@ def consumer(
                     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
                 )  # fmt: skip
                 entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+                own = Steps(
+                    dq_desc=steps.dq_desc,
+                    dq_sums=steps.dq_sums,
+                    memory=memory,
+                    scale_log2=steps.scale_log2,
+                    cap_in=steps.cap_in,
+                    biases=steps.biases,
+                    head=head_biases(steps, batch_head, member, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
+                )
                 dk, dv, slot, phase, b, b_phase = query_head(
-                    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+                    own, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
                     W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
             row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
             entries, low, high, end = walk_of(n, batch_head, 0, low, high, end, sizes, BLOCK_M, FORM)
+            own = Steps(
+                dq_desc=steps.dq_desc,
+                dq_sums=steps.dq_sums,
+                memory=memory,
+                scale_log2=steps.scale_log2,
+                cap_in=steps.cap_in,
+                biases=steps.biases,
+                head=head_biases(steps, batch_head, 0, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
+            )
             dk, dv, slot, phase, b, b_phase = query_head(
-                steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+                own, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         if PERSISTENT:

@@ -15,9 +15,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import is_later
-from blocktune.kernels.hopper.backward.form import has_softcap, is_ordered, names_exchange
-from blocktune.kernels.hopper.backward.steps import add_out, masked, per_query, probabilities
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, tanh
+from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
+from blocktune.kernels.hopper.backward.steps import add_out, asked_of_pairs, per_query, weigh
+from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 # mypy: disable-error-code="assignment,var-annotated"
@@ -159,23 +159,18 @@ def step_of_scores(
     FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
     NAMED: gl.constexpr = OPTIONS.NAMED
     FORM: gl.constexpr = OPTIONS.FORM
-    dtype: gl.constexpr = memory.k.dtype
     PANELS: gl.constexpr = memory.k.shape[0]
     V_PANELS: gl.constexpr = memory.v.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     place = row + m
     # [BLOCK_N, BLOCK_M]
+    asked = asked_of_pairs(steps, m, OPTIONS, S_L)
     mbarrier.wait(memory.q_full.index(slot), phase)
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
-    if has_softcap(FORM):
-        s = tanh(s * steps.cap_in)
-    p_all = probabilities(s, memory.lse.index(slot), steps.scale_log2, S_L, FOLD_LSE)
-    p = masked(p_all, m, n0, bounds, MASK, S_L, FORM)
-    p_low = gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, S_L, 2))
-    if has_softcap(FORM):  # masked after the product: a hidden key may leave a derivative of NaN
-        p = masked(p_all * (1.0 - s * s), m, n0, bounds, MASK, S_L, FORM)
+    P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
+    p_low, p = weigh(s, steps, slot, m, n0, bounds, asked, MASK, OPTIONS, S_L, P_L)
     memory.p.store(in_register_order(p))
     send(memory.exchanged, 0, NAMED)
     mbarrier.arrive(memory.q_empty.index(slot), count=1)

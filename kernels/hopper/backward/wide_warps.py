@@ -36,7 +36,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from blocktune.kernels.hopper.backward.arguments import Bounds
+from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
     bounds_of,
@@ -50,6 +50,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
 )
 from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked, is_ordered
+from blocktune.kernels.hopper.backward.steps import head_biases
 from blocktune.kernels.hopper.backward.wide_steps import LATE, await_last, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.slots import publish, receive
@@ -168,8 +169,17 @@ def wide_consumer(
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )
+            own = Steps(
+                dq_desc=steps.dq_desc,
+                dq_sums=None,
+                memory=memory,
+                scale_log2=steps.scale_log2,
+                cap_in=steps.cap_in,
+                biases=steps.biases,
+                head=head_biases(steps, batch_head, member, n0, bounds, sizes, OPTIONS, S_L),
+            )
             gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                steps, gradients, ends.kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds,
+                own, gradients, ends.kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds,
                 slot, phase, do_slot, do_phase, parity,
                 W, OPTIONS, S_L,
             )  # fmt: skip

@@ -1,11 +1,10 @@
 """The default config of the Hopper forward, by widths of heads, lengths, masks and features."""
 
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.hopper.biases.arguments import is_biased, mask_code
 from blocktune.kernels.hopper.forward.layout import (
     ROWS,
     bounds_of,
-    is_biased,
-    mask_code,
     mask_constants,
     tile_width,
 )

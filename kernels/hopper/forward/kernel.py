@@ -18,6 +18,7 @@ from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.biases.arguments import mask_code
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
@@ -42,7 +43,6 @@ from blocktune.kernels.hopper.forward.layout import (
     blocks_of,
     feature_codes,
     leaves_in_panels,
-    mask_code,
     mask_constants,
     panel_bytes,
     panels_of,

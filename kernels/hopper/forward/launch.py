@@ -17,11 +17,11 @@ from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.kernel import CompileSpec, Launch
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Launcher, Step, Workspace, take_addresses
+from blocktune.kernels.hopper.biases.arguments import mask_code
+from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.hopper.forward.arguments import Biases
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
-from blocktune.kernels.hopper.forward.layout import mask_code
-from blocktune.kernels.hopper.forward.mask_pass import KEYS, ROWS, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape

@@ -1,7 +1,7 @@
 """What the Hopper forward makes of a shape, on the host: tiles and their memory, bounds, and masks."""
 
-from blocktune.kernels.base.feature_arguments import MASK_CODES
 from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import UNLIMITED
@@ -113,24 +113,12 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-def mask_code(shape: AttentionShape) -> int:
-    """Return 1 for a boolean mask, 2 for an additive one, 0 without a mask tensor."""
-    return MASK_CODES[shape.features.mask]
-
-
-def is_biased(shape: AttentionShape) -> bool:
-    """Return whether the shape has ALiBi, a mask tensor or dropout: work for every score of every block."""
-    return shape.features.alibi or shape.features.dropout or mask_code(shape) > 0
-
-
 def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
-    """Return the constants that say what scores are more than products. ALIBI: 2 where a query may see keys past its
-    place."""
+    """Return the constants that say what scores are more than products."""
     features = shape.features
-    one_side = shape.causal is not Causal.NONE or (features.window is not None and features.window[1] == 0)
     return {
         "SOFTCAP": features.softcap,
-        "ALIBI": (1 if one_side else 2) if features.alibi else 0,
+        "ALIBI": alibi_code(shape),
         "MASK": mask_code(shape),
         "DROPOUT": features.dropout,
     }

@@ -98,6 +98,26 @@ def kept_bits(
     return (kept.long() << places).sum((0, 3))
 
 
+def kept_bits_of_keys(
+    keys: torch.Tensor, pairs: torch.Tensor, query: int, head: int, offset: int, low: int, high: int, least: int
+) -> torch.Tensor:
+    """Words of two bits for every eight queries, from the number of a thread's key in each of them."""
+    low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
+    queries = torch.arange(8)[:, None, None, None] * 8 + pairs.long()[..., None] * 2 + torch.arange(2) + int(query)
+    numbers = keys.long()[None, :, :, None]
+    counter = numbers // 8, queries, torch.tensor(int(head)), torch.tensor(offset)
+    words = torch.stack(philox(counter, (low, high)), -1)  # [8, 64, 4, 2, 4]
+    own = words.gather(-1, (numbers % 8 // 2).expand(*words.shape[:-1])[..., None]).squeeze(-1)
+    kept = torch.where(numbers % 2 == 1, own // 2**16, own % 2**16) >= least
+    places = torch.arange(8)[:, None, None, None] * 2 + torch.arange(2)
+    return (kept.long() << places).sum((0, 3))
+
+
+def choose(words: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    is_set = (words[:, None, :, None].long() >> numbers_of_keys(numbers, 2)) & 1 == 1
+    return torch.where(is_set, numbers, others)
+
+
 ROWS: dict[str, Any] = {
     "of_scaled_scores": of_scaled_scores,
     "raised_top": raised_top,
@@ -107,6 +127,8 @@ ROWS: dict[str, Any] = {
     "where_set": where_set,
     "as_float32": lambda values: values.float(),
     "kept_bits": kept_bits,
+    "kept_bits_of_keys": kept_bits_of_keys,
+    "choose": choose,
     "half_word": half_word,
     "whole_word": whole_word,
     "across": across,
@@ -117,4 +139,4 @@ ROWS: dict[str, Any] = {
     "in_16_bits": lambda numbers: numbers.bfloat16(),
     "in_32_bits": lambda numbers: numbers.float(),
 }
-"""By the names of kernels/hopper/common/rows.py, kernels/hopper/fp8/ and kernels/hopper/forward/row_maxima.py."""
+"""By the names of kernels/hopper/common/rows.py, kernels/hopper/biases/, kernels/hopper/fp8/ and row_maxima.py."""

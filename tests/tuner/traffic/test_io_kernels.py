@@ -50,6 +50,7 @@ def some_shape(kernel: str) -> AttentionShape:
         "flash_fwd_general": replace(plain, features=Features(window=(127, 0))),
         "flash_fwd_hopper": replace(plain, features=Features(mask=MaskKind.BOOLEAN)),
         "flash_fwd_sparse": replace(plain, features=Features(mask=MaskKind.BLOCK_SPARSE)),
+        "flash_bwd_hopper": replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BOOLEAN)),
         **dict.fromkeys(("flash_bwd_sparse", "flash_bwd_hopper_sparse"), sparse_backward),
         "flash_decode": replace(plain, seqlen_q=1),
         "flash_decode_hopper": replace(plain, seqlen_q=1),
@@ -108,14 +109,18 @@ def test_a_transposed_tensor_moves_twice_before_it_is_read(tensor: Literal["k", 
 
 
 @pytest.mark.parametrize(("mask", "bits", "element"), [(MaskKind.BOOLEAN, 8, 1), (MaskKind.ADDITIVE, 1, 2)])
-def test_a_mask_is_read_and_laid_out_before_the_heads_read_it(mask: MaskKind, bits: int, element: int) -> None:
-    kernel, plain = KERNELS["flash_fwd_hopper"], complete_shape(1024, 64, batch=2, heads=8)
+@pytest.mark.parametrize("direction", Direction)
+def test_a_mask_is_read_and_laid_out_before_the_heads_read_it(
+    direction: Direction, mask: MaskKind, bits: int, element: int
+) -> None:
+    kernel = KERNELS["flash_fwd_hopper" if direction is Direction.FORWARD else "flash_bwd_hopper"]
+    plain = replace(complete_shape(1024, 64, batch=2, heads=8), direction=direction)
     masked = replace(plain, features=Features(mask=mask))
     config = kernel.default_config(masked, H200.limits)
     found, without = (traffic_of(kernel, config, problem) for problem in (masked, plain))
     whole = 1024 * 1024 * element
     assert found["mask"].to_json()["total_bytes"] == whole + whole // bits
-    assert found["forward"].read["laid"] == 2 * 8 * whole // bits
+    assert found["forward" if direction is Direction.FORWARD else "dk_dv"].read["laid"] == 2 * 8 * whole // bits
     assert found.total_bytes - without.total_bytes == whole + whole // bits + 2 * 8 * whole // bits
 
 

@@ -42,8 +42,8 @@ def config(problem: AttentionShape, **changes: int) -> KernelConfig:
     ("problem", "reason"),
     [
         (shape(direction=Direction.FORWARD), "computes backward, but got a forward shape"),
-        (shape(features=Features(alibi=True, dropout=True, window=(127, 0))), "does not know alibi, dropout"),
-        (shape(features=Features(mask=MaskKind.BOOLEAN)), "does not know boolean"),
+        (shape(features=Features(mask=MaskKind.BLOCK_SPARSE)), "does not know block_sparse"),
+        (shape(256, features=Features(dropout=True)), "no dropout for heads wider than 128, .* head_dim=256"),
         (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
         (shape(32), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=32"),
         (shape(264), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=264"),

@@ -37,6 +37,7 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
+from blocktune.kernels.hopper.biases.arguments import NO_MASK, MaskPass, alibi_code, key_biases, turned
 from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -45,6 +46,7 @@ from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support.feature_cases import extras_of, packed, tensors
 from tests.support.gluon import machine as gluon_machine
+from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free
 
@@ -68,6 +70,7 @@ def gradients_of(
     q, k, v, out, lse, dout = inputs
     rows, scale = Rows.of(problem, q.shape[2]), problem.head_dim**-0.5
     lse_log2, delta = statistics(problem, rows, lse, (out.float() * dout.float()).sum(-1), extras)
+    biases = key_biases(problem, extras, laid_by_keys(extras.mask))
     _, scale_log2, cap_in = scale_arguments(problem, scale, extras)
     if runs_ahead(problem, config):
         lse_log2, delta = lse_log2 * launch.start_factor(scale_log2, cap_in), -delta
@@ -83,13 +86,14 @@ def gradients_of(
     bound = (SPARSE if extras.block_mask else KERNEL).bind(config, problem)
     numbers = bound.numbers
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
-    rest = ([None] * len(FORM_ARGUMENTS) if is_plain(problem) else form, bound.listed(extras, q))
+    of_form = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
+    rest = [*of_form, *bound.listed(extras, q), *biases]
     constants = [value for name, value in numbers.items() if name not in SIZES]
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
     sizes = [numbers[name] for name in SIZES]
     added = [] if is_wide(problem) else [sums if adds_registers(problem) else None]
-    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest[0], *rest[1], *constants]
+    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest, *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
@@ -115,7 +119,25 @@ def statistics(
     blind, own = lse.isinf(), places(problem, extras)
     base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
     sums[:, own] = delta.masked_fill(blind, 0)
+    if problem.features.dropout:
+        base_2, sums = base_2 + math.log2(1 - extras.dropout_p), sums * (1 - extras.dropout_p)
+    if alibi_code(problem) == 1:
+        base_2[:, own] += slopes_of_rows(extras) / math.log(2) * (own % BLOCK_M)
     return base_2.flatten(), sums.flatten()
+
+
+def slopes_of_rows(extras: Extras) -> torch.Tensor:
+    """The slopes of all heads [heads, 1], or of the tokens of packed sequences [heads, tokens]."""
+    if extras.cu_seqlens_q is None:
+        return extras.alibi_slopes.flatten()[:, None]
+    return extras.alibi_slopes.T.repeat_interleave(extras.cu_seqlens_q.diff(), 1)
+
+
+def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
+    """A mask as the launch before lays it out with keys as rows, and where the kernel finds it."""
+    if mask is None:
+        return None, *NO_MASK.place
+    return laid_out(turned(mask)), *MaskPass.of(mask, pins=False).place
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from blocktune.kernels.base.direct_launch import with_descriptors
+from blocktune.kernels.hopper.biases.mask_pass import LaidMask
 from blocktune.kernels.hopper.forward import launch as forward_launch
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
 from blocktune.kernels.hopper.forward.launch import MaskedLaunch, leading_with_extras
-from blocktune.kernels.hopper.forward.mask_pass import LaidMask
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import MaskKind

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from blocktune.kernels.base.feature_arguments import mask_bytes
-from blocktune.kernels.hopper.forward.mask_pass import LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.biases.mask_pass import LaidMask, lay_out_mask_kernel
 from tests.support.laid_masks import laid_out
 from tests.support.triton_modes import DEVICE, runs
 

@@ -1,0 +1,180 @@
+"""What ALiBi, masks and dropout do to transposed scores [64 keys, 64 queries], in Gluon: device functions.
+
+A thread has two of the keys, and two of every eight queries. What the forward's functions call a row is a key here, so
+that masks are laid out with keys as rows (`turned` in mask_pass.py), and pairs to drop are made by other lanes
+(`kept_bits_of_keys`).
+
+Exponents are in base 2 and relative to the log-sum-exp. Of ALiBi on one side of the diagonal, -slope (q - k), the part
+of the query's place in its block is in the log-sum-exp already, and that of the key is two numbers of a thread. Where
+dropout scales what it keeps, so is the factor: a probability is p / kept_share.
+"""
+
+from typing import Any, NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from blocktune.kernels.hopper.biases.philox import kept_bits_of_keys
+from blocktune.kernels.hopper.biases.words import (
+    alibi,
+    as_float32,
+    bits_of_block,
+    select_constraints,
+    thread_positions,
+    values_of_block,
+    where_set,
+)
+from blocktune.kernels.hopper.common.rows import beside, by_thread
+
+
+class KeyBiases(NamedTuple):
+    """What a launch has, None for what it has not.
+
+    slopes: float32, strides of (batch, head). anchor: the key that query 0 stands at. mask: as mask_pass.py writes it
+    with keys as rows, strides of (batch, head, 64 keys) in tiles; mask_column: 1, or 0 where all queries have the same.
+    The rest: the words of `keep_arguments` in kernels/values/dropout.py.
+    """
+
+    slopes: Any
+    slope_batch: Any
+    slope_head: Any
+    anchor: Any
+    mask: Any
+    mask_batch: Any
+    mask_head: Any
+    mask_tile: Any
+    mask_column: Any
+    seed_lo: Any
+    seed_hi: Any
+    offset: Any
+    threshold: Any
+
+
+KEY_INTEGERS = tuple(name for name in KeyBiases._fields if name not in ("slopes", "mask"))
+"""Run-time integers that are not compiled in."""
+
+
+@gluon.constexpr_function
+def is_biased(options):
+    """Whether a launch has any of what is in this file."""
+    return bool(options.ALIBI) or bool(options.MASK_CODE) or bool(options.DROPOUT)
+
+
+@gluon.jit
+def biases_of_head(
+    biases, batch, head, num_heads, key, keys, moved, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
+):  # fmt: skip
+    """What a head has for the 64 keys from `key` on of a sequence that has `keys`; 0 for what it has not.
+
+    rows and pairs (`thread_positions`), the first key's number, the slope in base 2, how far the first key is from the
+    one that query 0 stands at, which has `moved`, the tile of the mask, and batch * num_heads + head.
+    """
+    LOG2_E: gl.constexpr = 1.4426950408889634
+    rows, pairs = thread_positions(by_thread(gl.zeros([64, BLOCK_M], gl.float32, S_L)))
+    slope, tile, place = 0, 0, 0
+    if OPTIONS.ALIBI:
+        at = batch.to(gl.int64) * biases.slope_batch + head * biases.slope_head
+        slope = gl.load(biases.slopes + at) * LOG2_E
+        place = key - biases.anchor - moved
+    if OPTIONS.MASK_CODE:
+        n = gl.minimum(key, gl.maximum(keys - 1, 0)) // 64
+        at = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + n * biases.mask_tile
+        TILE: gl.constexpr = 64 * 4 if OPTIONS.MASK_CODE == 1 else 64 * 128
+        tile = biases.mask + at * TILE
+    return rows, pairs, key, slope, place, tile, batch * num_heads + head
+
+
+@gluon.jit
+def mask_of_block(biases, head, m, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What the queries from m on need of the mask; 0 without one."""
+    loaded = 0
+    if OPTIONS.MASK_CODE:
+        rows, pairs, _, _, _, tile, _ = head
+        column = m * biases.mask_column
+        if OPTIONS.MASK_CODE == 1:
+            loaded = bits_of_block(tile, column, rows, pairs, BLOCK_M)
+        else:
+            loaded = values_of_block(tile, column, BLOCK_M, S_L)
+    return loaded
+
+
+@gluon.jit
+def kept_of_queries(biases, head, m, OPTIONS: gl.constexpr):
+    """The pairs of the queries from m on that dropout keeps (`kept_bits_of_keys`); 0 without dropout."""
+    kept = 0
+    if OPTIONS.DROPOUT:
+        rows, pairs, key, _, _, _, number = head
+        kept = kept_bits_of_keys(
+            rows + key, pairs, m, number, biases.offset, biases.seed_lo, biases.seed_hi, biases.threshold
+        )  # fmt: skip
+    return kept
+
+
+@gluon.jit
+def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """The exponents [64, 64] of the queries from m on, with ALiBi and an additive mask."""
+    LOG2_E: gl.constexpr = 1.4426950408889634
+    if OPTIONS.ALIBI:
+        rows, pairs, _, slope, place, _, _ = head
+        x = by_thread(exponents)
+        if OPTIONS.ALIBI == 1:
+            x = x + beside(slope * (rows + (place - m)).to(gl.float32), x)
+        else:
+            distance = (rows + (place - m) - 2 * pairs).to(gl.float32)
+            x = x + alibi(x, slope, distance, False)
+        exponents = gl.convert_layout(gl.reshape(x, exponents.shape), S_L)
+    if OPTIONS.MASK_CODE == 2:
+        exponents = exponents + as_float32(loaded) * LOG2_E
+    return exponents
+
+
+@gluon.jit
+def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """The probabilities [64, 64], zero for pairs that a boolean mask hides, whatever they were."""
+    if OPTIONS.MASK_CODE == 1:
+        p = gl.convert_layout(gl.reshape(where_set(loaded, by_thread(p), "0f00000000"), p.shape), S_L)
+    return p
+
+
+@gluon.jit
+def where_kept(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """The probabilities [64, 64], zero for pairs that dropout does not keep."""
+    if OPTIONS.DROPOUT:
+        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000"), p.shape), S_L)
+    return p
+
+
+@gluon.constexpr_function
+def choose_asm(count):
+    """`select_asm` of words.py with a number for each pair in the place of the constant: the operands after the
+    words."""
+    text = ["{", ".reg .pred p;", ".reg .b32 bit;"]
+    for row in range(2):
+        for number in range(count // 2):
+            at = number // 2 * 4 + 2 * row + number % 2
+            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << number};", "setp.ne.s32 p, bit, 0;"]
+            text += [f"selp.f32 ${at}, ${count + at}, ${3 * count + at}, p;"]
+    return "\n".join([*text, "}"])
+
+
+@gluon.jit
+def choose(words, numbers, others):
+    """The numbers [64, N / 8, 4, 2] of whose pairs the words [64, 4] have the bit, and the others in the place of the
+    rest."""
+    COUNT: gl.constexpr = numbers.shape[1] * 4
+    ASM: gl.constexpr = choose_asm(COUNT)
+    CONSTRAINTS: gl.constexpr = select_constraints(COUNT) + ",f" * COUNT
+    return gl.inline_asm_elementwise(
+        ASM, CONSTRAINTS, [numbers, beside(words, numbers), others], dtype=gl.float32, is_pure=True, pack=COUNT
+    )
+
+
+@gluon.jit
+def slopes_where_kept(dp, kept, slopes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What probabilities [64, 64] are multiplied with: dP^T less the row sums of out * dout, and of pairs that dropout
+    does not keep `slopes` alone, minus the row sums [64]."""
+    if OPTIONS.DROPOUT:
+        wide, _ = gl.broadcast(slopes[None, :], dp)
+        x = choose(kept, by_thread(dp), by_thread(wide))
+        dp = gl.convert_layout(gl.reshape(x, dp.shape), S_L)
+    return dp
