@@ -60,15 +60,21 @@ def leaves_in_panels(config: KernelConfig) -> bool:
     return bool(config.parameters.get("output_panels"))
 
 
+def has_one_ring(config: KernelConfig) -> bool:
+    """Return whether a tile of K or V has a slot of its own, in one ring, instead of one slot for both."""
+    return config.parameters.get("split_release") == 2
+
+
 def panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:
     """Return the bytes of the places of all consumers for panels of the output."""
     return config.block_m * PANEL_SLOTS * PANEL * shape.element_bytes
 
 
 def tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
-    """Return the bytes of Q and the output of all consumers, and of a slot of K and V."""
+    """Return the bytes of Q and the output of all consumers, and of a slot."""
     row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
-    return config.block_m * row, config.block_m * row_v, config.block_n * (row + row_v)
+    slot_row = row if has_one_ring(config) else row + row_v
+    return config.block_m * row, config.block_m * row_v, config.block_n * slot_row
 
 
 def blocks_of(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:

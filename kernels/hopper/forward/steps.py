@@ -179,6 +179,16 @@ def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: g
     return slot, phase
 
 
+@gluon.jit
+def passed_over(blocks, ONE_RING: gl.constexpr):
+    """How many slots are ahead of the first step, or behind the last one, of a warpgroup that sees fewer blocks than
+    its tile. In one ring, one tile of these blocks is among its own: it is given back there."""
+    if ONE_RING:
+        return gl.maximum(2 * blocks - 1, 0)
+    else:
+        return blocks
+
+
 # ---- products
 
 
@@ -337,11 +347,15 @@ def step(
     else:
         p_low = gl.convert_layout(pin(p).to(dtype), P_L)
     values_read(memory, previous, OPTIONS.SPLIT_RELEASE)
-    acc_t = add_product(p_low, memory.v, slot, acc, V_PANELS, REST_P)
+    v_slot = slot + 0
+    if OPTIONS.ONE_RING:
+        v_slot, phase = advance(slot, phase, OPTIONS.STAGES)
+        mbarrier.wait(memory.full.index(v_slot), phase)
+    acc_t = add_product(p_low, memory.v, v_slot, acc, V_PANELS, REST_P)
     kept = kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS)
     # [64, BLOCK_N]: softmax, while the second product runs
     qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
-    if OPTIONS.SPLIT_RELEASE:
+    if OPTIONS.SPLIT_RELEASE or OPTIONS.ONE_RING:
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
@@ -354,8 +368,8 @@ def step(
     p, top, factor, added = softmax(qk, top, scales, S_L)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
-    previous = slot + 0
-    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+    previous = v_slot + 0
+    slot, phase = advance(v_slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
     if OPTIONS.KEEP_P:

@@ -61,6 +61,7 @@ from blocktune.kernels.hopper.forward.steps import (
     key_range,
     load_rows,
     no_sums,
+    passed_over,
     queries,
     release,
     rescaled,
@@ -101,6 +102,61 @@ def load_first_keys(keys, memory, slot, phase, K_BYTES: gl.constexpr, OPTIONS: g
 
 
 @gluon.jit
+def load_pairs(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS: gl.constexpr, VARLEN: gl.constexpr):
+    """Steps 1 .. of a tile: K of a block and V of the one before share a slot, and the last V has one alone."""
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    QK_PANELS: gl.constexpr = OPTIONS.QK_PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
+    batch, head, first, last, begin, length = blocks
+    for i in range(last - first):
+        row = (last - 1 - i) * BLOCK_N
+        mbarrier.wait(memory.k_empty.index(slot), phase)
+        full = memory.full.index(slot)
+        mbarrier.expect(full, K_BYTES + V_BYTES)
+        load_rows(k_desc, batch, head, row, begin, length, full, memory.k, slot, QK_PANELS, VARLEN)
+        if OPTIONS.SPLIT_RELEASE:
+            mbarrier.wait(memory.v_empty.index(slot), phase)
+        load_rows(v_desc, batch, head, row + BLOCK_N, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
+        slot, phase = advance(slot, phase, STAGES)
+    mbarrier.wait(memory.k_empty.index(slot), phase)
+    if OPTIONS.SPLIT_RELEASE:
+        mbarrier.wait(memory.v_empty.index(slot), phase)
+    full = memory.full.index(slot)
+    mbarrier.expect(full, V_BYTES)
+    load_rows(v_desc, batch, head, first * BLOCK_N, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
+    return advance(slot, phase, STAGES)
+
+
+@gluon.jit
+def load_in_turns(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS: gl.constexpr, VARLEN: gl.constexpr):
+    """Steps 1 .. of a tile with one ring: K of a block, then V of the one before, and at last V of the first block."""
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    batch, head, first, last, begin, length = blocks
+    for i in range(last - first):
+        row = (last - 1 - i) * BLOCK_N
+        slot, phase = load_alone(k_desc, batch, head, row, begin, length, memory, memory.k, slot, phase, OPTIONS, VARLEN)
+        row += BLOCK_N
+        slot, phase = load_alone(v_desc, batch, head, row, begin, length, memory, memory.v, slot, phase, OPTIONS, VARLEN)
+    row = first * BLOCK_N
+    return load_alone(v_desc, batch, head, row, begin, length, memory, memory.v, slot, phase, OPTIONS, VARLEN)
+
+
+@gluon.jit
+def load_alone(
+    desc, batch, head, row, begin, length, memory, slots, slot, phase, OPTIONS: gl.constexpr, VARLEN: gl.constexpr,
+):  # fmt: skip
+    """Fills one slot of the ring with one tile, once it is empty."""
+    mbarrier.wait(memory.k_empty.index(slot), phase)
+    full = memory.full.index(slot)
+    mbarrier.expect(full, desc.block_type.nbytes)
+    load_rows(desc, batch, head, row, begin, length, full, slots, slot, 1, VARLEN)
+    return advance(slot, phase, OPTIONS.STAGES)
+
+
+@gluon.jit
 def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     ROWS: gl.constexpr = 64
@@ -110,7 +166,6 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
     RIGHT: gl.constexpr = OPTIONS.RIGHT
     LEFT: gl.constexpr = OPTIONS.LEFT
     QK_PANELS: gl.constexpr = OPTIONS.QK_PANELS
-    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     head_group = sizes.head_group
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
@@ -118,7 +173,6 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
     Q_BYTES: gl.constexpr = QK_PANELS * q_desc.block_type.nbytes
     K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     slot = 0
     phase = 1
@@ -159,23 +213,11 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
         if VARLEN:
             tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
         tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
-        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
-            row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(memory.k_empty.index(slot), phase)
-            full = memory.full.index(slot)
-            mbarrier.expect(full, K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full, memory.k, slot, QK_PANELS, VARLEN)
-            if OPTIONS.SPLIT_RELEASE:
-                mbarrier.wait(memory.v_empty.index(slot), phase)
-            load_rows(v_desc, batch, head_kv, row + BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(memory.k_empty.index(slot), phase)  # the last step: V alone
-        if OPTIONS.SPLIT_RELEASE:
-            mbarrier.wait(memory.v_empty.index(slot), phase)
-        full = memory.full.index(slot)
-        mbarrier.expect(full, V_BYTES)
-        load_rows(v_desc, batch, head_kv, first * BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
-        slot, phase = advance(slot, phase, STAGES)
+        blocks = batch, head_kv, first, last, begin_k, length_k
+        if OPTIONS.ONE_RING:
+            slot, phase = load_in_turns(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS, VARLEN)
+        else:
+            slot, phase = load_pairs(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS, VARLEN)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -203,6 +245,7 @@ def consumer(
     LEFT: gl.constexpr = OPTIONS.LEFT
     ALIGNED: gl.constexpr = OPTIONS.ALIGNED
     SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
+    ONE_RING: gl.constexpr = OPTIONS.ONE_RING
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
@@ -255,7 +298,8 @@ def consumer(
             own_first = gl.maximum(own_first, first)
             own_last = gl.maximum(own_last, first)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, memory, slot, phase, STAGES, SPLIT_RELEASE)
+            count = passed_over(last - own_last, ONE_RING)
+            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
         # [64, BLOCK_N], step 0: the scores of the first block
         loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
@@ -272,6 +316,8 @@ def consumer(
         slot, phase = advance(slot, phase, STAGES)
         if SPLIT_RELEASE:
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
+        if ONE_RING and SKIPS:  # V of the last of these blocks
+            slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
         qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
@@ -306,6 +352,9 @@ def consumer(
                 bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, top, sums = state
+        if ONE_RING and LEFT:  # K of the first block that these rows do not see
+            slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
+            mbarrier.wait(memory.full.index(slot), phase)
 
         # [64, head_dim_v], last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
@@ -326,7 +375,8 @@ def consumer(
         release(memory, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if LEFT:  # blocks wholly left of what these rows see
-            slot, phase = hand_back(own_first - first, memory, slot, phase, STAGES, SPLIT_RELEASE)
+            count = passed_over(own_first - first, ONE_RING)
+            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
         o_tiles = memory.o
         o_place = C
         if OPTIONS.SHARE_O:
