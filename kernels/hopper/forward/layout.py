@@ -27,6 +27,10 @@ PANEL = 64
 """Columns of the output that leave at once where there is no room for all: one swizzle."""
 PANEL_SLOTS = 2
 """Places of a consumer for panels."""
+MOST_PAIRS = 4
+"""Slots that hold K and V together."""
+LEAST_SLOTS = 3
+"""Of one ring: a consumer holds one tile while it passes over another and awaits a third."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
 
@@ -63,6 +67,19 @@ def leaves_in_panels(config: KernelConfig) -> bool:
 def has_one_ring(config: KernelConfig) -> bool:
     """Return whether a tile of K or V has a slot of its own, in one ring, instead of one slot for both."""
     return config.parameters.get("split_release") == 2
+
+
+def ring_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
+    """Return what is wrong with the slots of a config, or None."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    if has_one_ring(config):
+        if width != width_v or panels_of(width) > 1:
+            return f"`split_release` must be 0 or 1 where tiles of K and V have {width} and {width_v} columns."
+        if config.num_stages < LEAST_SLOTS:
+            return f"`num_stages` must be at least {LEAST_SLOTS} with one ring, but got {config.num_stages}."
+    elif config.num_stages > MOST_PAIRS:
+        return f"`num_stages` must be at most {MOST_PAIRS} where K and V share a slot, but got {config.num_stages}."
+    return None
 
 
 def panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:

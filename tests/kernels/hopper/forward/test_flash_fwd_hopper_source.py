@@ -303,6 +303,10 @@ def test_packed_sequences(
         (256, 64, 4, (0, 1, 0)),
         (256, 128, 2, (0, 0, 0)),
         (256, 64, 3, (1, 0, 1)),
+        (128, 64, 5, (2, 0, 0)),
+        (128, 128, 3, (2, 1, 1)),
+        (192, 64, 3, (2, 1, 0)),
+        (256, 64, 4, (2, 0, 1)),
     ],
 )
 def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
@@ -335,6 +339,7 @@ def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int,
         (256, 256, {"q_registers": 64, "early_p": 0}),
         (256, 256, {"early_p": 1, "q_registers": 128, "output_panels": 1}),
         (256, 256, {"q_registers": 0, "output_panels": 1}),
+        (256, 256, {"num_stages": 5, "split_release": 2}),
     ],
 )
 def test_queries_in_registers(head_dim: int, head_dim_v: int, own: dict[str, int]) -> None:
