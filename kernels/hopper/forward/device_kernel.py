@@ -6,7 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Biases, Memory, Options, Sizes
-from blocktune.kernels.hopper.forward.warps import consumer, producer
+from blocktune.kernels.hopper.forward.consumer import consumer
+from blocktune.kernels.hopper.forward.producer import producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
 """Run-time integers that are not compiled in."""

@@ -1,6 +1,6 @@
 """Attention forward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, persistent.
 
-The device functions and what makes them fast are in kernels/hopper/forward/warps.py. This kernel takes 16-bit types,
+The device functions and what makes them fast are in kernels/hopper/forward/consumer.py. This kernel takes 16-bit types,
 any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap, ALiBi, boolean and additive masks,
 dropout and packed sequences, in any memory that the copy engine can address, and leaves everything else to the portable
 kernels.

@@ -1,7 +1,7 @@
 """Attention forward of 8-bit tensors on Hopper, in Gluon: the warps of kernels/hopper/fp8/kernel.py.
 
-The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes it fast and why nothing hangs: one
-producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
+The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes it fast and why nothing hangs:
+one producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
 windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
 """
 
@@ -12,8 +12,10 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
 from blocktune.kernels.hopper.common.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.common.slots import publish, receive
-from blocktune.kernels.hopper.forward.steps import finished, hide, key_range, load_rows, no_sums, row_bounds, store_rows
-from blocktune.kernels.hopper.forward.warps import divided
+from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
+from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
+from blocktune.kernels.hopper.forward.output import divided
+from blocktune.kernels.hopper.forward.steps import finished, no_sums
 from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,

@@ -13,7 +13,7 @@ import pytest
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
-from blocktune.kernels.hopper.forward.short_kernel import MOST_KEYS, FlashForwardHopperShort, joins_tiles, output_panels
+from blocktune.kernels.hopper.forward.short.kernel import MOST_KEYS, FlashForwardHopperShort, joins_tiles, output_panels
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal

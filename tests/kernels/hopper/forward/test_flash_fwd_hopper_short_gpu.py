@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort
+from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal

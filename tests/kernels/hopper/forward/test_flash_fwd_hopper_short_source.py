@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
-from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort, joins_tiles, output_panels
+from blocktune.kernels.hopper.forward.short import kernel as flash_fwd_hopper_short
+from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort, joins_tiles, output_panels
 from blocktune.kernels.values.shape import Causal
 from tests.kernels.hopper.forward import test_flash_fwd_hopper_source as other
 from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors

@@ -1,6 +1,6 @@
 """The Hopper forward of kernels/hopper/forward/kernel.py for short sequences: tiles meet without a gap.
 
-The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short_warps.py. With few
+The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short/warps.py. With few
 keys a tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of
 three panels are left to the other kernel.
 """
@@ -40,7 +40,7 @@ from blocktune.kernels.hopper.forward.layout import (
     sizes_of,
     tile_width,
 )
-from blocktune.kernels.hopper.forward.short_warps import consumer, producer
+from blocktune.kernels.hopper.forward.short.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape

@@ -1,7 +1,7 @@
-"""Attention forward of short sequences on Hopper, in Gluon: the warps of kernels/hopper/forward/short_kernel.py.
+"""Attention forward of short sequences on Hopper, in Gluon: the warps of kernels/hopper/forward/short/kernel.py.
 
-The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes a tile fast. With few keys a tile
-has few steps, and the time between tiles counts, so here they meet without a gap:
+The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes a tile fast. With few keys a
+tile has few steps, and the time between tiles counts, so here they meet without a gap:
 
 1. The slots of K and V are one stream over all tiles of a block: the last V of a tile and the first K of the next one
    share a slot.
@@ -11,7 +11,7 @@ has few steps, and the time between tiles counts, so here they meet without a ga
    (more fill the gap for each other, and have no registers for it), and only where no warpgroup skips blocks between.
 4. The output leaves in panels of one swizzle through as much memory as is left, which panels may take in turns.
 
-Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward/warps.py.
+Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward/consumer.py.
 
 Why nothing hangs, whatever the lengths:
 
@@ -41,19 +41,12 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, pin
 from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.forward.bounds import key_range
+from blocktune.kernels.hopper.forward.copies import load_rows, values_read
 from blocktune.kernels.hopper.forward.row_maxima import scales_of
-from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step
-from blocktune.kernels.hopper.forward.short_tile_ends import first_block, located, send
-from blocktune.kernels.hopper.forward.steps import (
-    add_product,
-    finished,
-    key_range,
-    load_rows,
-    no_sums,
-    rescaled,
-    scores,
-    values_read,
-)
+from blocktune.kernels.hopper.forward.short.steps import pass_over, scores_read, step
+from blocktune.kernels.hopper.forward.short.tile_ends import first_block, located, send
+from blocktune.kernels.hopper.forward.steps import add_product, finished, no_sums, rescaled, scores
 
 
 @gluon.jit
