@@ -10,7 +10,9 @@ FlashAttention-4's):
 2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs during the
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
-3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both.
+3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both. Where
+   few slots fit, as with 256 columns, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
+   where two pairs and a half would be, and V is awaited where it is needed, behind the scores of the next block.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
    block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
@@ -25,9 +27,14 @@ Why nothing hangs, whatever the lengths:
 - A consumer whose rows see fewer blocks than the tile awaits and releases the others unused, before its first and after
   its last own one: `hand_back` counts (last - own_last) + (own_last - own_first + 2) + (own_first - first) slots, which
   is that very number.
-- With one block only there are two slots: scores, product. Two stages are enough for any number: a consumer holds at
-  most the slot of the step before and the one at hand, both full, and releases the former after it has awaited the
-  latter; the producer fills them in the same order.
+- ONE_RING: a tile takes 2 (last - first + 1) slots in the order of use: K of the first step, then K of a block and V of
+  the one before, then V. The first K is given back as the V before the second block would be, so that all steps are
+  alike. Of blocks that a consumer does not see, one tile lies among its own (`passed_over`): V of the last one behind
+  its first K, K of the first one ahead of its last V. It then holds one tile, passes over another, and awaits a third,
+  which takes three slots; two would hang.
+- With one block only there are two slots: scores, product. Two stages of pairs are enough for any number: a consumer
+  holds at most the slot of the step before and the one at hand, both full, and releases the former after it has awaited
+  the latter; the producer fills them in the same order.
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
   the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).
 - Tiles of packed sequences that have no queries are passed over by the producer alone. Consumers see none of them: they

@@ -122,7 +122,13 @@ class FlashForwardHopper(AttentionKernel):
         return WARPS * (config.block_m // ROWS) + WARPS
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
+        return SoftmaxCost(
+            rescales=False,
+            products_overlap=True,
+            copying_warps=WARPS,
+            persistent=True,
+            stages_per_tile=2 if has_one_ring(config) else 1,
+        )
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: the output leaves through shared memory of its own, whole or by panels, or where there is
@@ -130,7 +136,7 @@ class FlashForwardHopper(AttentionKernel):
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         columns = PANEL_SLOTS * PANEL if leaves_in_panels(config) else widths[1]
         own = None if shares_memory(config, shape) else leaving_tile(config.block_m, columns, shape.element_bytes)
-        return consumer_tiles(config, widths, shape.element_bytes, own)
+        return consumer_tiles(config, widths, shape.element_bytes, own, one_ring=has_one_ring(config))
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)

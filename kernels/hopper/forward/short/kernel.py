@@ -148,7 +148,7 @@ def flash_fwd_hopper_short_kernel(
 
 class FlashForwardHopperShort(FlashForwardHopper):
     """The forward kernel of Hopper for few keys. Launches are those of `FlashForwardHopper`, and its parameters but
-    for queries in registers and panels of the output, which it has always."""
+    for queries in registers, panels of the output, which it has always, and slots of one tile."""
 
     name = "flash_fwd_hopper_short"
     features: ClassVar[frozenset[str]] = frozenset()
@@ -157,7 +157,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         name: choices
         for name, choices in FlashForwardHopper.parameters.items()
         if name not in ("q_registers", "output_panels")
-    }
+    } | {"num_stages": (2, 3, 4), "split_release": (0, 1)}
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if (told := super().shape_problem(shape, limits)) is not None:

@@ -14,9 +14,9 @@ import torch
 from blocktune.kernels.hopper.forward.short import kernel as flash_fwd_hopper_short
 from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort, joins_tiles, output_panels
 from blocktune.kernels.values.shape import Causal
-from tests.kernels.hopper.forward import test_flash_fwd_hopper_source as other
-from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors
+from tests.support.gluon import hopper_forward as other
 from tests.support.gluon import machine as gluon_machine
+from tests.support.gluon.hopper_forward import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors
 
 pytestmark = pytest.mark.triton_free
 
