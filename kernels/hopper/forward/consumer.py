@@ -13,7 +13,8 @@ FlashAttention-4's):
 3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both. Where
    few slots fit, as with 256 columns, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
    where two pairs and a half would be, and V is awaited where it is needed, behind the scores of the next block.
-4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
+4. Blocks are persistent and fetch tiles from a counter, longest first if causal. Tiles that differ in length are
+   fetched when the copies of the one before have been issued (`fetch`).
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
    block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
    of block take three times the instructions, and hold more values than there are registers: they spill.)
@@ -38,7 +39,7 @@ Why nothing hangs, whatever the lengths:
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
   the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).
 - Tiles of packed sequences that have no queries are passed over by the producer alone. Consumers see none of them: they
-  get all their tiles, the first one too, from the ring `tile_smem`.
+  get all their tiles, the first one too, from the ring of tile numbers.
 """
 
 from triton.experimental import gluon

@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate
-from blocktune.kernels.hopper.common.slots import publish
+from blocktune.kernels.hopper.common.slots import fetch, publish
 from blocktune.kernels.hopper.forward.bounds import key_range, sequence
 from blocktune.kernels.hopper.forward.copies import load_rows
 
@@ -147,15 +147,19 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
                 load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
         q_phase ^= 1
         slot, phase = advance(slot, phase, STAGES)
-        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        if VARLEN:
-            tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
-        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
+        if not (LONGEST_FIRST or VARLEN):
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
         blocks = batch, head_kv, first, last, begin_k, length_k
         if OPTIONS.ONE_RING:
             slot, phase = load_in_turns(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS, VARLEN)
         else:
             slot, phase = load_pairs(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS, VARLEN)
+        if VARLEN:  # tiles differ in length
+            tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+            tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
+            tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
+        elif LONGEST_FIRST:
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
