@@ -35,6 +35,7 @@ from blocktune.kernels.hopper.forward.layout import (
     ROWS,
     SHARED_BYTES,
     WARPS,
+    WIDTHS,
     mask_constants,
     panels_of,
     sizes_of,
@@ -168,7 +169,10 @@ class FlashForwardHopperShort(FlashForwardHopper):
                     f"{self.name} has tiles of 64, 128 or 256 columns, but {name}={dim} takes {tile_width(dim)}: "
                     f"{FlashForwardHopper.name} has those"
                 )
-        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+        widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        if min(widths) == WIDTHS[-1]:
+            return f"{self.name} leaves {min(widths)} columns to {FlashForwardHopper.name}, which has slots of one tile"
+        width = max(widths)
         if shape.seqlen_k > MOST_KEYS[width]:
             return (
                 f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at {width} columns, but got "
@@ -182,7 +186,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         return _loaded_bytes(config, shape) + output_panels(config, shape) * _panel_bytes(config, shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
+        """Return what was best on an H200 at head_dim 64 and 128, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
         found = {name: value for name, value in found.items() if name in self.parameters}
         if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
