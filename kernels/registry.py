@@ -20,7 +20,7 @@ from blocktune.kernels.historical.v2 import FlashV2
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
-from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort
+from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
 from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.portable.backward.fused import FlashBackwardFused

@@ -57,6 +57,7 @@ class SoftmaxCost:
     adds_ahead: the copy engine adds it while the block computes on. exchanges: warpgroups pass tiles to each other
     through shared memory. lone_warps: every warp walks along keys of its own and waits for no other. round_trip: keys
     stay and queries are walked along, whose outputs and statistics travel to memory and back with every tile.
+    stages_per_tile: of `num_stages` that a tile of keys takes; two where its K and V have one each.
     """
 
     instructions_per_score: float = 5.5
@@ -73,6 +74,7 @@ class SoftmaxCost:
     exchanges: bool = False
     lone_warps: bool = False
     round_trip: bool = False
+    stages_per_tile: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,8 @@ class KeyIterations:
         """Return the cycles of waiting for a tile, which is requested as many iterations of its block ahead as there
         are free buffers."""
         held = self._constants.held_iterations if self._softmax.products_overlap else 0.0
-        ahead = max(0.0, self._config.num_stages - 1 - held) * blocks * self._cycles_of_iteration(blocks, 0.0)
+        tiles = self._config.num_stages / self._softmax.stages_per_tile
+        ahead = max(0.0, tiles - 1 - held) * blocks * self._cycles_of_iteration(blocks, 0.0)
         memory = self._constants.load_latency_cycles + self._constants.memory_latency_cycles / self.visits.query_tiles
         latency = memory + self.load
         late = latency * math.exp(-self._constants.latency_regularity * ahead / latency)

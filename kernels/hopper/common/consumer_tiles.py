@@ -12,6 +12,7 @@ def consumer_tiles(
     leaving: Tile | None,
     *,
     transposed_values: bool = False,
+    one_ring: bool = False,
 ) -> OnChip:
     """Return Q, the slots of K and V, what the consumers hold in registers, and the output on its way out.
 
@@ -21,14 +22,17 @@ def consumer_tiles(
         element_bytes: of these.
         leaving: the memory of the output on its way out; None where it leaves through that of Q.
         transposed_values: a tile of V has a column for each key.
+        one_ring: a slot holds a tile of K or of V, which are alike, instead of both.
     """
-    m, n, (width, width_v) = config.block_m, config.block_n, widths
+    m, n, (width, width_v), stages = config.block_m, config.block_n, widths, config.num_stages
     rows, columns = (width_v, n) if transposed_values else (n, width_v)
+    slots = [shared_tile("K", n, width, element_bytes, stages), shared_tile("V", rows, columns, element_bytes, stages)]
+    if one_ring:
+        slots = [shared_tile("K or V, in turns", n, width, element_bytes, stages)]
     return OnChip(
         tiles=(
             shared_tile("Q", m, width, element_bytes),
-            shared_tile("K", n, width, element_bytes, config.num_stages),
-            shared_tile("V", rows, columns, element_bytes, config.num_stages),
+            *slots,
             *([] if leaving is None else [leaving]),
             *softmax_tiles(m, n, width_v, element_bytes),
         ),

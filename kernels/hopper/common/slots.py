@@ -57,6 +57,19 @@ def publish(tile, ring, place, parity):
 
 
 @gluon.jit
+def fetch(counter, ring, place, parity):
+    """Takes the next tile from the counter and hands its number on. Returns it, and (place, parity) of the next one.
+
+    Tiles of one length can be fetched one ahead. A tile of another length is fetched when the copies of the one before
+    have been issued, no earlier: a block that took it at the start of a long tile would keep it from one that has
+    nothing left to do.
+    """
+    tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+    place, parity = publish(tile, ring, place, parity)
+    return tile, place, parity
+
+
+@gluon.jit
 def receive(ring, place, parity):
     """Waits for the number of a tile. Returns it, and (place, parity) of the next one."""
     mbarrier.wait(ring.full.index(place), parity)

@@ -79,6 +79,7 @@ class Options(NamedTuple):
     MASK: Any
     DROPOUT: Any
     SPLIT_RELEASE: Any
+    ONE_RING: Any
     EARLY_P: Any
     KEEP_P: Any
     Q_REGISTERS: Any

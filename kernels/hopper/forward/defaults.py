@@ -24,6 +24,8 @@ def default_values(shape: AttentionShape) -> Values:
         return _with_queries_in_registers(width_v)
     if max(width, width_v) == 64:
         return _default_of_64(shape)
+    if width == width_v == 256 and not is_biased(shape):
+        return 128, 64, 4, 2, 1, 0, 128, 1  # K and V in one ring
     if width > 192 or width_v > 128:
         return 128, 64, 2, 1, early_p, early_p
     if width + width_v < 256:

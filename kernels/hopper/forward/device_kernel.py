@@ -6,7 +6,8 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Biases, Memory, Options, Sizes
-from blocktune.kernels.hopper.forward.warps import consumer, producer
+from blocktune.kernels.hopper.forward.consumer import consumer
+from blocktune.kernels.hopper.forward.producer import producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
 """Run-time integers that are not compiled in."""
@@ -38,9 +39,9 @@ def flash_fwd_hopper_kernel(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, MASK: gl.constexpr, DROPOUT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr, Q_REGISTERS: gl.constexpr,
-    FREE_Q: gl.constexpr, SHARE_O: gl.constexpr, O_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
+    SPLIT_RELEASE: gl.constexpr, ONE_RING: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
+    Q_REGISTERS: gl.constexpr, FREE_Q: gl.constexpr, SHARE_O: gl.constexpr, O_SLOTS: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for
@@ -67,7 +68,10 @@ def flash_fwd_hopper_kernel(
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, QK_PANELS, QK_L)
     # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, QK_PANELS, QK_L)
-    v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, V_PANELS, V_L)
+    if ONE_RING:
+        v_smem = k_smem
+    else:
+        v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, V_PANELS, V_L)
     # [CONSUMERS, 64, head_dim_v]
     if SHARE_O:  # the output leaves where Q was
         o_smem = q_smem
@@ -137,6 +141,7 @@ def flash_fwd_hopper_kernel(
         MASK=MASK,
         DROPOUT=DROPOUT,
         SPLIT_RELEASE=SPLIT_RELEASE,
+        ONE_RING=ONE_RING,
         EARLY_P=EARLY_P,
         KEEP_P=KEEP_P,
         Q_REGISTERS=Q_REGISTERS,

@@ -1,6 +1,6 @@
 """Attention forward for Hopper (compute capability 9.0) in Gluon: warp-specialised, asynchronous, persistent.
 
-The device functions and what makes them fast are in kernels/hopper/forward/warps.py. This kernel takes 16-bit types,
+The device functions and what makes them fast are in kernels/hopper/forward/consumer.py. This kernel takes 16-bit types,
 any lengths, heads from 40 to 256 elements, both causal masks, windows, a soft cap, ALiBi, boolean and additive masks,
 dropout and packed sequences, in any memory that the copy engine can address, and leaves everything else to the portable
 kernels.
@@ -42,11 +42,13 @@ from blocktune.kernels.hopper.forward.layout import (
     WIDTHS,
     blocks_of,
     feature_codes,
+    has_one_ring,
     leaves_in_panels,
     mask_constants,
     panel_bytes,
     panels_of,
     queries_problem,
+    ring_problem,
     shares_memory,
     sizes_of,
     tile_bytes,
@@ -67,8 +69,8 @@ class FlashForwardHopper(AttentionKernel):
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
         "num_warps": (4,),
-        "num_stages": (2, 3, 4),
-        "split_release": (0, 1),
+        "num_stages": (2, 3, 4, 5),
+        "split_release": (0, 1, 2),
         "early_p": (0, 1),
         "keep_p": (0, 1),
         "q_registers": (0, 64, 128, 192),
@@ -93,8 +95,9 @@ class FlashForwardHopper(AttentionKernel):
         return problems or tuple(problem for problem in self._own_problems(config, shape) if problem)
 
     def _own_problems(self, config: KernelConfig, shape: AttentionShape) -> Iterator[str | None]:
-        """Give what is wrong with queries in registers and with panels of the output."""
+        """Give what is wrong with queries in registers, with the slots, and with panels of the output."""
         yield queries_problem(config, shape)
+        yield ring_problem(config, shape)
         width_v = tile_width(shape.head_dim_v)
         if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):
             yield f"`output_panels` must be 0 for {width_v} columns of values, which are no more or no power of two."
@@ -119,7 +122,13 @@ class FlashForwardHopper(AttentionKernel):
         return WARPS * (config.block_m // ROWS) + WARPS
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
+        return SoftmaxCost(
+            rescales=False,
+            products_overlap=True,
+            copying_warps=WARPS,
+            persistent=True,
+            stages_per_tile=2 if has_one_ring(config) else 1,
+        )
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: the output leaves through shared memory of its own, whole or by panels, or where there is
@@ -127,7 +136,7 @@ class FlashForwardHopper(AttentionKernel):
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         columns = PANEL_SLOTS * PANEL if leaves_in_panels(config) else widths[1]
         own = None if shares_memory(config, shape) else leaving_tile(config.block_m, columns, shape.element_bytes)
-        return consumer_tiles(config, widths, shape.element_bytes, own)
+        return consumer_tiles(config, widths, shape.element_bytes, own, one_ring=has_one_ring(config))
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
@@ -188,7 +197,8 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "V_PANELS": panels_of(width_v),
         **mask_constants(config.block_n, shape),
         **feature_codes(shape),
-        "SPLIT_RELEASE": bool(own["split_release"]),
+        "SPLIT_RELEASE": own["split_release"] == 1,
+        "ONE_RING": has_one_ring(config),
         "EARLY_P": bool(own["early_p"]),
         "KEEP_P": bool(own["keep_p"]),
         "Q_REGISTERS": own["q_registers"],

@@ -27,6 +27,10 @@ PANEL = 64
 """Columns of the output that leave at once where there is no room for all: one swizzle."""
 PANEL_SLOTS = 2
 """Places of a consumer for panels."""
+MOST_PAIRS = 4
+"""Slots that hold K and V together."""
+LEAST_SLOTS = 3
+"""Of one ring: a consumer holds one tile while it passes over another and awaits a third."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
 
@@ -60,15 +64,34 @@ def leaves_in_panels(config: KernelConfig) -> bool:
     return bool(config.parameters.get("output_panels"))
 
 
+def has_one_ring(config: KernelConfig) -> bool:
+    """Return whether a tile of K or V has a slot of its own, in one ring, instead of one slot for both."""
+    return config.parameters.get("split_release") == 2
+
+
+def ring_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
+    """Return what is wrong with the slots of a config, or None."""
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    if has_one_ring(config):
+        if width != width_v or panels_of(width) > 1:
+            return f"`split_release` must be 0 or 1 where tiles of K and V have {width} and {width_v} columns."
+        if config.num_stages < LEAST_SLOTS:
+            return f"`num_stages` must be at least {LEAST_SLOTS} with one ring, but got {config.num_stages}."
+    elif config.num_stages > MOST_PAIRS:
+        return f"`num_stages` must be at most {MOST_PAIRS} where K and V share a slot, but got {config.num_stages}."
+    return None
+
+
 def panel_bytes(config: KernelConfig, shape: AttentionShape) -> int:
     """Return the bytes of the places of all consumers for panels of the output."""
     return config.block_m * PANEL_SLOTS * PANEL * shape.element_bytes
 
 
 def tile_bytes(config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
-    """Return the bytes of Q and the output of all consumers, and of a slot of K and V."""
+    """Return the bytes of Q and the output of all consumers, and of a slot."""
     row, row_v = (shape.element_bytes * tile_width(dim) for dim in (shape.head_dim, shape.head_dim_v))
-    return config.block_m * row, config.block_m * row_v, config.block_n * (row + row_v)
+    slot_row = row if has_one_ring(config) else row + row_v
+    return config.block_m * row, config.block_m * row_v, config.block_n * slot_row
 
 
 def blocks_of(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:

@@ -1,24 +1,13 @@
-"""One step of the Hopper attention forward, in Gluon: which keys it sees, its copies, products and softmax.
+"""One step of the Hopper attention forward, in Gluon: its products and its softmax.
 
-Tiles of shared memory are a tuple: (tiles [count, rows, width],), or where the width is no power of two (96 and 192),
-but three panels of W columns, (tiles [count, rows, 2 W], tiles [count, rows, W]): products take the first two panels
-together and then the third. Copies move one panel at a time; a swizzle is as wide as one, so that a tile [rows, 2 W]
-lies in memory as two of them do.
+Tiles of shared memory are those of kernels/hopper/forward/copies.py.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import (
-    advance,
-    as_block,
-    copy_in,
-    copy_out,
-    pin,
-    reinterpret,
-    tanh,
-)
+from blocktune.kernels.hopper.common.device_functions import advance, pin, reinterpret, tanh
 from blocktune.kernels.hopper.common.rows import times_factor
 from blocktune.kernels.hopper.forward.biases import (
     alibi_of_block,
@@ -28,158 +17,9 @@ from blocktune.kernels.hopper.forward.biases import (
     kept_of_block,
     loaded_of_block,
 )
+from blocktune.kernels.hopper.forward.bounds import hide
+from blocktune.kernels.hopper.forward.copies import values_read
 from blocktune.kernels.hopper.forward.row_maxima import softmax
-
-# ---- where the keys are
-
-
-@gluon.jit
-def sequence(batch, right, left, cu_q, cu_k, LOWER_RIGHT: gl.constexpr):
-    """Of a packed sequence: where its queries and keys begin, how many there are, and the bounds of the keys that query
-    0 sees; from the lower right they are relative to the distance of the last query and the last key."""
-    begin_q = gl.load(cu_q + batch)
-    begin_k = gl.load(cu_k + batch)
-    length_q = gl.load(cu_q + batch + 1) - begin_q
-    length_k = gl.load(cu_k + batch + 1) - begin_k
-    if LOWER_RIGHT:
-        right += length_k - length_q
-        left += length_k - length_q
-    return begin_q, begin_k, length_q, length_k, right, left
-
-
-@gluon.jit
-def key_range(
-    row, seqlen_q, seqlen_k, right, left, ROWS: gl.constexpr, BLOCK_N: gl.constexpr, RIGHT: gl.constexpr,
-    LEFT: gl.constexpr,
-):  # fmt: skip
-    """(first, last): the blocks of keys that queries row .. row + ROWS - 1 walk along, from the last to the first.
-
-    There is always one, if need be one that nobody sees: no tile is without a step, and the pipeline has no exception.
-    """
-    high = seqlen_k
-    if RIGHT:
-        high = gl.minimum(high, gl.minimum(row + ROWS, seqlen_q) + right)
-    last = gl.maximum(high - 1, 0) // BLOCK_N
-    first = last * 0
-    if LEFT:
-        first = gl.minimum(gl.maximum(row + left, 0) // BLOCK_N, last)
-    return first, last
-
-
-@gluon.jit
-def row_bounds(
-    row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
-    ROW_S: gl.constexpr,
-):  # fmt: skip
-    """(last, first): the keys that queries row .. row + ROWS - 1 see, each its own; first only counts if LEFT."""
-    # [ROWS]
-    rows = row + gl.arange(0, ROWS, ROW_S)
-    last = rows + right
-    if not RIGHT:
-        last = gl.full([ROWS], seqlen_k - 1, gl.int32, ROW_S)
-    elif RAGGED:
-        last = gl.minimum(last, seqlen_k - 1)
-    return last, rows + left
-
-
-@gluon.jit
-def hide(qk, last, first, column, BOUND: gl.constexpr, LEFT: gl.constexpr, S_L: gl.constexpr):
-    """The scores of the keys from `column` on, -inf where the query does not see the key. BOUND: `last` says something
-    (of full blocks without a right bound it does not)."""
-    # [BLOCK_N]
-    columns = column + gl.arange(0, qk.shape[1], gl.SliceLayout(0, S_L))
-    # [64, BLOCK_N]
-    if BOUND:
-        qk = gl.where(last[:, None] >= columns[None, :], qk, float("-inf"))
-    if LEFT:
-        qk = gl.where(first[:, None] <= columns[None, :], qk, float("-inf"))
-    return qk
-
-
-# ---- copies
-
-
-@gluon.jit
-def panel(memory, place, PART: gl.constexpr, PANELS: gl.constexpr):
-    """What one copy moves of tile `place`."""
-    if PANELS == 1:
-        return memory[0].index(place)
-    elif PART == 2:
-        return memory[1].index(place)
-    else:
-        both = memory[0].index(place)
-        ROWS: gl.constexpr = both.shape[0]
-        W: gl.constexpr = both.shape[1] // 2
-        return reinterpret(both, both.dtype, [2, ROWS, W], both.layout).index(PART)
-
-
-@gluon.jit
-def load_rows(
-    desc, batch, head, row, begin, length, barrier, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
-):  # fmt: skip
-    """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
-
-    The end of a packed sequence is inside the tensor. Its descriptor (`describe_packed` in
-    kernels/hopper/common/descriptors.py) has a dimension of 2^30 rows that ends where the sequence ends, so that the
-    copy engine clips there, too.
-    """
-    W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
-    for part in gl.static_range(PANELS):
-        block = as_block(desc, panel(memory, place, part, PANELS))
-        if VARLEN:
-            copy_in(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], barrier, block)
-        else:
-            copy_in(desc, [batch, head, row, part * W], barrier, block)
-
-
-@gluon.jit
-def store_rows(
-    desc, batch, head, row, begin, length, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
-):  # fmt: skip
-    """The way back of `load_rows`: what lies beyond the end is not written."""
-    W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
-    for part in gl.static_range(PANELS):
-        store_panel(desc, batch, head, row, begin, length, part * W, panel(memory, place, part, PANELS), VARLEN)
-
-
-@gluon.jit
-def store_panel(desc, batch, head, row, begin, length, column, tile, VARLEN: gl.constexpr):
-    """Copies a tile of shared memory to a head's rows from `row` and columns from `column` on."""
-    if VARLEN:
-        copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], as_block(desc, tile))
-    else:
-        copy_out(desc, [batch, head, row, column], as_block(desc, tile))
-
-
-@gluon.jit
-def release(memory, slot, SPLIT_RELEASE: gl.constexpr):
-    """Gives a whole slot back."""
-    mbarrier.arrive(memory.k_empty.index(slot), count=1)
-    if SPLIT_RELEASE:
-        mbarrier.arrive(memory.v_empty.index(slot), count=1)
-
-
-@gluon.jit
-def values_read(memory, slot, SPLIT_RELEASE: gl.constexpr):
-    """Gives a slot back whose V is read: all of it, or with separate releases what its K left."""
-    if SPLIT_RELEASE:
-        mbarrier.arrive(memory.v_empty.index(slot), count=1)
-    else:
-        mbarrier.arrive(memory.k_empty.index(slot), count=1)
-
-
-@gluon.jit
-def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: gl.constexpr):
-    """Gives slots back unused. Each is awaited first: an arrival ahead of its turn would count for the slot's use
-    before, which other warpgroups may not have finished."""
-    for i in range(count):
-        mbarrier.wait(memory.full.index(slot), phase)
-        release(memory, slot, SPLIT_RELEASE)
-        slot, phase = advance(slot, phase, STAGES)
-    return slot, phase
-
-
-# ---- products
 
 
 @gluon.jit
@@ -286,30 +126,6 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def columns(x, W: gl.constexpr):
-    """The columns of x, W by W, in the registers where they are."""
-    if x.shape[1] == W:
-        return (x,)
-    elif x.shape[1] == 2 * W:
-        left, right = halves(x)
-        return left, right
-    else:
-        left, right = halves(x)
-        first, second = halves(left)
-        third, fourth = halves(right)
-        return first, second, third, fourth
-
-
-@gluon.jit
-def halves(x):
-    """The left and the right half of the columns."""
-    return gl.split(gl.permute(gl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
-
-
-# ---- softmax
-
-
-@gluon.jit
 def step(
     memory, q, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
@@ -337,11 +153,15 @@ def step(
     else:
         p_low = gl.convert_layout(pin(p).to(dtype), P_L)
     values_read(memory, previous, OPTIONS.SPLIT_RELEASE)
-    acc_t = add_product(p_low, memory.v, slot, acc, V_PANELS, REST_P)
+    v_slot = slot + 0
+    if OPTIONS.ONE_RING:
+        v_slot, phase = advance(slot, phase, OPTIONS.STAGES)
+        mbarrier.wait(memory.full.index(v_slot), phase)
+    acc_t = add_product(p_low, memory.v, v_slot, acc, V_PANELS, REST_P)
     kept = kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS)
     # [64, BLOCK_N]: softmax, while the second product runs
     qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
-    if OPTIONS.SPLIT_RELEASE:
+    if OPTIONS.SPLIT_RELEASE or OPTIONS.ONE_RING:
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
@@ -354,8 +174,8 @@ def step(
     p, top, factor, added = softmax(qk, top, scales, S_L)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
-    previous = slot + 0
-    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+    previous = v_slot + 0
+    slot, phase = advance(v_slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
     if OPTIONS.KEEP_P:

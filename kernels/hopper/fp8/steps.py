@@ -21,7 +21,8 @@ from blocktune.kernels.hopper.common.device_functions import (
     pin,
 )
 from blocktune.kernels.hopper.common.rows import across, beside, by_thread, thread_sum, times_factor
-from blocktune.kernels.hopper.forward.steps import finished, hide
+from blocktune.kernels.hopper.forward.bounds import hide
+from blocktune.kernels.hopper.forward.steps import finished
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 

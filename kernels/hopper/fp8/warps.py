@@ -1,7 +1,7 @@
 """Attention forward of 8-bit tensors on Hopper, in Gluon: the warps of kernels/hopper/fp8/kernel.py.
 
-The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes it fast and why nothing hangs: one
-producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
+The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes it fast and why nothing hangs:
+one producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
 windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
 """
 
@@ -11,9 +11,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret
 from blocktune.kernels.hopper.common.rows import by_thread, thread_sum
-from blocktune.kernels.hopper.common.slots import publish, receive
-from blocktune.kernels.hopper.forward.steps import finished, hide, key_range, load_rows, no_sums, row_bounds, store_rows
-from blocktune.kernels.hopper.forward.warps import divided
+from blocktune.kernels.hopper.common.slots import fetch, receive
+from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
+from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
+from blocktune.kernels.hopper.forward.output import divided
+from blocktune.kernels.hopper.forward.steps import finished, no_sums
 from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
@@ -72,8 +74,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
                 load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, first_full, memory.k, slot, 1, False)
         q_phase ^= 1
         slot = following(slot, STAGES)
-        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
+        if not RIGHT:
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
@@ -87,6 +89,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
         mbarrier.expect(last_full, V_BYTES)
         load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory.v, slot)
         slot = following(slot, STAGES)
+        if RIGHT:  # tiles differ in length
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
     for place in gl.static_range(STAGES):  # no named barrier is left half full
         await_slot(place, CONSUMERS)
     # the last block to finish leaves the counters at zero for the next launch

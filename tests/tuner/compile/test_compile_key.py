@@ -13,7 +13,7 @@ from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.decode import kernel as flash_decode_hopper
 from blocktune.kernels.hopper.forward import launch as flash_fwd_hopper
-from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
+from blocktune.kernels.hopper.forward.short import kernel as flash_fwd_hopper_short
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features

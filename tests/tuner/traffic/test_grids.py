@@ -12,7 +12,7 @@ from triton.runtime.jit import KernelInterface
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.decode import kernel as flash_decode_hopper
 from blocktune.kernels.hopper.forward import launch as flash_fwd_hopper
-from blocktune.kernels.hopper.forward import short_kernel as flash_fwd_hopper_short
+from blocktune.kernels.hopper.forward.short import kernel as flash_fwd_hopper_short
 from blocktune.kernels.hopper.fp8 import kernel as flash_fwd_fp8
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.block_mask import BlockMask

@@ -114,10 +114,12 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1, 0, 0)),
         (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
-        (loaded(256, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (128, 64, 2, 1, 1, 1, 0, 0)),
+        (loaded(256, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (128, 64, 4, 2, 1, 0, 128, 1)),
         (shape(192, head_dim_v=128), (128, 64, 3, 0, 0, 0, 192, 0)),
         (shape(192), (128, 64, 2, 1, 0, 0, 192, 0)),
-        (loaded(256, 4096, Causal.UPPER_LEFT), (128, 64, 2, 1, 0, 0, 0, 0)),
+        *((loaded(256, 4096, causal), (128, 64, 4, 2, 1, 0, 128, 1)) for causal in MASKS),
+        (loaded(256, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 2, 1, 1, 1, 0, 0)),
+        (shape(256, head_dim_v=128), (128, 64, 2, 1, 0, 0, 0, 0)),
         *((loaded(128, 4096, Causal.UPPER_LEFT, name), (128, 128, 2, 1, 1, 1, 0, 0)) for name in ("alibi", "additive")),
         (loaded(128, 2048, features="boolean"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 2048, features="boolean", batch=1), (128, 128, 2, 1, 1, 1, 0, 0)),
@@ -135,7 +137,7 @@ def test_default_config_is_what_won(problem: AttentionShape, values: tuple[int, 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("block_m", 64), ("block_n", 32), ("num_warps", 8), ("num_stages", 1), ("split_release", 2), ("keep_p", -1)],
+    [("block_m", 64), ("block_n", 32), ("num_warps", 8), ("num_stages", 1), ("split_release", 3), ("keep_p", -1)],
 )
 def test_parameter_out_of_range(name: str, value: int) -> None:
     assert KERNEL.violations(config(**{name: value}), shape(), HOPPER) == (
@@ -164,6 +166,37 @@ def test_queries_fit_into_the_registers_of_products(
     told = KERNEL.violations(config(**own), problem, HOPPER)
     assert len(told) == (problem_text is not None)
     assert problem_text is None or re.search(problem_text, told[0])
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_stages", "split_release", "problem_text"),
+    [
+        (shape(256), 5, 2, None),
+        (shape(128), 3, 2, None),
+        (shape(128), 2, 2, "`num_stages` must be at least 3 with one ring, but got 2."),
+        (shape(64), 5, 1, "`num_stages` must be at most 4 where K and V share a slot, but got 5."),
+        (shape(192), 3, 2, "`split_release` must be 0 or 1 where tiles of K and V have 192 and 192 columns."),
+        (
+            shape(128, head_dim_v=64),
+            3,
+            2,
+            "`split_release` must be 0 or 1 where tiles of K and V have 128 and 64 columns.",
+        ),
+    ],
+    ids=str,
+)
+def test_slots_of_pairs_and_of_one_ring(
+    problem: AttentionShape, num_stages: int, split_release: int, problem_text: str | None
+) -> None:
+    told = KERNEL.violations(config(num_stages=num_stages, split_release=split_release), problem, HOPPER)
+    assert told == (() if problem_text is None else (problem_text,))
+
+
+def test_a_slot_of_one_ring_holds_one_tile() -> None:
+    problem, own = shape(256), config(num_stages=5, split_release=2)
+    assert KERNEL.shared_bytes(own, problem, HOPPER) == (2 + 5) * 64 * 256 * 2
+    slots = next(tile for tile in KERNEL.own_tiles(own, problem, HOPPER).tiles if tile.name == "K or V, in turns")
+    assert slots.count == 5
 
 
 def test_own_parameters_are_exactly_the_kernel_s() -> None:

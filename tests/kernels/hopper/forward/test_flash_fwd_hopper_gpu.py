@@ -216,17 +216,17 @@ def test_strided_tensors() -> None:
     check(problem, qkv=list(padded[:, :, :, 50:1050, :128]))
 
 
-@pytest.mark.parametrize("split", [0, 1])
+@pytest.mark.parametrize("split", [0, 1, 2])
 @pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
 def test_every_block(block_m: int, block_n: int, split: int) -> None:
-    """Two stages with separate releases, four with common ones."""
+    """Four stages with common releases, two with separate ones, three of one tile each."""
     problems = [
         shape_of(1000, 1000, causal=Causal.UPPER_LEFT),
         shape_of(130, 420, causal=Causal.LOWER_RIGHT),
         shape_of(900, 900, features="window=90:30"),
         shape_of(64, 64),
     ]
-    names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": 4 - 2 * split}
+    names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": (4, 2, 3)[split]}
     for number, problem in enumerate(problems):
         own = {"split_release": split, "early_p": number % 2, "keep_p": number // 2}
         own |= {"q_registers": 64 if block_m == 128 and number % 2 else 0, "output_panels": 0}
@@ -248,6 +248,10 @@ def test_every_block(block_m: int, block_n: int, split: int) -> None:
         (192, 192, (128, 64, 3, 0, 0, 192, 0)),
         (256, 256, (128, 64, 2, 1, 1, 128, 1)),
         (256, 256, (128, 64, 2, 1, 0, 64, 0)),
+        (256, 256, (128, 64, 5, 2, 0, 0, 0)),
+        (256, 256, (128, 64, 5, 2, 1, 128, 0)),
+        (256, 256, (128, 64, 4, 2, 1, 128, 1)),
+        (128, 128, (128, 64, 5, 2, 0, 128, 0)),
     ],
 )
 def test_queries_in_registers(head_dim: int, head_dim_v: int, own: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from blocktune.kernels.hopper.forward.short_kernel import FlashForwardHopperShort
+from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -29,7 +29,7 @@ def _hopper_alone() -> None:
 
 
 @pytest.mark.parametrize("causal", Causal)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_lengths_around_the_edges_of_tiles(head_dim: int, causal: Causal) -> None:
     for number, (seqlen_q, seqlen_k) in enumerate(itertools.product(EDGES, EDGES)):
         if number % 6 == 0 or seqlen_q == seqlen_k:
@@ -38,13 +38,15 @@ def test_lengths_around_the_edges_of_tiles(head_dim: int, causal: Causal) -> Non
 
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("head_dim", [40, 64, 104, 128, 200, 256])
+@pytest.mark.parametrize("head_dim", [40, 64, 104, 128])
 def test_every_width(head_dim: int, dtype: str, causal: Causal) -> None:
     for lengths in ((512, 512), (1024, 1024), (1000, 900), (2100, 700), (513, 1000), (4000, 512)):
         check(shape_of(*lengths, head_dim, causal=causal, dtype=dtype), "bshd")
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 128), (128, 64), (64, 256), (256, 64), (128, 256)])
+@pytest.mark.parametrize(
+    ("head_dim", "head_dim_v"), [(64, 128), (128, 64), (64, 256), (256, 64), (128, 256), (200, 120)]
+)
 def test_heads_of_two_dimensions(head_dim: int, head_dim_v: int) -> None:
     for causal in Causal:
         check(shape_of(700, 1000, head_dim, head_dim_v=head_dim_v, causal=causal))
@@ -77,7 +79,7 @@ def test_every_block(block_m: int, block_n: int, split: int) -> None:
             check(problem, config=config)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_growing_scores_of_many_tiles(head_dim: int) -> None:
     """The running maximum is raised again and again."""
     for causal in (Causal.NONE, Causal.LOWER_RIGHT):
@@ -86,7 +88,7 @@ def test_growing_scores_of_many_tiles(head_dim: int) -> None:
         check(problem, qkv=(q, (k.float() * torch.linspace(16, 0.1, 1003, device="cuda")[:, None]).bfloat16(), v))
 
 
-CONCURRENT = [shape_of(1000, 1020, 128, causal=Causal.LOWER_RIGHT), shape_of(999, 999, 64), shape_of(999, 999, 256)]
+CONCURRENT = [shape_of(1000, 1020, 128, causal=Causal.LOWER_RIGHT), shape_of(999, 999, 64)]
 
 
 @pytest.mark.parametrize("problem", CONCURRENT, ids=lambda problem: problem.label)

@@ -16,7 +16,8 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import (
+from tests.support.gluon import machine as gluon_machine
+from tests.support.gluon.hopper_forward import (
     HOPPER,
     KERNEL,
     SEQUENCES,
@@ -27,7 +28,6 @@ from tests.kernels.hopper.forward.test_flash_fwd_hopper_source import (
     shape_of,
     tensors,
 )
-from tests.support.gluon import machine as gluon_machine
 from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free

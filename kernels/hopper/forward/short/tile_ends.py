@@ -8,9 +8,9 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.common.device_functions import as_block, copy_out, locate
 from blocktune.kernels.hopper.common.sinks import sink_of
+from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
+from blocktune.kernels.hopper.forward.output import columns, divided
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums
-from blocktune.kernels.hopper.forward.steps import columns, hide, key_range, row_bounds
-from blocktune.kernels.hopper.forward.warps import divided
 
 
 @gluon.jit

@@ -1,7 +1,7 @@
-"""Attention forward of short sequences on Hopper, in Gluon: the warps of kernels/hopper/forward/short_kernel.py.
+"""Attention forward of short sequences on Hopper, in Gluon: the warps of kernels/hopper/forward/short/kernel.py.
 
-The pipeline is that of kernels/hopper/forward/warps.py, whose header says what makes a tile fast. With few keys a tile
-has few steps, and the time between tiles counts, so here they meet without a gap:
+The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes a tile fast. With few keys a
+tile has few steps, and the time between tiles counts, so here they meet without a gap:
 
 1. The slots of K and V are one stream over all tiles of a block: the last V of a tile and the first K of the next one
    share a slot.
@@ -11,7 +11,7 @@ has few steps, and the time between tiles counts, so here they meet without a ga
    (more fill the gap for each other, and have no registers for it), and only where no warpgroup skips blocks between.
 4. The output leaves in panels of one swizzle through as much memory as is left, which panels may take in turns.
 
-Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward/warps.py.
+Long sequences are slower by 1 to 3 % with this than with kernels/hopper/forward/consumer.py.
 
 Why nothing hangs, whatever the lengths:
 
@@ -27,8 +27,8 @@ Why nothing hangs, whatever the lengths:
 - The producer asks for Q's memory after the slot that has the tile's first K and the last V of the tile before. So all
   that a consumer needs to give Q back, every K of its tile, is there or under way by then. Nothing else waits for Q to
   go back.
-- When a consumer asks which tile is next, the answer is there: the producer fetches and publishes a tile's number
-  before it loads the second block of the tile before. It is one tile ahead; the ring `tile_smem` has two places.
+- When a consumer asks which tile is next, the answer is there or under way: the producer publishes a tile's number
+  before it loads the last V of the tile before, for which the consumer waits first. The ring has two places.
 - After the last tile a consumer waits for nothing. It computes scores of what lies there, which are never used, so that
   no branch divides products in flight.
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
@@ -40,20 +40,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate, pin
-from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.common.slots import fetch, receive
+from blocktune.kernels.hopper.forward.bounds import key_range
+from blocktune.kernels.hopper.forward.copies import load_rows, values_read
 from blocktune.kernels.hopper.forward.row_maxima import scales_of
-from blocktune.kernels.hopper.forward.short_steps import pass_over, scores_read, step
-from blocktune.kernels.hopper.forward.short_tile_ends import first_block, located, send
-from blocktune.kernels.hopper.forward.steps import (
-    add_product,
-    finished,
-    key_range,
-    load_rows,
-    no_sums,
-    rescaled,
-    scores,
-    values_read,
-)
+from blocktune.kernels.hopper.forward.short.steps import pass_over, scores_read, step
+from blocktune.kernels.hopper.forward.short.tile_ends import first_block, located, send
+from blocktune.kernels.hopper.forward.steps import add_product, finished, no_sums, rescaled, scores
 
 
 @gluon.jit
@@ -95,8 +88,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
             mbarrier.expect(q_full, Q_BYTES)
             load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
         q_phase ^= 1
-        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
+        if not RIGHT:
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
         for i in range(last):  # K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             mbarrier.wait(memory.k_empty.index(slot), phase)
@@ -107,6 +100,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
                 mbarrier.wait(memory.v_empty.index(slot), phase)
             load_rows(v_desc, batch, head_kv, row + BLOCK_N, 0, seqlen_k, full, memory.v, slot, 1, False)
             slot, phase = advance(slot, phase, STAGES)
+        if RIGHT:  # tiles differ in length
+            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
         # V of the last block, beside K of the next tile's first one if there is a next tile
         mbarrier.wait(memory.k_empty.index(slot), phase)
         if tile < q_tiles * batch_heads:

@@ -1,6 +1,6 @@
 """A step of the Hopper forward for short sequences, and how it gives slots and Q back, in Gluon.
 
-What differs from kernels/hopper/forward/steps.py, whose other functions kernels/hopper/forward/short_warps.py uses,
+What differs from kernels/hopper/forward/steps.py, whose other functions kernels/hopper/forward/short/warps.py uses,
 too.
 """
 
@@ -9,17 +9,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, pin
+from blocktune.kernels.hopper.forward.bounds import hide
+from blocktune.kernels.hopper.forward.copies import release, values_read
 from blocktune.kernels.hopper.forward.row_maxima import softmax
-from blocktune.kernels.hopper.forward.steps import (
-    add_product,
-    finished,
-    finished_and_kept,
-    hide,
-    release,
-    rescaled,
-    scores,
-    values_read,
-)
+from blocktune.kernels.hopper.forward.steps import add_product, finished, finished_and_kept, rescaled, scores
 
 
 @gluon.jit

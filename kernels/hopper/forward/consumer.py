@@ -10,8 +10,11 @@ FlashAttention-4's):
 2. The scores of block j+1 and the second product of block j are issued together, and the softmax of j+1 runs during the
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
-3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both.
-4. Blocks are persistent and fetch tiles from a counter, longest first if causal.
+3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both. Where
+   few slots fit, as with 256 columns, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
+   where two pairs and a half would be, and V is awaited where it is needed, behind the scores of the next block.
+4. Blocks are persistent and fetch tiles from a counter, longest first if causal. Tiles that differ in length are
+   fetched when the copies of the one before have been issued (`fetch`).
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
    block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
    of block take three times the instructions, and hold more values than there are registers: they spill.)
@@ -25,22 +28,27 @@ Why nothing hangs, whatever the lengths:
 - A consumer whose rows see fewer blocks than the tile awaits and releases the others unused, before its first and after
   its last own one: `hand_back` counts (last - own_last) + (own_last - own_first + 2) + (own_first - first) slots, which
   is that very number.
-- With one block only there are two slots: scores, product. Two stages are enough for any number: a consumer holds at
-  most the slot of the step before and the one at hand, both full, and releases the former after it has awaited the
-  latter; the producer fills them in the same order.
+- ONE_RING: a tile takes 2 (last - first + 1) slots in the order of use: K of the first step, then K of a block and V of
+  the one before, then V. The first K is given back as the V before the second block would be, so that all steps are
+  alike. Of blocks that a consumer does not see, one tile lies among its own (`passed_over`): V of the last one behind
+  its first K, K of the first one ahead of its last V. It then holds one tile, passes over another, and awaits a third,
+  which takes three slots; two would hang.
+- With one block only there are two slots: scores, product. Two stages of pairs are enough for any number: a consumer
+  holds at most the slot of the step before and the one at hand, both full, and releases the former after it has awaited
+  the latter; the producer fills them in the same order.
 - Slot and phase run on from tile to tile on both sides. A slot's n-th use waits for the parity of n: the producer of
   the `empty` barriers' (from 1, so that the first use waits for nothing), consumers of the `full` one's (from 0).
 - Tiles of packed sequences that have no queries are passed over by the producer alone. Consumers see none of them: they
-  get all their tiles, the first one too, from the ring `tile_smem`.
+  get all their tiles, the first one too, from the ring of tile numbers.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, reinterpret, tanh
+from blocktune.kernels.hopper.common.device_functions import advance, locate, tanh
 from blocktune.kernels.hopper.common.sinks import sink_of
-from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.biases import (
     biased,
     biases_of_tile,
@@ -50,137 +58,19 @@ from blocktune.kernels.hopper.forward.biases import (
     loaded_of_block,
     natural_scales,
 )
+from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds, sequence
+from blocktune.kernels.hopper.forward.copies import hand_back, passed_over, release, store_rows, values_read
+from blocktune.kernels.hopper.forward.output import in_place_of, send_panels, write
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
 from blocktune.kernels.hopper.forward.steps import (
     add_product,
     biased_scores,
-    columns,
     finished,
-    hand_back,
-    hide,
-    key_range,
-    load_rows,
     no_sums,
     queries,
-    release,
     rescaled,
-    row_bounds,
-    sequence,
     step,
-    store_panel,
-    store_rows,
-    values_read,
 )
-
-
-@gluon.jit
-def next_live(
-    tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr
-):
-    """The tile itself if it has queries, or else the next one from the counter that has; beyond all tiles if none."""
-    dead = True
-    while (tile < q_tiles * batch_heads) & dead:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, CAUSAL)
-        batch = batch_head // num_heads
-        dead = m * BLOCK_M >= gl.load(cu_q + batch + 1) - gl.load(cu_q + batch)
-        if dead:
-            tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-    return tile
-
-
-@gluon.jit
-def load_first_keys(keys, memory, slot, phase, K_BYTES: gl.constexpr, OPTIONS: gl.constexpr, VARLEN: gl.constexpr):
-    """Step 0 of a tile: K of its first block, alone."""
-    k_desc, batch, head_kv, row, begin, length = keys
-    mbarrier.wait(memory.k_empty.index(slot), phase)
-    if OPTIONS.SPLIT_RELEASE:
-        mbarrier.wait(memory.v_empty.index(slot), phase)
-    full = memory.full.index(slot)
-    mbarrier.expect(full, K_BYTES)
-    load_rows(k_desc, batch, head_kv, row, begin, length, full, memory.k, slot, OPTIONS.QK_PANELS, VARLEN)
-
-
-@gluon.jit
-def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS: gl.constexpr):
-    """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
-    ROWS: gl.constexpr = 64
-    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
-    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    STAGES: gl.constexpr = OPTIONS.STAGES
-    RIGHT: gl.constexpr = OPTIONS.RIGHT
-    LEFT: gl.constexpr = OPTIONS.LEFT
-    QK_PANELS: gl.constexpr = OPTIONS.QK_PANELS
-    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
-    head_group = sizes.head_group
-    batch_heads = sizes.batch_heads
-    num_heads = sizes.num_heads
-    VARLEN: gl.constexpr = cu_q is not None
-    LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
-    Q_BYTES: gl.constexpr = QK_PANELS * q_desc.block_type.nbytes
-    K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
-    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
-    slot = 0
-    phase = 1
-    q_phase = 1
-    tile_slot = 0
-    tile_phase = 1
-    tile = gl.program_id(0)
-    if VARLEN:
-        tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
-        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
-    while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
-        batch = batch_head // num_heads
-        head = batch_head % num_heads
-        head_kv = head // sizes.group_size
-        if VARLEN:
-            begin_q, begin_k, length_q, length_k, high, low = sequence(
-                batch, sizes.right, sizes.left, cu_q, cu_k, OPTIONS.LOWER_RIGHT
-            )
-        else:
-            begin_q, begin_k = 0, 0
-            length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
-        first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
-        keys = k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k
-        if OPTIONS.SHARE_O:  # Q has to wait for the output of the tile before
-            load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
-        for c in gl.static_range(OPTIONS.CONSUMERS):
-            mbarrier.wait(memory.q_empty.index(c), q_phase)
-            q_full = memory.q_full.index(c)
-            mbarrier.expect(q_full, Q_BYTES)
-            row = m * BLOCK_M + c * ROWS
-            load_rows(q_desc, batch, head, row, begin_q, length_q, q_full, memory.q, c, QK_PANELS, VARLEN)
-            if c == 0 and not OPTIONS.SHARE_O:  # right behind the first Q
-                load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
-        q_phase ^= 1
-        slot, phase = advance(slot, phase, STAGES)
-        tile = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
-        if VARLEN:
-            tile = next_live(tile, counter, cu_q, q_tiles, head_group, batch_heads, num_heads, BLOCK_M, LONGEST_FIRST)
-        tile_slot, tile_phase = publish(tile, memory.ring, tile_slot, tile_phase)
-        for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
-            row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(memory.k_empty.index(slot), phase)
-            full = memory.full.index(slot)
-            mbarrier.expect(full, K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, begin_k, length_k, full, memory.k, slot, QK_PANELS, VARLEN)
-            if OPTIONS.SPLIT_RELEASE:
-                mbarrier.wait(memory.v_empty.index(slot), phase)
-            load_rows(v_desc, batch, head_kv, row + BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
-            slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(memory.k_empty.index(slot), phase)  # the last step: V alone
-        if OPTIONS.SPLIT_RELEASE:
-            mbarrier.wait(memory.v_empty.index(slot), phase)
-        full = memory.full.index(slot)
-        mbarrier.expect(full, V_BYTES)
-        load_rows(v_desc, batch, head_kv, first * BLOCK_N, begin_k, length_k, full, memory.v, slot, V_PANELS, VARLEN)
-        slot, phase = advance(slot, phase, STAGES)
-    # the last block to finish leaves the counters at zero for the next launch
-    done = gl.atomic_add(counter + 1, 1)
-    if done == gl.num_programs(0) - 1:
-        gl.atomic_xchg(counter, 0)
-        gl.atomic_xchg(counter + 1, 0)
 
 
 @gluon.jit
@@ -203,6 +93,7 @@ def consumer(
     LEFT: gl.constexpr = OPTIONS.LEFT
     ALIGNED: gl.constexpr = OPTIONS.ALIGNED
     SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
+    ONE_RING: gl.constexpr = OPTIONS.ONE_RING
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     VARLEN: gl.constexpr = cu_q is not None
     LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
@@ -255,7 +146,8 @@ def consumer(
             own_first = gl.maximum(own_first, first)
             own_last = gl.maximum(own_last, first)
         if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = hand_back(last - own_last, memory, slot, phase, STAGES, SPLIT_RELEASE)
+            count = passed_over(last - own_last, ONE_RING)
+            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
         # [64, BLOCK_N], step 0: the scores of the first block
         loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
@@ -272,6 +164,8 @@ def consumer(
         slot, phase = advance(slot, phase, STAGES)
         if SPLIT_RELEASE:
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
+        if ONE_RING and SKIPS:  # V of the last of these blocks
+            slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
         qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
@@ -306,6 +200,9 @@ def consumer(
                 bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, top, sums = state
+        if ONE_RING and LEFT:  # K of the first block that these rows do not see
+            slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
+            mbarrier.wait(memory.full.index(slot), phase)
 
         # [64, head_dim_v], last step: the second product alone
         acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
@@ -326,7 +223,8 @@ def consumer(
         release(memory, slot, SPLIT_RELEASE)
         slot, phase = advance(slot, phase, STAGES)
         if LEFT:  # blocks wholly left of what these rows see
-            slot, phase = hand_back(own_first - first, memory, slot, phase, STAGES, SPLIT_RELEASE)
+            count = passed_over(own_first - first, ONE_RING)
+            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
         o_tiles = memory.o
         o_place = C
         if OPTIONS.SHARE_O:
@@ -355,60 +253,3 @@ def consumer(
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)
     tma.store_wait(0)
-
-
-@gluon.jit
-def send_panels(
-    acc, total, goal, places, C: gl.constexpr, OPTIONS: gl.constexpr, VARLEN: gl.constexpr, O_L: gl.constexpr,
-):  # fmt: skip
-    """Sends the accumulator over the sums of its rows to its goal, panel by panel, through the places of consumer C."""
-    O_SLOTS: gl.constexpr = OPTIONS.O_SLOTS
-    W: gl.constexpr = places.shape[2]
-    o_desc, batch, head, row, begin, length = goal
-    # panels [64, W] of [64, head_dim_v]
-    parts = columns(divided(acc, total, OPTIONS.ALIGNED and not OPTIONS.MASK, O_L).to(places.dtype), W)
-    for part in gl.static_range(acc.shape[1] // W):
-        panel = places.index(C * O_SLOTS + part % O_SLOTS)
-        tma.store_wait(O_SLOTS - 1)  # what was there has left
-        panel.store(parts[part])
-        fence_async_shared()
-        store_panel(o_desc, batch, head, row, begin, length, part * W, panel, VARLEN)
-
-
-@gluon.jit
-def in_place_of(q_smem, place, v_smem, PANELS: gl.constexpr):
-    """A tile of as many rows as Q's tile `place` has, and of V's columns, in its memory."""
-    dtype: gl.constexpr = q_smem[0].dtype
-    ROWS: gl.constexpr = q_smem[0].shape[1]
-    WIDTH: gl.constexpr = v_smem[0].shape[2]
-    LAYOUT: gl.constexpr = v_smem[0].layout
-    first = reinterpret(q_smem[0].index(place), dtype, [1, ROWS, WIDTH], LAYOUT)
-    if PANELS == 1:
-        return (first,)
-    else:
-        return first, reinterpret(q_smem[1].index(place), dtype, [1, ROWS, WIDTH // 2], LAYOUT)
-
-
-@gluon.jit
-def write(
-    acc, total, memory, place, ALIGNED: gl.constexpr, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
-):  # fmt: skip
-    """The accumulators over the sums of their rows, into tile `place` of shared memory."""
-    dtype: gl.constexpr = memory[0].dtype
-    memory[0].index(place).store(divided(acc[0], total, ALIGNED, O_L).to(dtype))
-    if PANELS == 3:
-        memory[1].index(place).store(divided(acc[1], total, ALIGNED, REST_L).to(dtype))
-
-
-@gluon.jit
-def divided(acc, total, ALIGNED: gl.constexpr, LAYOUT: gl.constexpr):
-    """acc over the sums of its rows; zeros where a row sees no key, whatever the values are, or none but infinite
-    ones."""
-    # [64]
-    total = gl.convert_layout(total, gl.SliceLayout(1, LAYOUT))
-    inverse = 1.0 / gl.where(total == 0.0, 1.0, total)
-    # [64, head_dim_v]
-    acc = acc * inverse[:, None]
-    if not ALIGNED:
-        acc = gl.where((total == 0.0)[:, None], 0.0, acc)
-    return acc

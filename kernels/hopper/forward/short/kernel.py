@@ -1,6 +1,6 @@
 """The Hopper forward of kernels/hopper/forward/kernel.py for short sequences: tiles meet without a gap.
 
-The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short_warps.py. With few
+The device functions, what makes them fast and why nothing hangs are in kernels/hopper/forward/short/warps.py. With few
 keys a tile has few steps, and what happens between two tiles counts. Windows, soft caps, packed sequences and tiles of
 three panels are left to the other kernel.
 """
@@ -35,12 +35,13 @@ from blocktune.kernels.hopper.forward.layout import (
     ROWS,
     SHARED_BYTES,
     WARPS,
+    WIDTHS,
     mask_constants,
     panels_of,
     sizes_of,
     tile_width,
 )
-from blocktune.kernels.hopper.forward.short_warps import consumer, producer
+from blocktune.kernels.hopper.forward.short.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
@@ -148,7 +149,7 @@ def flash_fwd_hopper_short_kernel(
 
 class FlashForwardHopperShort(FlashForwardHopper):
     """The forward kernel of Hopper for few keys. Launches are those of `FlashForwardHopper`, and its parameters but
-    for queries in registers and panels of the output, which it has always."""
+    for queries in registers, panels of the output, which it has always, and slots of one tile."""
 
     name = "flash_fwd_hopper_short"
     features: ClassVar[frozenset[str]] = frozenset()
@@ -157,7 +158,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         name: choices
         for name, choices in FlashForwardHopper.parameters.items()
         if name not in ("q_registers", "output_panels")
-    }
+    } | {"num_stages": (2, 3, 4), "split_release": (0, 1)}
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if (told := super().shape_problem(shape, limits)) is not None:
@@ -168,7 +169,10 @@ class FlashForwardHopperShort(FlashForwardHopper):
                     f"{self.name} has tiles of 64, 128 or 256 columns, but {name}={dim} takes {tile_width(dim)}: "
                     f"{FlashForwardHopper.name} has those"
                 )
-        width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+        widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+        if min(widths) == WIDTHS[-1]:
+            return f"{self.name} leaves {min(widths)} columns to {FlashForwardHopper.name}, which has slots of one tile"
+        width = max(widths)
         if shape.seqlen_k > MOST_KEYS[width]:
             return (
                 f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at {width} columns, but got "
@@ -182,7 +186,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         return _loaded_bytes(config, shape) + output_panels(config, shape) * _panel_bytes(config, shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on an H200 at head_dim 64, 128 and 256, or within 1 % of it."""
+        """Return what was best on an H200 at head_dim 64 and 128, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
         found = {name: value for name, value in found.items() if name in self.parameters}
         if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:

@@ -1,0 +1,1 @@
+"""The Hopper forward for short sequences."""
