@@ -228,15 +228,15 @@ def probabilities(scores, last, maximum, sums, tile, scale_log2, W: gl.constexpr
 
 @gluon.jit
 def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
-    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps."""
+    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps, acc [W, rows, WIDTH]."""
     W: gl.constexpr = acc.shape[0]
-    WIDTH: gl.constexpr = acc.shape[1]
-    ROWS: gl.constexpr = acc.shape[2]
+    ROWS: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = acc.shape[2]
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     outputs = gl.allocate_shared_memory(gl.float32, [W, ROWS, WIDTH], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
     maxima = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
     totals = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
-    outputs.store(in_order(acc))
+    outputs.store(acc)
     maxima.store(maximum)
     totals.store(sums)
     # [W, rows]

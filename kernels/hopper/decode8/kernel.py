@@ -1,0 +1,45 @@
+"""Decoding over 8-bit caches on Hopper in one launch: `flash_decode_hopper` with the operands of `flash_decode8`."""
+
+from typing import Any, ClassVar
+
+from blocktune.kernels.base.specialize import TensorArgument
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.hopper.decode8.device_kernel import flash_decode8_hopper_kernel
+from blocktune.kernels.portable.decode8.kernel import ELEMENTS
+from blocktune.kernels.portable.decode8.launch import scale_strides
+from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
+from blocktune.kernels.values.shape import AttentionShape
+
+
+class FlashDecode8Hopper(FlashDecodeHopper):
+    """Split-KV decoding over 8-bit keys and values in one launch."""
+
+    name = "flash_decode8_hopper"
+    dtypes = frozenset(("float16", "bfloat16"))
+    features: ClassVar[frozenset[str]] = FlashDecodeHopper.features | {"kv=e4m3", "kv=int8", "token_scales"}
+    function: ClassVar[Any] = flash_decode8_hopper_kernel
+    keys_of_warp: ClassVar[int] = 32
+
+    def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        if not shape.features.is_short:
+            return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
+        return super().shape_problem(shape, limits)
+
+    def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        keys, numbers = TensorArgument(ELEMENTS[shape.features.kv]), TensorArgument("float32")
+        arguments = super().example_arguments(config, shape) | {"K": keys, "V": keys}
+        return arguments | {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        return super().constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
+
+    def leading(
+        self, counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float,
+        extras: Extras = NO_EXTRAS,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        scales = extras.scale_k, extras.scale_v
+        strides = (stride for one in scales for stride in scale_strides(one))
+        return *super().leading(counters, floats, q, k, v, out, lse, scale, extras), *scales, *strides
