@@ -107,6 +107,8 @@ def key_offsets(
     keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
     if PAGE_SIZE == 0:
         return keys * stride_n
+    elif PAGE_SIZE % KEYS == 0:
+        return (pages.to(gl.int64) * stride_b)[:, None] + (keys % PAGE_SIZE) * stride_n
     else:
         return pages.to(gl.int64) * stride_b + (keys % PAGE_SIZE).to(gl.int64) * stride_n
 
@@ -115,9 +117,15 @@ def key_offsets(
 def load_pages(
     table, tile, stop, stop_key, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """[W, KEYS]: the page of every key of a tile. Behind the share, where the table may hold anything, none is read."""
+    """The page of every key of a tile: [W] where the keys of a warp share one, else [W, KEYS]. Behind the share, where
+    the table may hold anything, none is read."""
     if PAGE_SIZE == 0:
         return 0
+    elif PAGE_SIZE % KEYS == 0:
+        # [W]: as `read_keys`, of which the last key has the page of the first, or both are the last key of all
+        keys = (tile * W + gl.arange(0, W, gl.SliceLayout(1, LAYOUT))) * KEYS
+        keys = gl.maximum(gl.minimum(keys, stop_key - 1), 0)
+        return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)
     else:
         keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
         return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)

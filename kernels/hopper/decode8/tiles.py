@@ -8,7 +8,7 @@ and probabilities are multiplied by 2^14.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.decode.tiles import finite, inner_layout, read_keys, tile_keys
+from blocktune.kernels.hopper.decode.tiles import finite, inner_layout, key_offsets, tile_keys
 from blocktune.kernels.hopper.decode8.numbers import column_of
 
 
@@ -77,11 +77,7 @@ def load_scales(
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """[W, KEYS]: the scales of a tile's keys."""
-    keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
-    if PAGE_SIZE == 0:
-        return gl.load(base + keys.to(gl.int64) * stride_n)
-    else:
-        return gl.load(base + pages.to(gl.int64) * stride_b + (keys % PAGE_SIZE).to(gl.int64) * stride_n)
+    return gl.load(base + key_offsets(tile, stop_key, pages, stride_b, stride_n, PAGE_SIZE, W, KEYS, LAYOUT))
 
 
 @gluon.jit
