@@ -280,8 +280,11 @@ def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLI
 
 @gluon.constexpr_function
 def shares_at_once(splits, elements_per_thread):
-    """How many shares the merge loads together: what 64 registers hold."""
-    return min(splits, max(1, 64 // elements_per_thread))
+    """How many shares the merge loads together: all if 128 registers hold them, else what 64 hold, since the loop over
+    the others takes some, too."""
+    if splits * elements_per_thread <= 128:
+        return splits
+    return max(1, 64 // elements_per_thread)
 
 
 @gluon.constexpr_function
