@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.hopper.decode.kernel import HALF_TILE, FlashDecodeHopper, rows_of_tile
 from blocktune.kernels.hopper.decode8.device_kernel import flash_decode8_hopper_kernel
 from blocktune.kernels.portable.decode8.kernel import ELEMENTS
 from blocktune.kernels.portable.decode8.launch import scale_strides
@@ -21,12 +21,14 @@ class FlashDecode8Hopper(FlashDecodeHopper):
     dtypes = frozenset(("float16", "bfloat16"))
     features: ClassVar[frozenset[str]] = FlashDecodeHopper.features | {"kv=e4m3", "kv=int8", "token_scales"}
     function: ClassVar[Any] = flash_decode8_hopper_kernel
-    keys_of_warp: ClassVar[int] = 32
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features.is_short:
             return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
         return super().shape_problem(shape, limits)
+
+    def paired_tile(self, shape: AttentionShape) -> tuple[int, int]:
+        return (128, 8) if rows_of_tile(shape) == HALF_TILE else (128, 4)
 
     def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         keys, numbers = TensorArgument(ELEMENTS[shape.features.kv]), TensorArgument("float32")

@@ -38,6 +38,7 @@ from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
 
 ROUNDS = 32
 BATCHES = (1, 8, 64)
+SMALL_BATCHES = (1, 8)
 QUERIES = (1, 2, 4, 8, 16)
 PAGES = (16, 32, 64, 128, 256)
 SHORT = ("kv=e4m3", "kv=int8", "kv=e4m3 token_scales", "kv=int8 token_scales")
@@ -156,7 +157,7 @@ def queries_table(time: Callable[..., list[Timed]]) -> Table:
 
 def pages_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
-    for batch in BATCHES:
+    for batch in SMALL_BATCHES:
         shapes = {"contiguous": decoding(batch, "cached")}
         shapes |= {str(page): decoding(batch, f"page={page}") for page in PAGES}
         found = time(shapes)
@@ -182,7 +183,7 @@ def short_table(time: Callable[..., list[Timed]]) -> Table:
 
 def peers_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
-    for batch in BATCHES:
+    for batch in SMALL_BATCHES:
         shape = decoding(batch)
         own, *found = time({"": shape}, peers(shape))
         rows += [
@@ -194,8 +195,9 @@ def peers_table(time: Callable[..., list[Timed]]) -> Table:
 
 
 def all_shapes() -> list[AttentionShape]:
-    features = ("", "cached", *(f"page={page}" for page in PAGES), *SHORT)
-    shapes = [decoding(batch, one) for batch in BATCHES for one in features]
+    paged = ("cached", *(f"page={page}" for page in PAGES))
+    shapes = [decoding(batch, one) for batch in BATCHES for one in ("", *SHORT)]
+    shapes += [decoding(batch, one) for batch in SMALL_BATCHES for one in paged]
     return shapes + [decoding(batch, seqlen_q=queries) for batch in BATCHES for queries in QUERIES[1:]]
 
 
