@@ -38,8 +38,6 @@ MIN_KEYS = 16
 MAX_WORDS = 184
 """32-bit registers of a thread for the tile in flight, queries, scores and output: with more the compiler spills."""
 DEFAULT_WARPS = 8
-PAIRED_KEYS = 1024
-"""Keys of a share from which on two blocks of a multiprocessor are the default, where there is a tile for that."""
 LONG_STREAM_BYTES = 1 << 28
 """Of keys and values; beyond it `stream` made no difference or a loss of 4 % on an H200, and a gain up to it."""
 MIN_PAGE = 16
@@ -117,31 +115,15 @@ class FlashDecodeHopper(AttentionKernel):
         return config.num_warps * rows_of_tile(shape) * (shape.head_dim_v + 2) * 4
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on an H200 or within 4 % of it: shares that give every multiprocessor a block of eight
-        warps, or two of `paired_tile` where these have many keys each."""
+        """Return what was best on an H200 or within 4 % of it: eight warps of 16 keys, and shares that give every
+        multiprocessor a block, if there are keys enough."""
         del limits
-        pair = self.paired_tile(shape)
-        if pair is not None:
-            splits = self._filling_splits(shape, 2 * MULTIPROCESSORS)
-            if visible_keys(shape) >= PAIRED_KEYS * splits:
-                return self._of_shares(shape, pair, splits)
-        splits = self._filling_splits(shape, MULTIPROCESSORS)
-        return self._of_shares(shape, (DEFAULT_WARPS * MIN_KEYS, DEFAULT_WARPS), splits)
-
-    def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
-        """Return block_n and num_warps of blocks of which a multiprocessor holds two, where these are faster than one
-        that is larger."""
-        return None if rows_of_tile(shape) == HALF_TILE else (4 * MIN_KEYS, 4)
-
-    def _filling_splits(self, shape: AttentionShape, wanted: int) -> int:
-        """Return the fewest splits that make nearly the wanted blocks, if there are tiles enough."""
-        tiles, blocks = -(-visible_keys(shape) // (DEFAULT_WARPS * MIN_KEYS)), shape.batch * shape.num_heads_kv
+        block_n = DEFAULT_WARPS * MIN_KEYS
+        tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv
         useful = [splits for splits in self.parameters["splits"] if splits <= tiles]
-        return next((splits for splits in useful if 4 * blocks * splits >= 3 * wanted), useful[-1])
-
-    def _of_shares(self, shape: AttentionShape, tile: tuple[int, int], splits: int) -> KernelConfig:
+        splits = next((splits for splits in useful if 4 * blocks * splits >= 3 * MULTIPROCESSORS), useful[-1])
         once = int(_key_bytes(shape) <= LONG_STREAM_BYTES)
-        return KernelConfig(self.name, 16, *tile, 1, (("splits", splits), ("stream", once)))
+        return KernelConfig(self.name, 16, block_n, DEFAULT_WARPS, 1, (("splits", splits), ("stream", once)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(merges_inside=True, lone_warps=True)
