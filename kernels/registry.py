@@ -19,6 +19,7 @@ from blocktune.kernels.historical.v1 import FlashV1
 from blocktune.kernels.historical.v2 import FlashV2
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.hopper.decode8.kernel import FlashDecode8Hopper
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
@@ -47,6 +48,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashBackwardFused(),
         FlashDecodeHopper(),
         FlashDecode(),
+        FlashDecode8Hopper(),
         FlashDecode8(),
         FlashForwardHopperShort(),
         FlashForwardHopper(),

@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.decode.tiles import (
     block_barrier,
+    in_order,
     key_layout,
     key_offsets,
     key_range,
@@ -148,7 +149,7 @@ def flash_decode_hopper_kernel(
             v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
     # [ROWS, WIDTH_V], [ROWS], [ROWS]
-    o, m, l = merge_warps(acc, maximum, sums, OUT)
+    o, m, l = merge_warps(in_order(acc), maximum, sums, OUT)
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     finished = SPLITS == 1
     if SPLITS > 1:

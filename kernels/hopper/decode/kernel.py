@@ -17,7 +17,7 @@ from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, register_tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
-from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import is_describable
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper.decode.scratch import scratch
@@ -46,6 +46,7 @@ MAX_BATCH = 65535
 """Blocks of a grid's third dimension."""
 MAX_WORKSPACE = (1 << 31) - 1
 """Floats of it are counted with 32 bits."""
+WORD_BYTES = 4
 MAX_WORD_OFFSET = 1 << 31
 """Offsets inside the keys of an entry are counted in words of 32 bits."""
 
@@ -68,6 +69,8 @@ class FlashDecodeHopper(AttentionKernel):
         "stream": (0, 1),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("splits", "stream")
+
+    function: ClassVar[Any] = flash_decode_hopper_kernel
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
@@ -136,8 +139,8 @@ class FlashDecodeHopper(AttentionKernel):
         return OnChip(
             tiles=(
                 register_tile("Q", rows, shape.head_dim, short),
-                register_tile("K", n, shape.head_dim, short),
-                register_tile("V", n, shape.head_dim_v, short),
+                register_tile("K", n, shape.head_dim, shape.kv_bytes),
+                register_tile("V", n, shape.head_dim_v, shape.kv_bytes),
                 register_tile("S", n, tile_rows, FLOAT32_BYTES),
                 register_tile("P", n, tile_rows, short, reuses=True),
                 register_tile("O", rows, shape.head_dim_v, FLOAT32_BYTES),
@@ -150,7 +153,7 @@ class FlashDecodeHopper(AttentionKernel):
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         for name, tensor in (("key", k), ("value", v)):
-            if not is_describable(tensor) or tensor.shape[2] * tensor.stride(2) // 2 >= MAX_WORD_OFFSET:
+            if not is_describable(tensor) or tensor.shape[2] * word_stride(tensor, 2) >= MAX_WORD_OFFSET:
                 return (
                     f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
                     f"keys of an entry must span less than 8 GiB, for {self.name}"
@@ -159,9 +162,14 @@ class FlashDecodeHopper(AttentionKernel):
 
     @cached_property
     def source_hash(self) -> str:
-        return hash_of_sources(flash_decode_hopper_kernel)
+        return hash_of_sources(self.function)
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
+        arguments = self.example_arguments(config, shape)
+        return specialize(self.function, arguments, {"num_warps": config.num_warps})
+
+    def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """Return the arguments of a launch for contiguous tensors."""
         features, merged = shape.features, config.parameters["splits"] > 1
         integers = TensorArgument("int32")
         arguments: dict[str, Any] = {name: TensorArgument(shape.dtype) for name in ("Q", "K", "V", "Out")}
@@ -169,8 +177,34 @@ class FlashDecodeHopper(AttentionKernel):
         arguments |= {"Counter": integers if merged else None, "Lengths": integers if features.cached else None}
         arguments |= {"Table": integers if features.page_size else None, "Sinks": None}
         arguments |= {"scale_log2": 1.0, "stride_table": 0}
-        arguments |= _example_strides(shape) | _sizes(shape) | _constants(config, shape)
-        return specialize(flash_decode_hopper_kernel, arguments, {"num_warps": config.num_warps})
+        return arguments | _example_strides(shape) | _sizes(shape) | self.constants(config, shape)
+
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+        """Return the constexpr arguments, in order."""
+        return {
+            "WIDTH": shape.head_dim,
+            "WIDTH_V": shape.head_dim_v,
+            "PAGE_SIZE": shape.features.page_size,
+            "CAUSAL": shape.causal is not Causal.NONE,
+            "FROM_START": shape.causal is Causal.UPPER_LEFT,
+            "ROWS": rows_of_tile(shape),
+            "BLOCK_N": config.block_n,
+            "SPLITS": config.parameters["splits"],
+            "STREAM": bool(config.parameters["stream"]),
+        }
+
+    def leading(
+        self, counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float,
+        extras: Extras = NO_EXTRAS,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Return the arguments that change with every call, `counters` and `floats` of workspace among them."""
+        work, counter = scratch(q.device, counters, floats) if counters else (None, None)
+        table = extras.block_table
+        lengths = extras.cache_seqlens
+        return (
+            *(q, k, v, out, lse, work, counter, lengths, table, sinks_of(extras), scale * LOG2_E),
+            0 if table is None else table.stride(0),
+        )
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
         return self._bind(config, shape, takes_extras=bool(shape.features))
@@ -182,10 +216,10 @@ class FlashDecodeHopper(AttentionKernel):
         splits = config.parameters["splits"]
         needed = (shape.batch * shape.num_heads_kv, _workspace(config, shape)) if splits > 1 else (0, 0)
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
-            flash_decode_hopper_kernel,
+            self.function,
             (shape.num_heads_kv, splits, shape.batch),
-            partial(_leading, *needed),
-            partial(_trailing, (*_sizes(shape).values(), *_constants(config, shape).values())),
+            partial(self.leading, *needed),
+            partial(_trailing, (*_sizes(shape).values(), *self.constants(config, shape).values())),
             {"num_warps": config.num_warps},
         )
 
@@ -198,7 +232,7 @@ def rows_of_tile(shape: AttentionShape) -> int:
 def _key_bytes(shape: AttentionShape) -> int:
     """Return the bytes of all keys and values."""
     dims = shape.head_dim + shape.head_dim_v
-    return shape.batch * shape.num_heads_kv * visible_keys(shape) * dims * shape.element_bytes
+    return shape.batch * shape.num_heads_kv * visible_keys(shape) * dims * shape.kv_bytes
 
 
 def _workspace(config: KernelConfig, shape: AttentionShape) -> int:
@@ -208,11 +242,11 @@ def _workspace(config: KernelConfig, shape: AttentionShape) -> int:
 
 
 def _words(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return the registers of a thread for keys and values of a tile and queries, 16 bits each, and for scores and
-    output."""
+    """Return the registers of a thread for keys and values of a tile, queries of 16 bits, scores and output."""
     keys, rows = config.block_n // config.num_warps, rows_of_tile(shape)
-    halves = keys * (shape.head_dim + shape.head_dim_v) + rows * (shape.head_dim + 2 * shape.head_dim_v)
-    return (halves + 2 * keys * rows) // 64
+    key_bytes = keys * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes
+    row_bytes = rows * (shape.head_dim * shape.element_bytes + (shape.head_dim_v + keys) * FLOAT32_BYTES)
+    return (key_bytes + row_bytes) // (WARP_SIZE * WORD_BYTES)
 
 
 def _sizes(shape: AttentionShape) -> dict[str, int]:
@@ -226,45 +260,23 @@ def _sizes(shape: AttentionShape) -> dict[str, int]:
     }
 
 
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments, in order."""
-    return {
-        "WIDTH": shape.head_dim,
-        "WIDTH_V": shape.head_dim_v,
-        "PAGE_SIZE": shape.features.page_size,
-        "CAUSAL": shape.causal is not Causal.NONE,
-        "FROM_START": shape.causal is Causal.UPPER_LEFT,
-        "ROWS": rows_of_tile(shape),
-        "BLOCK_N": config.block_n,
-        "SPLITS": config.parameters["splits"],
-        "STREAM": bool(config.parameters["stream"]),
-    }
-
-
 def _example_strides(shape: AttentionShape) -> dict[str, int]:
     """Return the strides of contiguous tensors, and of pages, which take the place of batch entries; of keys and values
     in words."""
     strides = contiguous_strides(shape, "q")
     rows = shape.features.page_size or shape.seqlen_k
     for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
-        values = (shape.num_heads_kv * rows * dim // 2, rows * dim // 2, dim // 2)
+        words = dim * shape.kv_bytes // WORD_BYTES
+        values = (shape.num_heads_kv * rows * words, rows * words, words)
         strides |= {f"stride_{letter}{axis}": value for axis, value in zip("bhn", values, strict=True)}
     return strides | contiguous_strides(shape, "o")
 
 
-def _leading(
-    counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
-) -> tuple[Any, ...]:
-    """Return the arguments that change with every call, `counters` and `floats` of workspace among them."""
-    work, counter = scratch(q.device, counters, floats) if counters else (None, None)
-    table = extras.block_table
-    lengths = extras.cache_seqlens
-    return (
-        *(q, k, v, out, lse, work, counter, lengths, table, sinks_of(extras), scale * LOG2_E),
-        0 if table is None else table.stride(0),
-    )
-
-
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
-    keys, values = ((stride >> 1 for stride in tensor.stride()[:3]) for tensor in (k, v))
-    return *q.stride()[:3], *keys, *values, *out.stride()[:3], *fixed
+    words = (word_stride(tensor, axis) for tensor in (k, v) for axis in range(3))
+    return *q.stride()[:3], *words, *out.stride()[:3], *fixed
+
+
+def word_stride(tensor: Any, axis: int) -> int:
+    """Return a stride of keys or values in words of 32 bits."""
+    return int(tensor.stride(axis) * tensor.element_size() // WORD_BYTES)

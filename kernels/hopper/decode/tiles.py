@@ -107,6 +107,8 @@ def key_offsets(
     keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
     if PAGE_SIZE == 0:
         return keys * stride_n
+    elif PAGE_SIZE % KEYS == 0:
+        return (pages.to(gl.int64) * stride_b)[:, None] + (keys % PAGE_SIZE) * stride_n
     else:
         return pages.to(gl.int64) * stride_b + (keys % PAGE_SIZE).to(gl.int64) * stride_n
 
@@ -115,9 +117,15 @@ def key_offsets(
 def load_pages(
     table, tile, stop, stop_key, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """[W, KEYS]: the page of every key of a tile. Behind the share, where the table may hold anything, none is read."""
+    """The page of every key of a tile: [W] where the keys of a warp share one, else [W, KEYS]. Behind the share, where
+    the table may hold anything, none is read."""
     if PAGE_SIZE == 0:
         return 0
+    elif PAGE_SIZE % KEYS == 0:
+        # [W]: as `read_keys`, of which the last key has the page of the first, or both are the last key of all
+        keys = (tile * W + gl.arange(0, W, gl.SliceLayout(1, LAYOUT))) * KEYS
+        keys = gl.maximum(gl.minimum(keys, stop_key - 1), 0)
+        return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)
     else:
         keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
         return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)
@@ -228,15 +236,15 @@ def probabilities(scores, last, maximum, sums, tile, scale_log2, W: gl.constexpr
 
 @gluon.jit
 def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
-    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps."""
+    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps, acc [W, rows, WIDTH]."""
     W: gl.constexpr = acc.shape[0]
-    WIDTH: gl.constexpr = acc.shape[1]
-    ROWS: gl.constexpr = acc.shape[2]
+    ROWS: gl.constexpr = acc.shape[1]
+    WIDTH: gl.constexpr = acc.shape[2]
     FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     outputs = gl.allocate_shared_memory(gl.float32, [W, ROWS, WIDTH], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
     maxima = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
     totals = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
-    outputs.store(in_order(acc))
+    outputs.store(acc)
     maxima.store(maximum)
     totals.store(sums)
     # [W, rows]
@@ -272,8 +280,11 @@ def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLI
 
 @gluon.constexpr_function
 def shares_at_once(splits, elements_per_thread):
-    """How many shares the merge loads together: what 64 registers hold."""
-    return min(splits, max(1, 64 // elements_per_thread))
+    """How many shares the merge loads together: all if 128 registers hold them, else what 64 hold, since the loop over
+    the others takes some, too."""
+    if splits * elements_per_thread <= 128:
+        return splits
+    return max(1, 64 // elements_per_thread)
 
 
 @gluon.constexpr_function

@@ -14,6 +14,7 @@ import torch
 from triton.experimental.gluon import language as real
 
 from tests.support.gluon import machine as gluon_machine
+from tests.support.gluon.assembly import ASSEMBLY
 from tests.support.gluon.memory import I32
 
 LAYOUTS = (
@@ -68,7 +69,7 @@ def _operator(name: str) -> Callable[[Tile, Any], Any]:
     return compute
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "rshift", "and"):
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "lshift", "rshift", "and"):
     setattr(Tile, f"__{_name}__", _operator(f"__{_name}__"))
 for _name in ("add", "sub", "mul", "and"):
     setattr(Tile, f"__r{_name}__", _operator(f"__r{_name}__"))
@@ -113,7 +114,9 @@ def load(pointer: Pointer, mask: Any = None, other: Any = 0, **hints: str) -> An
     offset, mask = pointer.places(mask)
     found = torch.full(offset.shape, other, dtype=pointer.memory.dtype)
     found[mask] = pointer.memory[offset[mask]]
-    return Tile(found) if found.dim() else I32(found)
+    if found.dim():
+        return Tile(found)
+    return float(found) if found.is_floating_point() else I32(found)
 
 
 def store(pointer: Pointer, value: Any, mask: Any = None) -> None:
@@ -143,6 +146,11 @@ class Shared:
         return Tile(self.data.clone())
 
 
+def assembled(asm: Any, constraints: str, tiles: Sequence[Tile], **hints: Any) -> list[Tile]:
+    del constraints, hints
+    return [Tile(found) for found in ASSEMBLY[getattr(asm, "value", asm)](*(tile.data for tile in tiles))]
+
+
 def mma_v2(a: Tile, b: Tile, acc: Tile) -> Tile:
     assert a.dtype == b.dtype
     return Tile(torch.matmul(a.data.float(), b.data.float()) + acc.data)
@@ -169,7 +177,7 @@ GRID = types.SimpleNamespace(place=(0, 0, 0), sizes=(1, 1, 1), warps=4)
 GL = types.SimpleNamespace(
     **{name: getattr(real, name) for name in LAYOUTS},
     **{name: _apply(function) for name, function in FUNCTIONS.items()},
-    **{name: getattr(torch, name) for name in ("int16", "int32", "int64", "float32")},
+    **{name: getattr(torch, name) for name in ("int8", "int16", "int32", "int64", "float16", "float32")},
     constexpr=real.constexpr,
     pointer_type=lambda dtype: dtype,
     num_warps=lambda: GRID.warps,
@@ -179,6 +187,8 @@ GL = types.SimpleNamespace(
     zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout),
     full=_filled,
     join=lambda a, b: Tile(torch.stack((a.data, b.data), -1)),
+    split=lambda tile: tuple(Tile(half) for half in tile.data.unbind(-1)),
+    inline_asm_elementwise=assembled,
     convert_layout=lambda value, layout, assert_trivial=False: value,
     allocate_shared_memory=lambda dtype, shape, layout: Shared(shape),
     load=load,

@@ -26,7 +26,7 @@ def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:
     dtype = "fp8" if kernel.name == "flash_fwd_fp8" else dtype
     plain = complete_shape(1024, dim, batch=1, heads=8, kv_heads=2, dtype=dtype)
     if kernel.name.startswith("flash_decode"):
-        of_cache = Features(cached=True, kv=CacheType.INT8) if kernel.name == "flash_decode8" else Features()
+        of_cache = Features(cached=True, kv=CacheType.INT8) if "decode8" in kernel.name else Features()
         return replace(plain, seqlen_q=1, features=of_cache)
     features = {"flash_fwd_general": {"softcap": True}, "flash_fwd_sparse": {"mask": "block_sparse"}}
     features |= dict.fromkeys(("flash_bwd_sparse", "flash_bwd_hopper_sparse"), features["flash_fwd_sparse"])

@@ -1,0 +1,1 @@
+"""Decoding over 8-bit caches on Hopper in one launch."""

@@ -1,0 +1,200 @@
+"""Decoding over an 8-bit cache on Hopper in one launch, in Gluon: the kernel of kernels/hopper/decode8/kernel.py.
+
+kernels/hopper/decode/tiles.py says what makes it fast.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from blocktune.kernels.hopper.common.sinks import sink_of
+from blocktune.kernels.hopper.decode.device_kernel import SIZES
+from blocktune.kernels.hopper.decode.tiles import (
+    block_barrier,
+    key_layout,
+    key_offsets,
+    key_range,
+    load_pages,
+    merge_parts,
+    merge_warps,
+    outer_layout,
+    product_layout,
+    result_layout,
+    store_part,
+    store_result,
+)
+from blocktune.kernels.hopper.decode8.numbers import in_order, keys_of, values_of
+from blocktune.kernels.hopper.decode8.tiles import (
+    in_range,
+    load_queries,
+    load_scales,
+    load_words,
+    magnitude_log2,
+    scales_of_head,
+    value_layout,
+    visible_scores,
+    weights_step,
+)
+from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES
+
+
+@gluon.jit(do_not_specialize=(*SIZES, *SCALE_STRIDES))
+def flash_decode8_hopper_kernel(
+    Q, K, V, Out, Lse, Work, Counter, Lengths, Table, Sinks, scale_log2, stride_table,
+    KScales, VScales, stride_ksb, stride_ksn, stride_ksh, stride_vsb, stride_vsn, stride_vsh,
+    stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
+    stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
+    num_heads, group_size, total_rows, seqlen_q, seqlen_k,
+    WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
+    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr, OF_TOKENS: gl.constexpr,
+):  # fmt: skip
+    """`flash_decode_hopper_kernel` over K and V of e4m3 or int8.
+
+    KScales and VScales: float32, what the numbers of K and V are multiplied with, or None for 1. OF_TOKENS: every row
+    of a key head has its own, at (entry or page, row, head); else the strides of rows are 0, and the entry is that of
+    the batch.
+    """
+    W: gl.constexpr = gl.num_warps()
+    KEYS: gl.constexpr = BLOCK_N // W
+    INT8: gl.constexpr = K.dtype.element_ty == gl.int8
+    PRODUCT: gl.constexpr = product_layout(W)
+    K_A: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 8)
+    Q_B: gl.constexpr = gl.DotOperandLayout(1, PRODUCT, 8)
+    V_A: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
+    P_B: gl.constexpr = gl.DotOperandLayout(1, PRODUCT, 2)
+    K_L: gl.constexpr = key_layout(W)
+    V_L: gl.constexpr = value_layout(W, WIDTH_V // 32)
+    K_ROWS: gl.constexpr = outer_layout(K_L)
+    V_ROWS: gl.constexpr = outer_layout(V_L)
+    PER_KEY: gl.constexpr = gl.SliceLayout(2, PRODUCT)
+    PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
+    OUT: gl.constexpr = result_layout(W, ROWS)
+    batch = gl.program_id(2).to(gl.int64)
+    head_kv = gl.program_id(0)
+    length = seqlen_k
+    if Lengths is not None:
+        length = gl.minimum(gl.load(Lengths + batch), seqlen_k)
+    diagonal = length - seqlen_q
+    if FROM_START:
+        diagonal = 0
+    stop_key = length
+    if CAUSAL:
+        stop_key = gl.minimum(length, seqlen_q + diagonal)
+    tiles = (gl.maximum(stop_key, 0) + BLOCK_N - 1) // BLOCK_N
+    first, stop = key_range(tiles, SPLITS)
+    k_base = K.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_kh
+    v_base = V.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_vh
+    table = Table
+    if PAGE_SIZE == 0:
+        k_base += batch * stride_kb
+        v_base += batch * stride_vb
+    else:
+        table += batch * stride_table
+    k_scale, v_scale = 1.0, 1.0
+    if KScales is not None:
+        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+    if VScales is not None:
+        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+
+    # The first tile is on its way before anything else is done, and branches keep loads where they are, as in the
+    # kernel over 16 bits.
+    # [W, KEYS, WIDTH / 64, 4, 4] words of K, [W, KEYS, 1, 8, WIDTH_V / 32] of V
+    k = gl.zeros([W, KEYS, WIDTH // 64, 4, 4], gl.int32, K_L)
+    v = gl.zeros([W, KEYS, 1, 8, WIDTH_V // 32], gl.int32, V_L)
+    # [W, KEYS]
+    k_scales = gl.full([W, KEYS], 1.0, gl.float32, PER_KEY)
+    v_scales = gl.full([W, KEYS], 1.0, gl.float32, PER_KEY)
+    k_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+    v_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+    scale_pages = 0
+    if OF_TOKENS:
+        scale_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+    if first < stop:
+        k_offsets = key_offsets(first, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_offsets = key_offsets(first, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+        k = load_words(k_base, k_offsets, WIDTH // 64, 4, STREAM, K_L)
+        v = load_words(v_base, v_offsets, 1, WIDTH_V // 32, STREAM, V_L)
+        k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+        if OF_TOKENS:
+            k_scales = load_scales(
+                KScales, first, stop_key, scale_pages, stride_ksb, stride_ksn, PAGE_SIZE, W, KEYS, PER_KEY
+            )
+            v_scales = load_scales(
+                VScales, first, stop_key, scale_pages, stride_vsb, stride_vsn, PAGE_SIZE, W, KEYS, PER_KEY
+            )
+            scale_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+
+    rows = group_size * seqlen_q
+    # [ROWS]: beyond the last one the last row again, which is not stored
+    packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
+    head = head_kv * group_size + packed // seqlen_q
+    q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
+    # [W, WIDTH, ROWS] in float16, [W, ROWS]
+    q, row_scale = in_range(load_queries(Q, q_offsets, W, WIDTH, Q_B))
+    row_scale = gl.convert_layout(row_scale, PER_ROW) * (scale_log2 * k_scale)
+    sinks = None
+    if Sinks is not None:
+        # [ROWS]
+        row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT))), rows - 1)
+        sinks = sink_of(Sinks, head_kv * group_size + row // seqlen_q)
+
+    # [W, KEYS, ROWS] of scores, [W, ROWS] of rows, [W, WIDTH_V, ROWS] of the output
+    nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
+    maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
+    sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
+    acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
+    # [W, ROWS]: the last key that a row sees
+    last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
+    if CAUSAL:
+        query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
+        last = gl.minimum(last, (query + diagonal)[None, :])
+    for tile in range(first, stop):
+        # [W, KEYS, ROWS]
+        scores = mma_v2(keys_of(k, INT8, K_A), q, nothing) * row_scale[:, None, :]
+        if OF_TOKENS:
+            scores *= k_scales[:, :, None]
+        if tile + 1 < stop:
+            k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
+            k = load_words(k_base, k_offsets, WIDTH // 64, 4, STREAM, K_L)
+            k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+        scores = visible_scores(scores, last, tile, W, KEYS)
+        if OF_TOKENS:
+            heights = scores + magnitude_log2(v_scales)[:, :, None]
+            p, maximum, sums, factor = weights_step(scores, heights, maximum, sums)
+            p *= (v_scales * 16384.0)[:, :, None]
+        else:
+            p, maximum, sums, factor = weights_step(scores, scores, maximum, sums)
+            p *= 16384.0
+        p = gl.convert_layout(p.to(gl.float16), P_B)
+        # [W, WIDTH_V, ROWS]
+        acc = mma_v2(values_of(v, INT8, V_A), p, acc * factor[:, None, :])
+        if tile + 1 < stop:
+            v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+            v = load_words(v_base, v_offsets, 1, WIDTH_V // 32, STREAM, V_L)
+            v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+            if OF_TOKENS:
+                k_scales = load_scales(
+                    KScales, tile + 1, stop_key, scale_pages, stride_ksb, stride_ksn, PAGE_SIZE, W, KEYS, PER_KEY
+                )
+                v_scales = load_scales(
+                    VScales, tile + 1, stop_key, scale_pages, stride_vsb, stride_vsn, PAGE_SIZE, W, KEYS, PER_KEY
+                )
+                scale_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+
+    # [ROWS, WIDTH_V], [ROWS], [ROWS]
+    o, m, l = merge_warps(in_order(acc), maximum, sums, OUT)
+    o *= v_scale / 16384.0  # of the probabilities
+    place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
+    finished = SPLITS == 1
+    if SPLITS > 1:
+        store_part(Work, o, m, l, place, rows, total_rows, WIDTH_V, SPLITS)
+        block_barrier()  # all of this block is written before the counter says so
+        counter = Counter + gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+        finished = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
+    if finished:
+        if SPLITS > 1:
+            gl.store(counter, 0)
+            o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
+        out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
+        store_result(out, Lse, o, m, l, sinks, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)
