@@ -1,12 +1,17 @@
-"""What the tuner did in this process, in words: at the exit where BLOCKTUNE_SUMMARY is 1, or by a call."""
+"""What the tuner did in this process: in words, at the exit where BLOCKTUNE_SUMMARY is 1, or by a call; and as counts that
+`tune kernels` shows."""
 
 import atexit
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
+from blocktune.kernels.tuned.launches import append_launches, launches_path
+
+logger = logging.getLogger("blocktune")
 
 VARIABLE = "BLOCKTUNE_SUMMARY"
 
@@ -33,10 +38,31 @@ def summary() -> str:
     return "\n".join(lines)
 
 
-def print_at_exit() -> None:
-    """Write the summary to standard error when the process ends, if the environment says so."""
-    if os.environ.get(VARIABLE) == "1":
-        atexit.register(lambda: sys.stderr.write(summary() + "\n"))
+def tell_at_exit() -> None:
+    """Keep the counts of this process when it ends, and write the summary to standard error if the environment says so.
+    A forked child, which has its parent's counts, does neither."""
+    process = os.getpid()
+
+    def tell() -> None:
+        if os.getpid() != process:
+            return
+        keep_launches()
+        if os.environ.get(VARIABLE) == "1":
+            sys.stderr.write(summary() + "\n")
+
+    atexit.register(tell)
+
+
+def keep_launches() -> None:
+    """Add what this process has launched to the counts of all; a place that cannot be written costs these counts."""
+    path = launches_path()
+    counts = {kind: launches for kernel in kernels for kind, launches in kernel.launches.items() if launches}
+    if path is None or not counts:
+        return
+    try:
+        append_launches(path, counts)
+    except OSError as error:
+        logger.info("Launches are not counted: %s cannot be written (%s).", path, error.strerror)
 
 
 def _line(kernel: TunedKernel) -> str:

@@ -210,7 +210,7 @@ def _helion(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [_helion_row(row) for row in rows if not row["error"]]
     limit = rows[-1]["helion_limit_seconds"]
     told = (
-        f"Examples beside the same operators in Helion {rows[-1]['helion']}, whose search at quick effort ends after "
+        f"Examples next to the same operators in Helion {rows[-1]['helion']}, whose search at quick effort ends after "
         f"{limit} s at most; caches are empty:"
     )
     return "\n\n".join(part for part in (told, markdown_table(_HELION, lines) if lines else "", *failed) if part)

@@ -11,7 +11,9 @@ import triton
 import blocktune
 from blocktune.db.records.records import Outcome
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.tuned import summary
 from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.tuned.autotune import autotune, space
 from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
@@ -89,6 +91,33 @@ def test_what_makes_another_question_is_measured_for_itself(gpu: FakeGpu) -> Non
     kernel[grid](x.double(), 1000, 2.0)
     assert measured(gpu)
     assert kernel.kernel.misses == 4
+
+
+def test_launches_are_counted_over_processes(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second tuner stands for another process: it finds the winner in the store. What `forget` drops counts, too."""
+    path = tmp_path / "launches.jsonl"
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(path))
+    for hits, misses in ((3, 1), (4, 0)):
+        kernel = decorated()
+        for _ in range(2):
+            kernel[grid](torch.ones(1000), 1000, 2.0)
+            kernel[grid](torch.ones(1000), 1000, 2.0)
+            kernel.kernel.forget()
+        ((kind, launches),) = kernel.kernel.launches.items()
+        assert (kind.kernel, launches.hits, launches.misses) == (kernel.kernel.name, hits, misses)
+        assert (launches.seconds > 0) == bool(misses)
+        monkeypatch.setattr(summary, "kernels", [kernel.kernel])
+        summary.keep_launches()
+    (counted,) = read_launches(path).values()
+    assert (counted.hits, counted.misses) == (7, 1)
+
+
+def test_a_place_that_cannot_be_written_costs_the_counts(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", "/proc/nowhere/launches.jsonl")
+    kernel = decorated()
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    monkeypatch.setattr(summary, "kernels", [kernel.kernel])
+    summary.keep_launches()
 
 
 def doubling(launch: Launch) -> None:
