@@ -1,5 +1,5 @@
-"""Files of statistics, a line for each entry, to which any number of processes add. No other user can read them, nothing
-waits for a lock or a pipe, and what is lost of them costs a line."""
+"""Files of statistics, a line for each entry, which any number of processes add to. No other user can read them.
+Nothing waits for a lock or a pipe, and damage costs a line."""
 
 import errno
 import fcntl
