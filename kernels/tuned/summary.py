@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
-from blocktune.kernels.tuned.launches import append_launches, launches_path
+from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
+from blocktune.kernels.values.errors import StoreError
 
 logger = logging.getLogger("blocktune")
 
@@ -32,8 +33,8 @@ def summary() -> str:
     others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
     lines.append(
         f"blocktune: {len(launched)} autotuned kernels, {sum(kernel.calls for kernel in launched)} launches, "
-        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before; {others} kernels with "
-        f"another winner than their list's first config{_saved(launched)}."
+        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before{_spared(launched)}; "
+        f"{others} kernels with another winner than their list's first config{_saved(launched)}."
     )
     return "\n".join(lines)
 
@@ -46,9 +47,9 @@ def tell_at_exit() -> None:
     def tell() -> None:
         if os.getpid() != process:
             return
-        keep_launches()
         if os.environ.get(VARIABLE) == "1":
             sys.stderr.write(summary() + "\n")
+        keep_launches()
 
     atexit.register(tell)
 
@@ -86,6 +87,20 @@ def _failures(kernel: TunedKernel) -> Iterator[str]:
         for label, reason in (choice.dropped or {}).items():
             if not reason.startswith(_EXPECTED):
                 yield f"  {label} failed: {reason[:MAX_REASON]}"
+
+
+def _spared(launched: Iterable[TunedKernel]) -> str:
+    """Return the seconds that earlier processes measured what this one knew, as far as they are counted."""
+    path = launches_path()
+    try:
+        counted = {} if path is None else read_launches(path)
+    except StoreError as error:
+        logger.info("%s", error)
+        return ""
+    known = (kind for kernel in launched for kind, launches in kernel.launches.items() if not launches.misses)
+    before = [counted[kind] for kind in known if kind in counted and counted[kind].misses]
+    seconds = sum(launches.seconds / launches.misses for launches in before)
+    return f", which saved {seconds:.1f} s of measuring" if seconds else ""
 
 
 def _saved(launched: Iterable[TunedKernel]) -> str:
