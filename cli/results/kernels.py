@@ -44,6 +44,7 @@ def kernels(
 
     Hits are launches, in all processes that have ended, for which the config was known; misses had to wait for it to be
     measured, for this many seconds.
+
     A frozen file is read by BLOCKTUNE_FROZEN_KERNELS, or by `install(frozen=...)`; equal winners give equal bytes.
 
     \b

@@ -74,10 +74,22 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = (
         f"Of {len(rows)} kernels the winner is {statistics.median(losses['winner']):.2%} slower than the best "
         f"config of an exhaustive measurement in the median and {max(losses['winner']):.2%} at most; that of Triton's "
-        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. {_gains(rows)}",
+        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. {_repeats(rows)}"
+        f"{_gains(rows)}",
         markdown_table(_KERNELS, map(_kernel_row, rows)),
     )
     return "\n\n".join(lines)
+
+
+def _repeats(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how often searches from nothing found the winner that most of ten found."""
+    found = [row["same_of_repeats"] for row in rows if "same_of_repeats" in row]
+    if not found:
+        return ""
+    return (
+        f"{sum(found)} of {10 * len(found)} searches from nothing found the winner that is usual for their kernel; on "
+        f"{sum(same >= 9 for same in found)} of {len(found)} kernels at least nine of ten did. "
+    )
 
 
 def _gains(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -193,13 +205,18 @@ def _faults(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _fault(row: Mapping[str, Any]) -> str:
-    lost = "\n".join(f"- `{label.partition(' ')[2]}`: {reason}" for label, reason in row["lost"].items())
+    lost = "\n".join(f"- `{label.partition(' ')[2]}`: {_cause(reason)}" for label, reason in row["lost"].items())
     equal = "equals" if row["equal"] else "differs from"
     return (
         f"With `isolate`, a kernel lost {len(row['lost'])} of {row['configs']} configs, in {row['seconds']:.0f} s; no "
         f"answer within {row['answer_seconds']:.0f} s is a hang here. Its result {equal} that under Triton's tuner, "
         f"which had the others alone.\n\n{lost}"
     )
+
+
+def _cause(reason: str) -> str:
+    """Return the line of a reason that names the error, or all of it."""
+    return next((line for line in reason.splitlines() if "Error: " in line), reason)
 
 
 def _helion(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ import triton
 from blocktune.cli.pages.recorded import library_tables
 from blocktune.tuner.jitted.specialization import function_named
 from blocktune.tuner.tuned import tune_call
-from tests.support import library_document, library_faults, library_measures, library_steps
+from tests.support import library_document, library_faults, library_measures, library_rivals, library_steps
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.chosen_constants import tuned_in
 from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
@@ -53,7 +53,7 @@ def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(library_measures, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
     for module in (library_bench, library_document, library_measures):
         monkeypatch.setattr(module, "current_device", lambda: H200)
-    monkeypatch.setattr(library_document.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(library_document, "version", lambda name: "1.0")
     monkeypatch.setattr(library_measures, "EXPAND", 4)
     monkeypatch.setattr(library_steps, "STEPS", {"failing": failing, "ours": step})
 
@@ -318,3 +318,18 @@ def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["step_seconds"] is None
     assert "no library" in row["error"]
     assert "no library" in library_starts.agreement("fla", 1, 60.0)["errors"][0]
+
+
+def test_examples_are_compared_with_other_operators_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor the example computes what PyTorch does."""
+    clock = SimpleNamespace(rounds=lambda launches, count: [(20.0, 25.0)] * count)
+    monkeypatch.setattr(library_rivals, "CudaTurnClock", lambda l2: clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    row = library_rivals.compared("softmax", "cpu", lambda x: torch.softmax(x, dim=-1))
+    assert (row["ours_us"], row["helion_us"], row["difference"], row["error"]) == (20.0, 25.0, 0.0, "")
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ImportError("no such name")
+
+    row = library_rivals.compared("softmax", "cpu", broken)
+    assert (row["error"], "helion_us" in row) == ("ImportError: no such name", False)

@@ -85,6 +85,7 @@ def test_kernels_starts_and_processes_have_their_lines(tmp_path: Path) -> None:
     (tmp_path / "gpu.libraries.json").write_text(json.dumps(document))
     page = with_results(PAGE, tmp_path)
     assert "the winner is 0.25% slower than the best config" in page
+    assert "18 of 20 searches from nothing found the winner that is usual for their kernel; on 2 of 2 kernels" in page
     assert "With `expand` 1 of 2 are at least 1.10 times as fast as with Triton's choice, 1.20 times at most" in page
     assert "| `one` (fla gla) | 12 | 20.0 µs | 10.0 µs | 0.00% | 2.00% | 9 | 1.20 |" in page
     assert "1 passes are compared with those under Triton's choices: the relative difference is 2.0e-03 at most" in page
