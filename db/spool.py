@@ -27,8 +27,8 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
+from blocktune.kernels.files.line_file import state_directory
 from blocktune.kernels.files.ownership import doubts, is_owner_believed
-from blocktune.kernels.selection.miss_file import state_directory
 from blocktune.kernels.values.errors import StoreError
 
 MAX_BYTES = 64 << 20

@@ -23,7 +23,7 @@ from tests.support.worker_gpus import take_turns
 
 __all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --record, and the same draws in every run
 
-os.environ["BLOCKTUNE_MISSES"] = "off"  # for the processes that tests start, too
+os.environ |= {"BLOCKTUNE_MISSES": "off", "BLOCKTUNE_LAUNCHES": "off"}  # for the processes that tests start, too
 take_turns()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,7 +1,7 @@
 """What the database holds of autotuned kernels, as rows and as JSON."""
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +12,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 if TYPE_CHECKING:
     from blocktune.db.records.user_records import UserBest, UserTrial
     from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.kernels.tuned.launches import Launches
 
 KernelName = Annotated[
     str | None,
@@ -19,6 +20,7 @@ KernelName = Annotated[
 ]
 
 WINNERS = ("kernel", "key", "config", "time", "against the first", "configs")
+LAUNCHES = ("hits", "misses", "seconds")
 TRIALS = ("config", "outcome", "time", "remark")
 
 
@@ -63,6 +65,21 @@ def require_kernels(
     return found
 
 
+def launches_of(bests: "Iterable[UserBest]") -> "list[Launches]":
+    """Return what all processes launched with each winner's kind of call, whatever list its configs are from.
+
+    Raises:
+        StoreError: the file of the counts cannot be read.
+    """
+    from blocktune.kernels.tuned.config import CONFIGS
+    from blocktune.kernels.tuned.launches import Kind, Launches, launches_path, read_launches
+
+    path = launches_path()
+    counted = {} if path is None else read_launches(path)
+    kinds = (Kind(best.device.key, best.config.kernel, best.problem.without(CONFIGS)) for best in bests)
+    return [counted.get(kind, Launches()) for kind in kinds]
+
+
 def winner_row(best: "UserBest") -> tuple[str, ...]:
     """Return the row of a winner, in the columns `WINNERS`."""
     return (
@@ -73,6 +90,11 @@ def winner_row(best: "UserBest") -> tuple[str, ...]:
         "-" if best.speedup_over_default is None else f"{best.speedup_over_default:.3f}",
         str(best.trials),
     )
+
+
+def launches_row(launches: "Launches") -> tuple[str, ...]:
+    """Return the cells of a winner's launches, in the columns `LAUNCHES`."""
+    return f"{launches.hits:,}", f"{launches.misses:,}", f"{launches.seconds:.1f}"
 
 
 def trial_row(trial: "UserTrial") -> tuple[str, ...]:

@@ -1,11 +1,22 @@
 """`tune kernels`: what the database holds of autotuned kernels, and their winners as a frozen file."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.autotuned.rows import TRIALS, WINNERS, stored_kernels, trial_row, winner_json, winner_row
+from blocktune.cli.autotuned.rows import (
+    LAUNCHES,
+    TRIALS,
+    WINNERS,
+    launches_of,
+    launches_row,
+    stored_kernels,
+    trial_row,
+    winner_json,
+    winner_row,
+)
 from blocktune.cli.output.render import counted, note, print_json, print_table
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
@@ -29,7 +40,10 @@ def kernels(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the winners of kernels under `blocktune.autotune` or `blocktune.install`.
+    """List the winners of kernels under `blocktune.autotune` or `blocktune.install`, with their launches.
+
+    Hits are launches, in all processes that have ended, for which the config was known; misses had to wait for it to be
+    measured, for this many seconds.
 
     A frozen file is read by BLOCKTUNE_FROZEN_KERNELS, or by `install(frozen=...)`; equal winners give equal bytes.
 
@@ -40,15 +54,19 @@ def kernels(
     """
     spec = choose_device(device)
     found = stored_kernels(db, spec, name, with_trials=name is not None)
+    bests = [best for best, _ in found]
     if freeze is not None:
-        _freeze(freeze, spec, [best for best, _ in found], as_json=as_json)
+        _freeze(freeze, spec, bests, as_json=as_json)
     elif as_json:
-        print_json({"device": spec.name, "kernels": [winner_json(best, trials) for best, trials in found]})
+        launched = ({"launches": asdict(launches)} for launches in launches_of(bests))
+        rows = [{**winner_json(*each), **launches} for each, launches in zip(found, launched, strict=True)]
+        print_json({"device": spec.name, "kernels": rows})
     elif not found:
         which = f"kernel {name}" if name else "autotuned kernel"
         note(f"no {which} was tuned on {spec.name}; a program that launches some under `autotune` or `install` does it")
     elif name is None:
-        print_table(WINNERS, [winner_row(best) for best, _ in found])
+        pairs = zip(bests, launches_of(bests), strict=True)
+        print_table((*WINNERS, *LAUNCHES), [(*winner_row(best), *launches_row(each)) for best, each in pairs])
     else:
         for best, trials in found:
             note(f"{best.config.kernel} {best.problem.label}, source {best.source_hash}")

@@ -20,6 +20,8 @@ ENERGY = Real(1e-6, 1e10, decimals=3)
 ROUNDS = Several(TIME, 10_000)
 LIMITERS = Several(Word(32, "[a-z_]{1,32}", "the name of a limit"), 16)
 ERROR = Prose(1_000_000)
+CLOCK, TEMPERATURE = Whole(0, 100_000), Whole(0, 1000)
+REASONS, PROCESSES = Whole(0, 2**63 - 1), Whole(0, 1_000_000)
 OBJECTIVE = Word(16, "time|energy", "an objective")
 
 
@@ -59,12 +61,12 @@ class Telemetry:
     throttle_reasons: every reason that occurred, as bits.
     """
 
-    sm_clock_mhz: Annotated[int | None, Whole(0, 100_000)] = None
-    memory_clock_mhz: Annotated[int | None, Whole(0, 100_000)] = None
-    temperature_c: Annotated[int | None, Whole(0, 1000)] = None
+    sm_clock_mhz: Annotated[int | None, CLOCK] = None
+    memory_clock_mhz: Annotated[int | None, CLOCK] = None
+    temperature_c: Annotated[int | None, TEMPERATURE] = None
     power_w: Annotated[float | None, Real(0, 100_000, decimals=1)] = None
-    throttle_reasons: Annotated[int | None, Whole(0, 2**63 - 1)] = None
-    other_processes: Annotated[int | None, Whole(0, 1_000_000)] = None
+    throttle_reasons: Annotated[int | None, REASONS] = None
+    other_processes: Annotated[int | None, PROCESSES] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +95,19 @@ class BestColumns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserTrialColumns:
-    """What was found out about one candidate of a tuned function; the fields mean what those of `TrialColumns` mean."""
+    """What was found out about one candidate of a tuned function, and the state of the GPU at the end of its race; the
+    fields mean what those of `TrialColumns` and `Telemetry` mean."""
 
     error: Annotated[str, ERROR] = ""
     time_us: Annotated[float | None, TIME] = None
     relative_to_anchor: Annotated[float | None, ANCHOR_RATIO] = None
     samples_us: Annotated[tuple[float, ...], ROUNDS] = ()
     seconds: Annotated[float, SECONDS] = 0.0
+    sm_clock_mhz: Annotated[int | None, CLOCK, Later()] = None
+    memory_clock_mhz: Annotated[int | None, CLOCK, Later()] = None
+    temperature_c: Annotated[int | None, TEMPERATURE, Later()] = None
+    throttle_reasons: Annotated[int | None, REASONS, Later()] = None
+    other_processes: Annotated[int | None, PROCESSES, Later()] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 
-CURRENT = "0006"
+CURRENT = "0007"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"

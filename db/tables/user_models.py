@@ -13,7 +13,7 @@ from sqlalchemy.orm import Mapped, mapped_column, relationship
 
 from blocktune.db.tables.columns import UserBestColumns, UserTrialColumns
 from blocktune.db.tables.models import Base as Base
-from blocktune.db.tables.models import DeviceRow, EnvironmentRow, checksum_column, measured
+from blocktune.db.tables.models import DeviceRow, EnvironmentRow, checksum_column, measured, measured_later
 
 
 class UserTrialRow(Base):
@@ -40,6 +40,7 @@ class UserTrialRow(Base):
     outcome: Mapped[str] = mapped_column(String(32))
     locals().update(measured(UserTrialColumns))
     checksum: Mapped[str | None] = checksum_column()
+    locals().update(measured_later(UserTrialColumns))
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     environment: Mapped[EnvironmentRow] = relationship(lazy="joined")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.selection.miss_file import append_private_line, state_directory
+from blocktune.kernels.files.line_file import append_line, state_directory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -41,7 +41,7 @@ def store_finding(finding: Finding) -> None:
     path = findings_path()
     try:
         if path is not None:
-            append_private_line(path, json.dumps(finding.to_json()), MAX_BYTES)
+            append_line(path, json.dumps(finding.to_json()), MAX_BYTES)
     except OSError as error:
         logger.info("A finding is not stored: %s cannot be written (%s).", path, error.strerror)
 

@@ -5,17 +5,13 @@ lines; those of equal device and shape are added up when they are read, and in t
 bound. It is statistics: what is lost or damaged of it costs a line, never a call.
 """
 
-import errno
-import fcntl
 import json
 import os
-import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO
 
+from blocktune.kernels.files.line_file import append_lines, read_lines, state_directory
 from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -49,17 +45,6 @@ def miss_path() -> Path | None:
     return None if state is None else state / "misses.jsonl"
 
 
-def state_directory() -> Path | None:
-    """Return `blocktune` in the user's state directory, or None for a user without a home."""
-    try:
-        state = Path(os.environ.get("XDG_STATE_HOME", ""))
-        if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
-            state = Path.home() / ".local" / "state"
-    except RuntimeError:
-        return None
-    return state / "blocktune"
-
-
 def _expanded(named: str) -> Path:
     try:
         return Path(named).expanduser()
@@ -71,39 +56,15 @@ def _expanded(named: str) -> Path:
 
 
 def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
-    """Add lines to the file, which no other user can read. A missing directory is made, and made private.
+    """Add lines to the file.
 
     Raises:
         BlockingIOError: another process writes at this moment.
         OSError: the place cannot be written.
     """
-    added = b"".join(_line(miss, calls) for miss, calls in counts.items())
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
-        size = file.seek(0, os.SEEK_END)
-        if size + len(added) <= MAX_BYTES:
-            file.write(added if _ends_a_line(file, size) else b"\n" + added)
-            return
-        file.seek(0)
-        total = _summed(file.read(2 * MAX_BYTES))
-        total.update(counts)
-        file.seek(0)
-        file.write(b"".join(_line(miss, calls) for miss, calls in total.most_common(MAX_KINDS)))
-        file.truncate()  # last, so that a process that is killed here leaves too many lines rather than none
-
-
-def append_private_line(path: Path, line: str, max_bytes: int) -> None:
-    """Add a line to a file that no other user can read, unless it has grown to a bound. Makes a missing directory.
-
-    Raises:
-        OSError: the place cannot be written, or another process writes at this moment.
-    """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
-        size = file.seek(0, os.SEEK_END)
-        added = line.encode() + b"\n"
-        if size + len(added) <= max_bytes:
-            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+    append_lines(
+        path, _lines(counts.items()), MAX_BYTES, lambda content: _lines(_summed(content).most_common(MAX_KINDS))
+    )
 
 
 def read_misses(path: Path) -> Counter[Miss]:
@@ -113,10 +74,7 @@ def read_misses(path: Path) -> Counter[Miss]:
         StoreError: the file cannot be read.
     """
     try:
-        with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as file:
-            return _summed(file.read(2 * MAX_BYTES))
-    except FileNotFoundError:
-        return Counter()
+        return _summed(read_lines(path, MAX_BYTES))
     except OSError as error:
         raise StoreError(
             f"The file of misses must be readable, but {path} is not ({error.strerror}). "
@@ -124,25 +82,8 @@ def read_misses(path: Path) -> Counter[Miss]:
         ) from error
 
 
-@contextmanager
-def _locked(path: Path, flags: int, kind: int) -> Iterator[IO[bytes]]:
-    """Yield the file, which other users of this module leave alone meanwhile. Nothing here waits for a lock or a
-    pipe."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is no file", str(path))
-    with os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb") as file:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-        yield file
-
-
-def _ends_a_line(file: IO[bytes], size: int) -> bool:
-    """Return whether the next line can follow at once; not after a line whose writer was killed. Moves to the end."""
-    if size == 0:
-        return True
-    file.seek(size - 1)
-    return file.read(1) == b"\n"
+def _lines(counts: Iterable[tuple[Miss, int]]) -> bytes:
+    return b"".join(_line(miss, calls) for miss, calls in counts)
 
 
 def _line(miss: Miss, calls: int) -> bytes:

@@ -14,6 +14,7 @@ from blocktune.kernels.tuned.call import Call, Choice, jitted_function, pruned_c
 from blocktune.kernels.tuned.call_key import CallKey, Parameter, require_names
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.launches import Kind, Launches
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 
@@ -41,6 +42,12 @@ class Served:
     def __init__(self, choice: Choice) -> None:
         self.choice, self.calls = choice, 0
         self.config, self.options, self.hook = choice.config, choice.options, choice.config.pre_hook  # for each launch
+
+    @property
+    def launches(self) -> Launches:
+        """What was launched, of which the first may have had to wait for a choice."""
+        misses = int(self.choice.tuned or self.choice.rung is UserRung.DEFAULT)
+        return Launches(max(0, self.calls - misses), misses, self.choice.seconds if self.choice.tuned else 0.0)
 
     @property
     def saved_us(self) -> float:
@@ -80,6 +87,7 @@ class TunedKernel:
         self._decide = decide
         self._fast: dict[tuple[object, ...], Served] = {}
         self._calls_before = 0
+        self._launches_before: dict[Kind, Launches] = {}
         self._written: dict[tuple[object, ...], triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
         has_hooks = any(config.pre_hook is not None for config in tuner.configs)
         self._key = CallKey(self._params, tuner.keys, settings.buckets, sets_blocks=has_hooks)
@@ -117,6 +125,16 @@ class TunedKernel:
         return self._calls_before + sum(served.calls for served in self.served.values())
 
     @property
+    def launches(self) -> dict[Kind, Launches]:
+        """The launches of each kind of call that there were several configs for, by this process."""
+        counted = dict(self._launches_before)
+        for problem, served in self.served.items():
+            if served.choice.device is not None:
+                kind = Kind(served.choice.device.key, self.name, problem)
+                counted[kind] = counted.get(kind, Launches()) + served.launches
+        return counted
+
+    @property
     def choices(self) -> dict[Problem, Choice]:
         """The choice of each kind of call."""
         return {problem: served.choice for problem, served in self.served.items()}
@@ -132,7 +150,7 @@ class TunedKernel:
     def forget(self) -> None:
         """Drop all choices, so that the next calls ask the store again."""
         with self._lock:
-            self._calls_before = self.calls
+            self._calls_before, self._launches_before = self.calls, self.launches
             self.served, self._fast = {}, {}
             for key, config in self._written.items():
                 if self.tuner.cache.get(key) is config:

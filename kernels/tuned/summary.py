@@ -1,12 +1,18 @@
-"""What the tuner did in this process, in words: at the exit where BLOCKTUNE_SUMMARY is 1, or by a call."""
+"""What the tuner did in this process: in words, at the exit where BLOCKTUNE_SUMMARY is 1, or by a call, and in counts,
+which `tune kernels` shows."""
 
 import atexit
+import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
+from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
+from blocktune.kernels.values.errors import StoreError
+
+logger = logging.getLogger("blocktune")
 
 VARIABLE = "BLOCKTUNE_SUMMARY"
 
@@ -27,16 +33,37 @@ def summary() -> str:
     others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
     lines.append(
         f"blocktune: {len(launched)} autotuned kernels, {sum(kernel.calls for kernel in launched)} launches, "
-        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before; {others} kernels with "
-        f"another winner than their list's first config{_saved(launched)}."
+        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before{_spared(launched)}; "
+        f"{others} kernels with another winner than their list's first config{_saved(launched)}."
     )
     return "\n".join(lines)
 
 
-def print_at_exit() -> None:
-    """Write the summary to standard error when the process ends, if the environment says so."""
-    if os.environ.get(VARIABLE) == "1":
-        atexit.register(lambda: sys.stderr.write(summary() + "\n"))
+def tell_at_exit() -> None:
+    """Keep the counts of this process when it ends, and write the summary to standard error if the environment says so.
+    A forked child, which has its parent's counts, does neither."""
+    process = os.getpid()
+
+    def tell() -> None:
+        if os.getpid() != process:
+            return
+        if os.environ.get(VARIABLE) == "1":
+            sys.stderr.write(summary() + "\n")
+        keep_launches()
+
+    atexit.register(tell)
+
+
+def keep_launches() -> None:
+    """Add what this process has launched to the counts of all; a place that cannot be written costs these counts."""
+    path = launches_path()
+    counts = {kind: launches for kernel in kernels for kind, launches in kernel.launches.items() if launches}
+    if path is None or not counts:
+        return
+    try:
+        append_launches(path, counts)
+    except OSError as error:
+        logger.info("Launches are not counted: %s cannot be written (%s).", path, error.strerror)
 
 
 def _line(kernel: TunedKernel) -> str:
@@ -60,6 +87,20 @@ def _failures(kernel: TunedKernel) -> Iterator[str]:
         for label, reason in (choice.dropped or {}).items():
             if not reason.startswith(_EXPECTED):
                 yield f"  {label} failed: {reason[:MAX_REASON]}"
+
+
+def _spared(launched: Iterable[TunedKernel]) -> str:
+    """Return the seconds that earlier processes measured what this one knew, as far as they are counted."""
+    path = launches_path()
+    try:
+        counted = {} if path is None else read_launches(path)
+    except StoreError as error:
+        logger.info("%s", error)
+        return ""
+    known = (kind for kernel in launched for kind, launches in kernel.launches.items() if not launches.misses)
+    before = [counted[kind] for kind in known if kind in counted and counted[kind].misses]
+    seconds = sum(launches.seconds / launches.misses for launches in before)
+    return f", which saved {seconds:.1f} s of measuring" if seconds else ""
 
 
 def _saved(launched: Iterable[TunedKernel]) -> str:

@@ -144,6 +144,11 @@ def user_trial(trial: Trial) -> UserTrial:
         samples_us=(12.0, 12.5, 13.0),
         error="",
         seconds=0.5,
+        sm_clock_mhz=1980,
+        memory_clock_mhz=3201,
+        temperature_c=45,
+        throttle_reasons=4,
+        other_processes=0,
         created_at=trial.created_at,
     )
 

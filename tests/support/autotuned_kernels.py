@@ -44,6 +44,25 @@ def faulty_kernel(x, n, BLOCK: tl.constexpr):
         tl.store(x + far + offsets, 1.0)
 
 
+HARMLESS = [triton.Config({"BLOCK": block}) for block in (128, 1024)]
+HARMFUL = [triton.Config({"BLOCK": block}) for block in (256, 512)]
+
+
+@triton.autotune(configs=[*HARMFUL, *HARMLESS], key=["n"])
+@triton.jit
+def harmful_kernel(x, flag, n, BLOCK: tl.constexpr):
+    """Fill with ones; with a block of 256 it waits for a flag for ever, with 512 it also writes where no memory is."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + offsets, 1.0, offsets < n)
+    if BLOCK == 256:
+        flagged = tl.load(flag, volatile=True)
+        while flagged == 0:
+            flagged = tl.load(flag, volatile=True)
+    if BLOCK == 512:
+        far = n.to(tl.int64) << 32
+        tl.store(x + far + offsets, 1.0)
+
+
 @triton.constexpr_function
 def fatal(block):
     import os  # what it names is no part of the source that Triton hashes

@@ -1,10 +1,10 @@
 """The file that tests/support/programs/library_bench.py fills, a row at a time."""
 
-import importlib.metadata
 import json
 import sys
 from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,7 @@ def read(path: Path) -> dict[str, Any]:
         "device": current_device().name,
         "date": datetime.now(UTC).date().isoformat(),
         "commit": source_commit(),
-        "software": {
-            name: importlib.metadata.version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")
-        },
+        "software": {name: version(name) for name in ("triton", "torch", "fla-core", "liger-kernel")},
         "kernels": [],
         "steps": [],
         "starts": [],

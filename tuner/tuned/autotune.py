@@ -18,11 +18,11 @@ from blocktune.kernels.tuned.call_key import Bucket, power_of_two, require_names
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings
-from blocktune.kernels.tuned.summary import print_at_exit
+from blocktune.kernels.tuned.summary import tell_at_exit
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.decide import decide
 
-print_at_exit()
+tell_at_exit()
 
 MAX_SPACE = 4096
 """Configs of a space. More would take hours to compile."""

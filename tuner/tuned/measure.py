@@ -47,6 +47,7 @@ class Measuring:
         compiler: compiles ahead.
         isolated_command: starts the process that measures where `isolate` is set.
         compiled: how compiles of the list have ended; what is missing is compiled.
+        monitor: of the GPU's state.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class Measuring:
         compiler: CompileAhead,
         isolated_command: Sequence[str],
         compiled: Mapping[UserConfig, Compiled | None],
+        monitor: GpuMonitor,
     ) -> None:
-        self._isolated_command, self._ready = isolated_command, compiled
+        self._isolated_command, self._ready, self._monitor = isolated_command, compiled, monitor
         self._call, self._device, self._known, self._compiler = call, device, known, compiler
         self._listed = tuple(call.configs)
         self.endings: dict[UserConfig, Ending] = {}
@@ -68,14 +70,11 @@ class Measuring:
         if call.settings.expand:
             self._take_in([config for config in known if config not in call.configs])
 
-    def run(
-        self, make_clock: Callable[[], TurnClock], monitor: GpuMonitor, alone: AbstractContextManager[None]
-    ) -> Standing | None:
+    def run(self, make_clock: Callable[[], TurnClock], alone: AbstractContextManager[None]) -> Standing | None:
         """Return the end of the race among new configs and the best known ones; None if no config runs.
 
         Args:
             make_clock: of the GPU.
-            monitor: its state.
             alone: held while launches are timed, so that no other process disturbs them.
         """
         new = [config for config in self._call.configs if config not in self._known]
@@ -84,13 +83,11 @@ class Measuring:
         if len(contenders) == 1 and contenders[0] in self._known and not self._call.settings.expand:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with alone:
-            return self._raced(contenders, self._launches(make_clock), monitor)
+            return self._raced(contenders, self._launches(make_clock))
 
-    def _raced(
-        self, contenders: Sequence[UserConfig], launches: "OwnLaunches | IsolatedLaunches", monitor: GpuMonitor
-    ) -> Standing | None:
+    def _raced(self, contenders: Sequence[UserConfig], launches: "OwnLaunches | IsolatedLaunches") -> Standing | None:
         standing = race(contenders, launches.rounds)
-        self._keep(standing, launches.failures, disturbance(monitor.sample()))
+        self._keep(standing, launches.failures)
         if standing is not None and isinstance(launches, OwnLaunches) and self._call.settings.expand:
             standing = self._expanded(standing, launches)
         launches.close(self._call.default if standing is None else standing.winner)
@@ -135,7 +132,7 @@ class Measuring:
         runnable = self._distinct(self._compiled(new))
         right = [config for config in runnable if self._is_right(check, config, launches)]
         found = race([standing.winner, *right], launches.rounds) if right else None
-        self._keep(found, launches.failures, "")
+        self._keep(found, launches.failures)
         if found is None or found.winner == standing.winner:
             return standing
         return Standing(found.winner, {**standing.samples_us, **found.samples_us})
@@ -253,13 +250,16 @@ class Measuring:
                 self._twins[config] = twin
         return distinct
 
-    def _keep(self, standing: Standing | None, failures: Mapping[UserConfig, str], remark: str) -> None:
+    def _keep(self, standing: Standing | None, failures: Mapping[UserConfig, str]) -> None:
         """Note how the configs ended that were raced, and those that they stood for."""
         for config, error in failures.items():
             self.endings[config] = Ending(Outcome.RUN_ERROR, error=error)
+        state = self._monitor.sample()
         for config, samples in (standing.samples_us if standing is not None else {}).items():
             assert standing is not None
-            self.endings[config] = Ending(Outcome.OK, standing.time_us(config), samples, remark)
+            self.endings[config] = Ending(
+                Outcome.OK, standing.time_us(config), samples, disturbance(state), telemetry=state
+            )
         for config, twin in self._twins.items():
             ending = self.endings.get(twin, Ending(Outcome.RUN_ERROR, error=f"as {twin.label}"))
             same = f"measured as {twin.label}, whose code is the same"

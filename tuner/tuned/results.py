@@ -3,10 +3,10 @@
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blocktune.db.records.records import Environment, Outcome
+from blocktune.db.records.records import Environment, Outcome, Telemetry
 from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call
@@ -33,13 +33,17 @@ def open_store() -> "UserKernelStore":
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a config of a call ended. time_us: its median, if it ran; error: why there is no time, or a remark."""
+    """How a config of a call ended.
+
+    time_us: its median, if it ran. error: why there is no time, or a remark. telemetry: the GPU's state after its race.
+    """
 
     outcome: Outcome
     time_us: float | None = None
     samples_us: tuple[float, ...] = ()
     error: str = ""
     seconds: float = 0.0
+    telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,11 @@ class Results:
             samples_us=ending.samples_us,
             error=ending.error,
             seconds=ending.seconds,
+            sm_clock_mhz=ending.telemetry.sm_clock_mhz,
+            memory_clock_mhz=ending.telemetry.memory_clock_mhz,
+            temperature_c=ending.telemetry.temperature_c,
+            throttle_reasons=ending.telemetry.throttle_reasons,
+            other_processes=ending.telemetry.other_processes,
         )
 
     def _best(self, standing: Standing) -> UserBest:

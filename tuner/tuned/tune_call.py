@@ -63,9 +63,9 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Cho
     monitor = GpuMonitor(device.uuid, own_processes=2)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
     known, compiled = ({}, {}) if afresh else _known_and_compiled(results, tools.compiler)
-    measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command, compiled)
+    measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command, compiled, monitor)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
-    standing = measuring.run(lambda: tools.make_clock(call.settings.l2), monitor, alone)
+    standing = measuring.run(lambda: tools.make_clock(call.settings.l2), alone)
     if standing is None:
         raise _nothing_runs(call, measuring.reasons)
     results.save(measuring.endings, standing)

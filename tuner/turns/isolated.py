@@ -6,6 +6,7 @@ go on.
 
 import inspect
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,11 @@ START_SECONDS = 180.0
 
 ANSWER_SECONDS = 60.0
 """A config that takes longer hangs."""
+
+MAX_CAUSE = 500
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception): ")
+"""How the line of a traceback begins that names the error."""
 
 
 class IsolatedLaunches:
@@ -90,7 +96,7 @@ class IsolatedLaunches:
             self._end()
             for config in configs:
                 self._ran.discard(config)
-                self.failures[config] = str(lost)[-500:]
+                self.failures[config] = cause_of(lost)
             return {}
         for config, failure in zip(configs, answer["failures"], strict=True):
             if failure:
@@ -110,6 +116,12 @@ class IsolatedLaunches:
         if self._child is not None:
             self._child.end()
             self._child = None
+
+
+def cause_of(lost: ChildLostError) -> str:
+    """Return the error that a child's last words end with, else how it ended."""
+    errors = [line for line in str(lost).splitlines() if _ERROR.match(line)]
+    return (errors[-1] if errors else str(lost))[-MAX_CAUSE:]
 
 
 def grids_of(call: Call) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 In a round every config is timed once, so heat and other work of the GPU meet all alike; what counts is a config's share
 of each round. A config that is clearly slower than the best after a stage gets no further rounds, and those that are
-left get more. Of configs that the last stage cannot tell apart the first one in the list wins, so that two races agree:
-its margin is several times what noise leaves of a difference after all rounds. It ends early where noise can no longer
-change the winner, which most races reach after a few rounds.
+left get more. Of configs within a margin of the best the first one in the list wins, so that two races agree. Whether
+they do depends on the configs close to the margin: the last stage goes on with these alone, until noise can no longer
+change the winner. Most races reach that after a few rounds.
 """
 
 import statistics
@@ -21,14 +21,14 @@ TIE = 1.005
 STAGES = ((3, 1.25), (5, 1.06))
 """Rounds of a stage at most, and how many times slower than the best a config may be to go on."""
 
-LAST_ROUNDS = 400
+LAST_ROUNDS = 2000
 """Rounds of the last stage at most."""
 
-LAST_SECONDS = 0.5
+LAST_SECONDS = 1.0
 """The last stage begins no batch of rounds after this long: where the host is slow, rounds wait for it."""
 
 BATCH = 20
-"""Rounds after which the last stage looks whether the winner is settled."""
+"""Rounds after which the last stage looks what is settled."""
 
 SETTLED = 4.0
 """Standard errors between a config and the margin beyond which it is clearly on one side."""
@@ -67,37 +67,50 @@ def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | N
         left = _within(timed, left, margin)
         if len(left) <= 1:
             return Standing(left[0], samples) if left else None
-    timed = _last_stage(left, _affordable(LAST_ROUNDS, [samples[config] for config in left]), time_rounds)
-    left = _within(timed, left, TIE)
+    left, timed = _last_stage(left, _affordable(LAST_ROUNDS, [samples[config] for config in left]), time_rounds)
+    left = _within({config: timed[config] for config in left}, left, TIE)
     return Standing(left[0], samples | timed) if left else None
 
 
-def _last_stage(order: Sequence[UserConfig], rounds: int, time_rounds: TimeRounds) -> dict[UserConfig, Samples]:
-    """Return the times of a number of rounds, or of fewer where the winner is settled or the time is over before."""
-    samples: dict[UserConfig, Samples] = dict.fromkeys(order, ())
-    end = time.monotonic() + LAST_SECONDS
-    while rounds > 0:
-        timed = time_rounds([config for config in order if config in samples], min(rounds, BATCH))
-        samples = {config: samples[config] + found for config, found in timed.items()}
+def _last_stage(
+    order: Sequence[UserConfig], rounds: int, time_rounds: TimeRounds
+) -> tuple[list[UserConfig], dict[UserConfig, Samples]]:
+    """Return the configs that took part to the end, which is where the winner is settled, or the rounds or the time are
+    over, and the times of all."""
+    samples: dict[UserConfig, Samples] = {}
+    open_, end = list(order), time.monotonic() + LAST_SECONDS
+    while True:
+        timed = time_rounds(open_, min(rounds, BATCH))
+        samples |= {config: samples.get(config, ()) + found for config, found in timed.items()}
         rounds -= BATCH
-        if not samples or _is_settled(samples, order) or time.monotonic() >= end:
-            break
-    return samples
+        left = [config for config in open_ if config in timed]
+        open_ = _undecided(left, samples)
+        if len(open_) <= 1 or rounds <= 0 or time.monotonic() >= end:
+            return left, samples
 
 
-def _is_settled(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig]) -> bool:
-    """Return whether further rounds would give the same winner: every config before it in the list is clearly beyond
-    the margin, and it is clearly within."""
-    shares = _shares(timed)
-    best = min(shares, key=shares.__getitem__)
-    for config in (config for config in order if config in timed):
-        beyond = [(own - TIE * least) / least for own, least in zip(timed[config], timed[best], strict=True)]
-        middle, error = _middle(beyond)
-        if abs(middle) <= SETTLED * error:
-            return False
-        if middle < 0:
-            return True
-    return False
+def _undecided(order: Sequence[UserConfig], samples: Mapping[UserConfig, Samples]) -> list[UserConfig]:
+    """Return the configs on which the winner depends: those that may be the first within the margin, and those that may
+    be the fastest, from which the margin counts. A settled winner stands alone."""
+    shares = _shares({config: samples[config] for config in order})
+    if not shares:
+        return []
+    best = samples[min(shares, key=shares.__getitem__)]
+    first = list[UserConfig]()
+    for config in order:
+        if not _is_slower(samples[config], best, TIE):
+            first.append(config)
+            if _is_slower(best, samples[config], 1 / TIE):
+                break
+    if len(first) == 1:
+        return first
+    return [config for config in order if config in first or not _is_slower(samples[config], best, 1.0)]
+
+
+def _is_slower(own: Samples, other: Samples, margin: float) -> bool:
+    """Return whether times are clearly more than others times a margin, round by round."""
+    middle, error = _middle([mine / theirs - margin for mine, theirs in zip(own, other, strict=True)])
+    return middle > SETTLED * error
 
 
 def _within(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig], margin: float) -> list[UserConfig]:

@@ -31,6 +31,7 @@ _KERNELS = (
 )
 _RANKS = ("what happens", "ranks", "of them launched", "tuned in all", "configs")
 _CALLS = ("known launch of", "Triton's tuner", "this tuner", "of Triton's")
+_HELION = ("example", "tuned here in", "by Helion in", "time here", "Helion's", "times as fast")
 _STARTS = ("first step of", "Triton's tuner", "this tuner", "times as fast")
 
 
@@ -51,6 +52,8 @@ def block(path: Path) -> str:
         "processes": _processes,
         "ranks": _ranks,
         "calls": _calls,
+        "faults": _faults,
+        "helion": _helion,
     }
     for part in (made(document.get(name, ())) for name, made in tables.items()):
         parts += [part] if part else []
@@ -71,10 +74,22 @@ def _kernels(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = (
         f"Of {len(rows)} kernels the winner is {statistics.median(losses['winner']):.2%} slower than the best "
         f"config of an exhaustive measurement in the median and {max(losses['winner']):.2%} at most; that of Triton's "
-        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. {_gains(rows)}",
+        f"own tuner {statistics.median(losses['stock']):.2%} and {max(losses['stock']):.2%}. {_repeats(rows)}"
+        f"{_gains(rows)}",
         markdown_table(_KERNELS, map(_kernel_row, rows)),
     )
     return "\n\n".join(lines)
+
+
+def _repeats(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how often searches from nothing found the winner that most of ten found."""
+    found = [row["same_of_repeats"] for row in rows if "same_of_repeats" in row]
+    if not found:
+        return ""
+    return (
+        f"{sum(found)} of {10 * len(found)} searches from nothing found the winner that is usual for their kernel; on "
+        f"{sum(same >= 9 for same in found)} of {len(found)} kernels at least nine of ten did. "
+    )
 
 
 def _gains(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -181,4 +196,49 @@ def _calls(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"What a tuner adds to the host time of a launch that is known, in the median {ratio:.2f} of Triton's:\n\n"
         f"{markdown_table(_CALLS, lines)}"
+    )
+
+
+def _faults(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what configs cost that hang or fault."""
+    return "\n\n".join(map(_fault, rows))
+
+
+def _fault(row: Mapping[str, Any]) -> str:
+    lost = "\n".join(f"- `{label.partition(' ')[2]}`: {_cause(reason)}" for label, reason in row["lost"].items())
+    equal = "equals" if row["equal"] else "differs from"
+    return (
+        f"With `isolate`, a kernel lost {len(row['lost'])} of {row['configs']} configs, in {row['seconds']:.0f} s; no "
+        f"answer within {row['answer_seconds']:.0f} s is a hang here. Its result {equal} that under Triton's tuner, "
+        f"which had the others alone.\n\n{lost}"
+    )
+
+
+def _cause(reason: str) -> str:
+    """Return the line of a reason that names the error, or all of it."""
+    return next((line for line in reason.splitlines() if "Error: " in line), reason)
+
+
+def _helion(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how examples do against the same operators in Helion."""
+    if not rows:
+        return ""
+    failed = [f"- {row['example']} in Helion failed: {row['error']}" for row in rows if row["error"]]
+    lines = [_helion_row(row) for row in rows if not row["error"]]
+    limit = rows[-1]["helion_limit_seconds"]
+    told = (
+        f"Examples next to the same operators in Helion {rows[-1]['helion']}, whose search at quick effort ends after "
+        f"{limit} s at most; caches are empty:"
+    )
+    return "\n\n".join(part for part in (told, markdown_table(_HELION, lines) if lines else "", *failed) if part)
+
+
+def _helion_row(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        row["example"],
+        f"{row['ours_seconds']:.1f} s",
+        f"{row['helion_seconds']:.1f} s",
+        f"{row['ours_us']:,.1f} µs",
+        f"{row['helion_us']:,.1f} µs",
+        f"{row['helion_us'] / row['ours_us']:.2f}",
     )

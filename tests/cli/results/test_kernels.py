@@ -12,6 +12,7 @@ from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.config import CONFIGS, TYPES, Problem, UserConfig
 from blocktune.kernels.tuned.frozen import forget_frozen, frozen_winners, load_frozen
+from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from tests.support.triton_modes import compiled_here
 
 H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"
@@ -44,7 +45,7 @@ def filled(tune: Any) -> Any:
 
 def test_winners_are_listed_and_trials_of_one(filled: Any) -> None:
     table = " ".join(filled("kernels", "--device", "h200").output.split())
-    assert "my.kernels:scale n=1000 (bf16) BLOCK=256 num_warps=4 50.0 µs 1.200 2" in table
+    assert "my.kernels:scale n=1000 (bf16) BLOCK=256 num_warps=4 50.0 µs 1.200 2 0 0 0.0" in table
     found = json.loads(filled("kernels", "--device", "h200", "--json").stdout)
     assert [kernel["config"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
     trials = filled("kernels", "my.*", "--device", "h200").output
@@ -53,6 +54,18 @@ def test_winners_are_listed_and_trials_of_one(filled: Any) -> None:
     none = filled("kernels", "others:*", "--device", "h200")
     assert (none.exit_code, none.stdout) == (0, "")
     assert none.stderr.startswith("no kernel others:* was tuned on NVIDIA H200; ")
+
+
+def test_what_processes_launched_is_told_beside_the_winners(
+    filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(tmp_path / "launches.jsonl"))
+    for launches in (Launches(hits=1200, misses=1, seconds=2.5), Launches(hits=34)):
+        append_launches(tmp_path / "launches.jsonl", {Kind(H200.key, KERNEL, PROBLEM): launches})
+    table = " ".join(filled("kernels", "--device", "h200").output.split())
+    assert "50.0 µs 1.200 2 1,234 1 2.5" in table
+    (kernel,) = json.loads(filled("kernels", "--device", "h200", "--json").stdout)["kernels"]
+    assert kernel["launches"] == {"hits": 1234, "misses": 1, "seconds": 2.5}
 
 
 def test_winners_are_frozen_and_taken_again(filled: Any, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ from pathlib import Path
 
 name, folder = "blocktune.db.tables.columns", Path(sys.argv[1])
 spec = importlib.util.find_spec(name)
-line = "    other_processes: Annotated[int | None, Whole(0, 1_000_000)] = None\\n"
+line = "    other_processes: Annotated[int | None, PROCESSES] = None\\n"
 source = Path(spec.origin).read_text()
 assert line in source
 added = "    fan_percent: Annotated[float | None, Real(0, 100, decimals=1)] = None\\n"

@@ -14,6 +14,7 @@ from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import Served
+from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from tests.support.programs import ROOT
 
 CODE = """
@@ -43,6 +44,19 @@ def test_a_process_says_what_it_launched_and_interpreted_kernels_run_with_the_fi
     assert lines[1].startswith("blocktune: 1 autotuned kernels, 3 launches, 0 new kinds of calls")
 
 
+def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = Kind("nvidia h200|9.0|132", "m:kernel", Problem.of({"n": 8}))
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(tmp_path / "launches.jsonl"))
+    append_launches(tmp_path / "launches.jsonl", {kind: Launches(hits=9, misses=2, seconds=5.0)})
+    facts = {"name": "m:kernel", "calls": 4, "misses": 1, "seconds": 0.0, "served": {}, "choices": {}}
+    kernel = SimpleNamespace(**facts, launches={kind: Launches(hits=4)}, tuner=SimpleNamespace(configs=[]))
+    monkeypatch.setattr(summary, "kernels", [kernel])
+    assert "0 of them known before, which saved 2.5 s of measuring; 0 kernels" in summary.summary()
+    (tmp_path / "launches.jsonl").unlink()
+    (tmp_path / "launches.jsonl").mkdir()
+    assert "0 of them known before; 0 kernels" in summary.summary()
+
+
 def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     first, winner = (triton.Config({"BLOCK": block}) for block in (16, 32))
     choice = Choice(
@@ -63,6 +77,7 @@ def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest
         calls=10_000,
         misses=1,
         seconds=2.5,
+        launches={},
         served={choice.problem: served},
         choices={choice.problem: choice},
         tuner=SimpleNamespace(configs=[first, winner]),

@@ -5,12 +5,14 @@ python -m tests.support.programs.library_bench starts --model fla --tuner stock 
 python -m tests.support.programs.library_bench processes --model fla --out results/h200.libraries.json
 python -m tests.support.programs.library_bench calls --out results/h200.libraries.json
 python -m tests.support.programs.library_bench ranks --out results/h200.libraries.json
+python -m tests.support.programs.library_bench faults --out results/h200.libraries.json
+python -m tests.support.programs.library_bench helion --out results/h200.libraries.json
 
 A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
 where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
 first launches it. With --again the kernels of the steps that are named are measured once more.
 A pass that fails is noted with its error, one that takes its process down as well, and the next one follows. Both
-packages have to be importable, installed without their dependencies.
+packages have to be importable, installed without their dependencies; `helion` needs Helion as well.
 """
 
 import argparse
@@ -33,9 +35,10 @@ from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.measure.environment import source_commit
-from tests.support import library_hits, library_measures, library_steps
+from tests.support import library_hits, library_measures, library_rivals, library_steps
 from tests.support.library_calls import handed_over
 from tests.support.library_document import ended, forget_failures, measure_again, note, read, write
+from tests.support.library_faults import faulty_configs
 from tests.support.library_measures import EXPANDED, WINNER, Chosen
 from tests.support.programs import ROOT, library_starts, program
 
@@ -46,6 +49,9 @@ MAX_ERROR = 500
 
 KEPT = ("stock", "stock_bench_seconds", EXPANDED)
 """What --again keeps of a kernel: the choice of Triton's own tuner, whose bench takes the longest, and the search."""
+
+
+PARTS = ("winners", "starts", "processes", "calls", "ranks", "faults", "helion", "measure")
 
 
 class OutOfTimeError(Exception):
@@ -260,7 +266,7 @@ def warm_up() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=("winners", "starts", "processes", "calls", "ranks", "measure"))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--step", choices=tuple(library_steps.STEPS), action="append", help="for winners; all if not given"
@@ -290,6 +296,10 @@ def main() -> None:
         write(given.out, read(given.out) | {"calls": library_hits.known_calls()})
     elif given.part == "ranks":
         rank_agreement(given.out, torch.cuda.device_count(), given.seconds)
+    elif given.part == "faults":
+        write(given.out, read(given.out) | {"faults": [faulty_configs("cuda")]})
+    elif given.part == "helion":
+        library_rivals.compare(given.out, int(given.seconds))
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 

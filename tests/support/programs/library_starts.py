@@ -18,20 +18,19 @@ from tests.support.programs import ROOT, program
 TUNERS = ("stock", "blocktune")
 
 
-def environment(folder: str) -> dict[str, str]:
-    """Return the environment of a process whose caches and store are in a folder."""
-    places = {
+def caches_in(folder: str) -> dict[str, str]:
+    """Return the variables that put the caches and the store of a process into a folder."""
+    return {
         "TRITON_CACHE_DIR": f"{folder}/triton",
         "BLOCKTUNE_DB": f"{folder}/store.db",
         "XDG_CACHE_HOME": f"{folder}/cache",
     }
-    return {**os.environ, **places, "BLOCKTUNE_AUTOTUNE": "0"}
 
 
 def started(model: str, tuner: str, folder: str) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         [*program("library_starts"), model, tuner],
-        env=environment(folder),
+        env={**os.environ, **caches_in(folder), "BLOCKTUNE_AUTOTUNE": "0"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

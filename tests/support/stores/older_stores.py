@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+USER_TELEMETRY = importlib.import_module("blocktune.db.migrations.versions.0007_user_telemetry")
 ENERGY = importlib.import_module("blocktune.db.migrations.versions.0006_energy")
 CHECKSUMS = importlib.import_module("blocktune.db.migrations.versions.0005_checksums")
 POWER_LIMIT = importlib.import_module("blocktune.db.migrations.versions.0003_power_limit")
@@ -12,8 +13,10 @@ USER_KERNELS = importlib.import_module("blocktune.db.migrations.versions.0002_us
 
 
 def make_schema_5(path: Path) -> None:
-    """Takes the energies away from a store."""
+    """Takes the state of the GPU away from trials of a store's tuned functions, and the energies from the others."""
     with closing(sqlite3.connect(path)) as connection, connection:
+        for name in USER_TELEMETRY.TELEMETRY:
+            connection.execute(f"ALTER TABLE user_trial DROP COLUMN {name}")
         for table, names in ENERGY.ENERGIES.items():
             for name in names:
                 connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}")

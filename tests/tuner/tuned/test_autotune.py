@@ -9,10 +9,13 @@ import torch
 import triton
 
 import blocktune
-from blocktune.db.records.records import Outcome
+from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.tuned import summary
 from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.tuned.autotune import autotune, space
 from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
 from tests.support.fakes.fake_triton import FakeGpu, Launch
@@ -89,6 +92,48 @@ def test_what_makes_another_question_is_measured_for_itself(gpu: FakeGpu) -> Non
     kernel[grid](x.double(), 1000, 2.0)
     assert measured(gpu)
     assert kernel.kernel.misses == 4
+
+
+def test_trials_tell_the_state_of_the_gpu(gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = Telemetry(sm_clock_mhz=1980, temperature_c=45, throttle_reasons=4)
+    monkeypatch.setattr(GpuMonitor, "sample", lambda _: state)
+    kernel = decorated()
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    problem = kernel.kernel._key.problem((torch.ones(1000), 1000, 2.0), {})
+    with UserKernelStore.open(path) as store:
+        (best,) = store.bests(H200)
+        trials = store.trials(H200, kernel.kernel.name, best.source_hash, problem, best.environment)
+    found = {
+        (trial.sm_clock_mhz, trial.temperature_c, trial.throttle_reasons, trial.other_processes) for trial in trials
+    }
+    assert found == {(1980, 45, 4, None)}
+
+
+def test_launches_are_counted_over_processes(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second tuner stands for another process: it finds the winner in the store. What `forget` drops counts, too."""
+    path = tmp_path / "launches.jsonl"
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(path))
+    for hits, misses in ((3, 1), (4, 0)):
+        kernel = decorated()
+        for _ in range(2):
+            kernel[grid](torch.ones(1000), 1000, 2.0)
+            kernel[grid](torch.ones(1000), 1000, 2.0)
+            kernel.kernel.forget()
+        ((kind, launches),) = kernel.kernel.launches.items()
+        assert (kind.kernel, launches.hits, launches.misses) == (kernel.kernel.name, hits, misses)
+        assert (launches.seconds > 0) == bool(misses)
+        monkeypatch.setattr(summary, "kernels", [kernel.kernel])
+        summary.keep_launches()
+    (counted,) = read_launches(path).values()
+    assert (counted.hits, counted.misses) == (7, 1)
+
+
+def test_a_place_that_cannot_be_written_costs_the_counts(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", "/proc/nowhere/launches.jsonl")
+    kernel = decorated()
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    monkeypatch.setattr(summary, "kernels", [kernel.kernel])
+    summary.keep_launches()
 
 
 def doubling(launch: Launch) -> None:

@@ -10,11 +10,13 @@ import triton
 
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install
 from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
+from blocktune.tuner.turns.isolated import cause_of
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.programs import program
@@ -42,6 +44,14 @@ def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: 
     reasons = {label.partition(" ")[2]: reason for label, reason in choice.dropped.items()}
     assert "SIGABRT" in reasons["BLOCK=512 num_stages=3 num_warps=4"]
     assert "no answer within 12 s" in reasons["BLOCK=512 num_stages=3 num_warps=2"]
+
+
+def test_a_lost_child_is_known_by_its_last_error() -> None:
+    said = (
+        "died\n  in synchronize\ntorch.AcceleratorError: CUDA error: an illegal memory access\nSearch for `cudaError`"
+    )
+    assert cause_of(ChildLostError(said)) == "torch.AcceleratorError: CUDA error: an illegal memory access"
+    assert cause_of(ChildLostError("no answer within 60 s")) == "no answer within 60 s"
 
 
 def test_what_cannot_travel_is_refused(gpu: FakeGpu, tmp_path: Path) -> None:

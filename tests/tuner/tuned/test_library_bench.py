@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ import triton
 
 from blocktune.cli.pages.recorded import library_tables
 from blocktune.tuner.jitted.specialization import function_named
-from tests.support import library_document, library_measures, library_steps
+from blocktune.tuner.tuned import tune_call
+from tests.support import library_document, library_faults, library_measures, library_rivals, library_steps
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.chosen_constants import tuned_in
 from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
-from tests.support.programs import library_bench, library_check, library_starts
+from tests.support.programs import library_bench, library_check, library_starts, program
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 
@@ -51,7 +53,7 @@ def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(library_measures, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
     for module in (library_bench, library_document, library_measures):
         monkeypatch.setattr(module, "current_device", lambda: H200)
-    monkeypatch.setattr(library_document.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(library_document, "version", lambda name: "1.0")
     monkeypatch.setattr(library_measures, "EXPAND", 4)
     monkeypatch.setattr(library_steps, "STEPS", {"failing": failing, "ours": step})
 
@@ -246,6 +248,25 @@ def test_constants_that_a_library_chooses_are_chosen_by_the_tuner(gpu: FakeGpu) 
     assert library.kernel is jitted
 
 
+@pytest.mark.exhaustive
+def test_configs_that_fault_are_counted_and_the_result_is_compared(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fake worker dies in blocks of 512, and waits for nothing."""
+    tools = replace(tune_call.machine(), isolated_command=program("fake_measure_worker"))
+    monkeypatch.setattr(tune_call, "machine", lambda: tools)
+    monkeypatch.setattr(library_faults, "ANSWER_SECONDS", 12.0)
+    monkeypatch.setattr(FakeGpu, "get_benchmarker", lambda _: lambda call, quantiles: call() or [1.0], raising=False)
+    gpu.effect = lambda launch: launch.arguments["x"].fill_(1.0)
+    row = library_faults.faulty_configs("cpu")
+    assert (row["configs"], row["equal"], row["winner"]) == (
+        4,
+        True,
+        "harmful_kernel BLOCK=1024 num_stages=3 num_warps=4",
+    )
+    assert [label.partition(" ")[2].partition(" ")[0] for label in row["lost"]] == ["BLOCK=512"]
+
+
 def test_processes_that_disagree_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter(
         [
@@ -297,3 +318,18 @@ def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["step_seconds"] is None
     assert "no library" in row["error"]
     assert "no library" in library_starts.agreement("fla", 1, 60.0)["errors"][0]
+
+
+def test_examples_are_compared_with_other_operators_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the processor the example computes what PyTorch does."""
+    clock = SimpleNamespace(rounds=lambda launches, count: [(20.0, 25.0)] * count)
+    monkeypatch.setattr(library_rivals, "CudaTurnClock", lambda l2: clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    row = library_rivals.compared("softmax", "cpu", lambda x: torch.softmax(x, dim=-1))
+    assert (row["ours_us"], row["helion_us"], row["difference"], row["error"]) == (20.0, 25.0, 0.0, "")
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ImportError("no such name")
+
+    row = library_rivals.compared("softmax", "cpu", broken)
+    assert (row["error"], "helion_us" in row) == ("ImportError: no such name", False)

@@ -1,0 +1,93 @@
+"""Files of statistics, a line for each entry, which any number of processes add to. No other user can read them.
+Nothing waits for a lock or a pipe, and damage costs a line."""
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+Summed = Callable[[bytes], bytes]
+"""Makes fewer lines of many."""
+
+
+def state_directory() -> Path | None:
+    """Return `blocktune` in the user's state directory, or None for a user without a home."""
+    try:
+        state = Path(os.environ.get("XDG_STATE_HOME", ""))
+        if not state.is_absolute():  # ignored, as the XDG Base Directory Specification has it
+            state = Path.home() / ".local" / "state"
+    except RuntimeError:
+        return None
+    return state / "blocktune"
+
+
+def append_lines(path: Path, added: bytes, max_bytes: int, summed: Summed) -> None:
+    """Add lines to a file, and sum it up where it would outgrow its bound. A missing directory is made, and made
+    private.
+
+    Raises:
+        BlockingIOError: another process writes at this moment.
+        OSError: the place cannot be written.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
+        size = file.seek(0, os.SEEK_END)
+        if size + len(added) <= max_bytes:
+            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+            return
+        file.seek(0)
+        kept = summed(file.read(2 * max_bytes) + b"\n" + added)
+        file.seek(0)
+        file.write(kept)
+        file.truncate()  # last, so that a process that is killed here leaves too many lines rather than none
+
+
+def append_line(path: Path, line: str, max_bytes: int) -> None:
+    """Add a line to a file, unless it has grown to its bound. A missing directory is made, and made private.
+
+    Raises:
+        OSError: the place cannot be written, or another process writes at this moment.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
+        size = file.seek(0, os.SEEK_END)
+        added = line.encode() + b"\n"
+        if size + len(added) <= max_bytes:
+            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+
+
+def read_lines(path: Path, max_bytes: int) -> bytes:
+    """Return the lines of a file, or none where it does not exist.
+
+    Raises:
+        OSError: it cannot be read, or is written at this moment.
+    """
+    try:
+        with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as file:
+            return file.read(2 * max_bytes)
+    except FileNotFoundError:
+        return b""
+
+
+@contextmanager
+def _locked(path: Path, flags: int, kind: int) -> Iterator[IO[bytes]]:
+    """Yield the file, which other users of this module leave alone meanwhile."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file", str(path))
+    with os.fdopen(descriptor, "r+b" if flags & os.O_RDWR else "rb") as file:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        yield file
+
+
+def _ends_a_line(file: IO[bytes], size: int) -> bool:
+    """Return whether the next line can follow at once; not after a line whose writer was killed. Moves to the end."""
+    if size == 0:
+        return True
+    file.seek(size - 1)
+    return file.read(1) == b"\n"
