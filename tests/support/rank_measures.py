@@ -114,7 +114,7 @@ def measure_in_turns(
     work = flop(length, direction, window)
     expected_s = work / ranks / bench.alone[direction]
     row = {"kind": "window" if window else "together", "ranks": ranks, "length": length, "direction": direction}
-    if not bench.has(len(ways) * (1.3 * expected_s * (1 + turns_of(expected_s)) + 1)):
+    if not bench.has(len(ways) * (1.3 * expected_s * (2 + turns_of(expected_s)) + 1)):
         for name in ways:
             bench.tell(**row, name=name, **more, left_out="no time left")
         return
@@ -132,7 +132,7 @@ def by_turns(
     bench: Bench, ways: Mapping[str, Way], leaves: list[Tensor], direction: str, group: Any
 ) -> dict[str, dict[str, Any]]:
     """Return the time and the memory of each way, or why it has none: the median of some turns after a first run, which
-    finds and tries configs. Of what takes many seconds the first run is all, since trying takes a small part of it."""
+    finds configs and tries each on the tensors."""
     turns = {name: partial(timed_turn, way, leaves, direction, bench.device, group) for name, way in ways.items()}
     found = {name: timed_row(bench, turn) for name, turn in turns.items()}
     times: dict[str, list[float]] = {name: [] for name, row in found.items() if "ms" in row}
@@ -142,13 +142,13 @@ def by_turns(
             repeats = max(1, min(10, int(TURN_S / slowest_s)))
             spent.append(turns[name](repeats))
     for name, spent in times.items():
-        found[name]["ms"] = round(median(spent) * 1e3, 4) if spent else found[name]["ms"]
+        found[name]["ms"] = round(median(spent) * 1e3, 4)
     return found
 
 
 def turns_of(first_s: float) -> int:
     """Return how often a way is timed whose first run took this long."""
-    return 5 if first_s < 0.5 else 3 if first_s < 2.0 else 1 if first_s < 5.0 else 0
+    return 5 if first_s < 0.5 else 3 if first_s < 2.0 else 1
 
 
 def timed_turn(

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from blocktune import attention, context_parallel_attention, context_parallel_decode
+from blocktune import attention, context_parallel_attention, context_parallel_decode, flash_attn_with_kvcache
 from blocktune.kernels.parallel import ring
 from blocktune.kernels.parallel.plan.schedule import Schedule, possible
 from tests.support import parallel_rivals as rivals
@@ -180,18 +180,22 @@ def measure_window(bench: Bench) -> None:
 
 
 def measure_decode(bench: Bench) -> None:
-    """Measure one query over a cache that ranks share."""
+    """Measure one query over a cache that ranks share, and over a rank's own rows alone."""
     total = CACHE_ROWS if bench.device.type == "cuda" else 1 << 10
     dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
-    for ranks in bench.groups:
-        told: dict[str, Any] = {}
-        if dist.get_rank() < ranks:
-            query = torch.randn(1, 1, HEADS, DIM, device=bench.device, dtype=dtype)
-            size = (1, total // ranks, HEADS_KV, DIM)
-            caches = [torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2)]
-            run = partial(context_parallel_decode, query, *caches, group=bench.groups[ranks][0])
-            told = timed_row(bench, partial(seconds, run, bench.device, bench.groups[ranks][0], repeats=QUERIES))
-        bench.tell(kind="decode", name="one query", ranks=ranks, length=total, **told)
+    for ranks, (group, _) in bench.groups.items():
+        size = (1, total // ranks, HEADS_KV, DIM)
+        query = torch.randn(1, 1, HEADS, DIM, device=bench.device, dtype=dtype)
+        tensors = query, *(torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2))
+        ways = {
+            "one query": partial(context_parallel_decode, *tensors, group=group),
+            "own rows": partial(flash_attn_with_kvcache, *tensors, return_softmax_lse=True),
+        }
+        for name, run in ways.items():
+            told: dict[str, Any] = {}
+            if dist.get_rank() < ranks:
+                told = timed_row(bench, partial(seconds, run, bench.device, group, repeats=QUERIES))
+            bench.tell(kind="decode", name=name, ranks=ranks, length=total, **told)
 
 
 def trace(bench: Bench, lengths: list[int]) -> None:
