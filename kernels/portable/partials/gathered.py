@@ -1,6 +1,6 @@
 """Attention of the same queries over several sets of keys, merged at once, in float32.
 
-A set gives a row of the output and its log-sum-exp beside it. The merged output is the mean of all outputs, each
+A set gives a row of the output and its log-sum-exp. The merged output is the mean of all outputs, each
 weighted with exp of its log-sum-exp.
 """
 
