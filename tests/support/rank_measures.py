@@ -114,7 +114,7 @@ def measure_in_turns(
     work = flop(length, direction, window)
     expected_s = work / ranks / bench.alone[direction]
     row = {"kind": "window" if window else "together", "ranks": ranks, "length": length, "direction": direction}
-    if not bench.has(len(ways) * (1.3 * expected_s * (2 + turns_of(expected_s)) + 1)):
+    if not bench.has(len(ways) * (1.2 * expected_s * (1.5 + turns_of(expected_s)) + 1)):
         for name in ways:
             bench.tell(**row, name=name, **more, left_out="no time left")
         return

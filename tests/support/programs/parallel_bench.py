@@ -134,10 +134,10 @@ def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None
 
 
 def measure_length(bench: Bench, ranks: int, length: int) -> None:
-    """Measure one length: of a long one the ring and PyTorch's only, with the backward first."""
+    """Measure one length: of a long one without heads for tokens, and with the backward first."""
     ways, directions = ours(bench, ranks, length) | theirs(bench, ranks), ("forward", "both")
     if length >= LONG:
-        ways = {name: way for name, way in ways.items() if name == Schedule.RING or name.startswith("PyTorch")}
+        ways.pop(Schedule.ULYSSES, None)
         directions = ("both", "forward") if ranks == dist.get_world_size() else ("forward",)
     for direction in directions:
         measure_in_turns(bench, ways, ranks, length, direction)
