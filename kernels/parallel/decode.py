@@ -12,8 +12,12 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.parallel.agreement import agree
 from blocktune.kernels.parallel.messages import ProcessGroup
 from blocktune.kernels.parallel.ranks import Ranks
+from blocktune.kernels.portable.partials.gathered import merge_gathered
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.errors import RankError, UsageError
+
+_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""The latter is its name in older versions of PyTorch."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -82,32 +86,29 @@ def context_parallel_decode(
 
 
 def _own_part(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the output float32 [batch, num_heads, seqlen_q, head_dim_v] and the log-sum-exp over this rank's rows."""
+    """Return the output [batch, num_heads, seqlen_q, head_dim_v] and the log-sum-exp in float32 over this rank's
+    rows."""
     if k_cache.shape[1] == 0:
         batch, seqlen_q, heads, _ = q.shape
         out = torch.zeros(batch, heads, seqlen_q, v_cache.shape[3], dtype=torch.float32, device=q.device)
         return out, out.new_full(out.shape[:3], -torch.inf)
     found, lse = flash_attn_with_kvcache(q, k_cache, v_cache, **options, return_softmax_lse=True)
-    return found.transpose(1, 2).float(), lse.float()
+    return found.transpose(1, 2), lse.float()
 
 
 def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp over the rows of all ranks of a group, by one gather of both.
+    """Return output and log-sum-exp in float32 over the rows of all ranks of a group, by one gather of both.
 
     Raises:
         RankError: a rank took no part.
     """
-    own = torch.cat([out, lse.unsqueeze(-1)], -1)
-    parts = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    own = torch.cat([out, lse.unsqueeze(-1)], -1)  # float32 as the log-sum-exp is
+    together = own.new_empty(dist.get_world_size(group), *own.shape)
     try:
-        dist.all_gather(parts, own, group=group)
+        _gather(together.view(-1), own.view(-1), group=group)
     except RuntimeError as error:
         raise RankError(
             f"All ranks must take part in context_parallel_decode, but rank {dist.get_rank()} could not gather their "
             f"results: {str(error).splitlines()[0]}. Another rank ended or called something else: its error says why."
         ) from error
-    together = torch.stack(parts)
-    sums = together[..., -1]
-    total = torch.logsumexp(sums, 0)
-    weights = (sums - total.masked_fill(total.isneginf(), 0.0)).exp()
-    return (together[..., :-1] * weights.unsqueeze(-1)).sum(0), total
+    return merge_gathered(together)

@@ -99,7 +99,7 @@ def _schedule(name: str, problem: Problem, ranks: Ranks, device: torch.device, *
     """
     if name == AUTO:
         known = measured(problem, link(ranks.column, device.type), backward=backward)
-        return fastest(problem, machine_of(device)) if known is None else known
+        return fastest(problem, machine_of(device), backward=backward) if known is None else known
     if name not in tuple(Schedule):
         raise UsageError(f"`schedule` is {AUTO}, {', '.join(Schedule)}, but got {name!r}. Take one of these.")
     require_possible(problem, Schedule(name))

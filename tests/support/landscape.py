@@ -11,6 +11,7 @@ from blocktune.db.records.records import Environment, Outcome
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.stored import sources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.space import SearchSpace
@@ -41,6 +42,13 @@ SUBJECT = Subject(
     device=DEVICE, environment=Environment(triton="3.6.0", ptxas="12.8", torch="2.11"), shape=SHAPE, kernels=KERNELS
 )
 SPACE = SearchSpace.build(SHAPE, DEVICE.limits, KERNELS.values())
+
+
+def replace_kernels() -> None:
+    """Let this process know no other kernels, and no shipped results, which are of others."""
+    registry.KERNELS.clear()
+    registry.KERNELS.update(KERNELS)
+    sources.shipped_rows = lambda: iter(())
 
 
 @contextmanager

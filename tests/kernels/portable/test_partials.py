@@ -1,8 +1,9 @@
-"""Attention over further keys is added to rows by one kernel: in Triton's interpreter on the CPU, compiled on a GPU."""
+"""Attention over several sets of keys meets in one kernel: in Triton's interpreter on the CPU, compiled on a GPU."""
 
 import pytest
 import torch
 
+from blocktune.kernels.portable.partials.gathered import launch_merge_gathered, merge_gathered
 from blocktune.kernels.portable.partials.rows import add_partial, launch_add_partial
 from tests.support.triton_modes import DEVICE, runs
 
@@ -59,3 +60,24 @@ def test_some_rows_of_larger_tensors_are_written_and_no_others() -> None:
 @runs
 def test_no_rows_are_no_launch() -> None:
     add_partial(*(torch.zeros(2, 3, 0, *dim, device=DEVICE) for dim in ((8,), (), (8,), (), (8,))))
+
+
+@runs
+@pytest.mark.parametrize("sets", [1, 3, 4])
+@pytest.mark.parametrize(("length", "dim"), [(1, 16), (5, 40)])
+def test_gathered_rows_over_all_sets_of_keys(sets: int, length: int, dim: int) -> None:
+    """A row that saw no key in some sets, one that saw none at all, and one whose sums float32 exceeds as numbers."""
+    made = [rows("float32", length + 3, dim, seed) for seed in range(1, sets + 1)]
+    parts = torch.stack([torch.cat([out, lse[..., None]], -1) for out, lse in made])
+    parts[:, :, :, -1, -1] += 1000.0
+    found, wanted = launch_merge_gathered(parts), merge_gathered(parts.cpu().double())
+    assert found[1][..., 0].isneginf().all()
+    assert not found[0][:, :, 0].any()
+    for own, right in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own.cpu().double(), right, atol=2e-6, rtol=2e-6)
+
+
+@runs
+def test_gathered_rows_of_no_queries() -> None:
+    out, lse = launch_merge_gathered(torch.zeros(2, 3, 4, 0, 9, device=DEVICE))
+    assert (out.shape, lse.shape) == ((3, 4, 0, 8), (3, 4, 0))

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.answers import private_stdout
@@ -71,7 +70,6 @@ def make(folder: Path, job: Job, store: ResultStore, tell: OnProgress) -> Tuning
 
 if __name__ == "__main__":
     watch_parent(os.getppid())
-    registry.KERNELS.clear()
-    registry.KERNELS.update(landscape.KERNELS)
+    landscape.replace_kernels()
     environment.driver_version = lambda: os.environ["LANDSCAPE_DRIVER"]
     serve(partial(make, Path(sys.argv[1])), sys.stdin, private_stdout())

@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 from blocktune.db.store import ResultStore
-from blocktune.kernels import registry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.compile.answers import private_stdout
 from blocktune.tuner.fleet.job import Job
@@ -37,6 +36,5 @@ def make(job: Job, store: ResultStore, tell: OnProgress) -> TuningReport:
 
 
 if __name__ == "__main__":
-    registry.KERNELS.clear()
-    registry.KERNELS.update(landscape.KERNELS)
+    landscape.replace_kernels()
     serve(make, sys.stdin, private_stdout())

@@ -32,13 +32,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from blocktune import attention, context_parallel_attention, context_parallel_decode
+from blocktune import attention, context_parallel_attention, context_parallel_decode, flash_attn_with_kvcache
 from blocktune.kernels.parallel import ring
 from blocktune.kernels.parallel.plan.schedule import Schedule, possible
 from tests.support import parallel_rivals as rivals
 from tests.support.parallel_cases import Case, errors
 from tests.support.parallel_problems import DIM, HEADS, HEADS_KV, check_cases, flop, problem
-from tests.support.rank_measures import Bench, agreed, measure, seconds, step, tensors, timed_row
+from tests.support.rank_measures import Bench, Way, agreed, measure_in_turns, seconds, step, tensors, timed_row
 from tests.support.stream_trace import totals, traced
 
 WINDOW, WINDOW_LENGTH = 4096, 65536
@@ -127,32 +127,27 @@ def measure_alone(bench: Bench) -> None:
 
 
 def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None:
-    """Measure every length with every schedule, and PyTorch's own ways, of so many ranks; those of fewer ranks only
-    where a run takes no seconds."""
+    """Measure every length of so many ranks."""
     for length in lengths:
         for size in sizes:
-            if size == dist.get_world_size() or length < LONG:
-                measure_length(bench, size, length)
+            measure_length(bench, size, length)
 
 
 def measure_length(bench: Bench, ranks: int, length: int) -> None:
-    """Measure one length: of a long one the ring and PyTorch's first, with the backward."""
-    ways = ours(bench, ranks, length) | theirs(bench, ranks)
-    jobs = [(name, direction) for name in ways for direction in ("forward", "both")]
+    """Measure one length: of a long one without heads for tokens, and with the backward first."""
+    ways, directions = ours(bench, ranks, length) | theirs(bench, ranks), ("forward", "both")
     if length >= LONG:
-        first = [name for name in ways if name == Schedule.RING or name in theirs(bench, ranks)]
-        jobs = sorted(jobs, key=lambda job: (job[0] not in first, job[1] == "forward"))
-    for name, direction in jobs:
-        attend, within = ways[name]
-        with within():
-            measure(bench, name, attend, ranks, length, direction)
+        ways.pop(Schedule.ULYSSES, None)
+        directions = ("both", "forward") if ranks == dist.get_world_size() else ("forward",)
+    for direction in directions:
+        measure_in_turns(bench, ways, ranks, length, direction)
 
 
-def ours(bench: Bench, ranks: int, length: int) -> dict[str, Any]:
+def ours(bench: Bench, ranks: int, length: int) -> dict[str, Way]:
     """Return our schedules: what attends, and where it is called."""
     schedules = [one for one in possible(problem(length, ranks)) if ranks > 2 or one is not Schedule.ALL_GATHER]
     group = bench.groups[ranks][0]  # of two ranks the gather is the ring
-    found: dict[str, Any] = {
+    found: dict[str, Way] = {
         str(one): (partial(context_parallel_attention, is_causal=True, schedule=str(one), group=group), nullcontext)
         for one in schedules
     }
@@ -162,7 +157,7 @@ def ours(bench: Bench, ranks: int, length: int) -> dict[str, Any]:
     return found
 
 
-def theirs(bench: Bench, ranks: int) -> dict[str, Any]:
+def theirs(bench: Bench, ranks: int) -> dict[str, Way]:
     """Return PyTorch's ways that compute such calls; of long sequences only the first."""
     mesh = bench.groups[ranks][1]
     within = {backend: partial(rivals.context_parallel_of, mesh, backend) for backend in bench.rival}
@@ -176,27 +171,31 @@ def theirs(bench: Bench, ranks: int) -> dict[str, Any]:
 def measure_window(bench: Bench) -> None:
     """Measure a window over equally many tokens a rank, of one rank and of more."""
     for ranks in bench.groups:
+        each, ways = min(WINDOW_LENGTH, bench.length_alone), dict[str, Way]()
         for layout in ("contiguous", "zigzag") if ranks > 1 else ("contiguous",):
             options = {"is_causal": True, "window": (WINDOW, -1), "layout": layout, "group": bench.groups[ranks][0]}
-            attend = partial(context_parallel_attention, **options)
-            each = min(WINDOW_LENGTH, bench.length_alone)
-            for direction in ("forward", "both"):
-                measure(bench, layout, attend, ranks, each * ranks, direction, window=WINDOW)
+            ways[layout] = partial(context_parallel_attention, **options), nullcontext
+        for direction in ("forward", "both"):
+            measure_in_turns(bench, ways, ranks, each * ranks, direction, window=WINDOW)
 
 
 def measure_decode(bench: Bench) -> None:
-    """Measure one query over a cache that ranks share."""
+    """Measure one query over a cache that ranks share, and over a rank's own rows alone."""
     total = CACHE_ROWS if bench.device.type == "cuda" else 1 << 10
     dtype = torch.bfloat16 if bench.device.type == "cuda" else torch.float32
-    for ranks in bench.groups:
-        told: dict[str, Any] = {}
-        if dist.get_rank() < ranks:
-            query = torch.randn(1, 1, HEADS, DIM, device=bench.device, dtype=dtype)
-            size = (1, total // ranks, HEADS_KV, DIM)
-            caches = [torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2)]
-            run = partial(context_parallel_decode, query, *caches, group=bench.groups[ranks][0])
-            told = timed_row(bench, run, bench.groups[ranks][0], repeats=QUERIES)
-        bench.tell(kind="decode", name="one query", ranks=ranks, length=total, **told)
+    for ranks, (group, _) in bench.groups.items():
+        size = (1, total // ranks, HEADS_KV, DIM)
+        query = torch.randn(1, 1, HEADS, DIM, device=bench.device, dtype=dtype)
+        tensors = query, *(torch.randn(size, device=bench.device, dtype=dtype) for _ in range(2))
+        ways = {
+            "one query": partial(context_parallel_decode, *tensors, group=group),
+            "own rows": partial(flash_attn_with_kvcache, *tensors, return_softmax_lse=True),
+        }
+        for name, run in ways.items():
+            told: dict[str, Any] = {}
+            if dist.get_rank() < ranks:
+                told = timed_row(bench, partial(seconds, run, bench.device, group, repeats=QUERIES))
+            bench.tell(kind="decode", name=name, ranks=ranks, length=total, **told)
 
 
 def trace(bench: Bench, lengths: list[int]) -> None:
@@ -224,7 +223,8 @@ def measure_head_start(bench: Bench, lengths: list[int]) -> None:
         for cycles in (own, 0, own, 0):
             ring.HEAD_START_CYCLES = cycles
             run = partial(step, partial(context_parallel_attention, **options), tensors(length // ranks, bench.device))
-            told = timed_row(bench, partial(run, "forward"), bench.groups[ranks][0])
+            forward = partial(run, "forward")
+            told = timed_row(bench, partial(seconds, forward, bench.device, bench.groups[ranks][0]))
             bench.tell(kind="head start", name=str(cycles), ranks=ranks, length=length, direction="forward", **told)
     ring.HEAD_START_CYCLES = own
 

@@ -34,8 +34,8 @@ def schedules(document: Row) -> dict[str, Any]:
     rates = " and ".join(f"{row['tflops_a_rank']} TFLOP/s ({PASSES[row['direction']]})" for row in alone)
     worst = max(abs(modelled(document, row) / row["of_alone"] - 1.0) for row in forwards(document))
     how = (
-        "causal attention of one sequence, bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank "
-        f"in half a second of calls, one schedule after the other. One GPU alone, at {alone[0]['length']:,} tokens: "
+        "causal attention of one sequence, bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank. "
+        f"One GPU alone, at {alone[0]['length']:,} tokens: "
         f"{rates}. `auto` marks what the model takes where nothing was measured; its forwards are wrong by {worst:.1%} "
         f"at most. By it a GPU reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the "
         "most that a rank had allocated, its own tensors and their gradients included."
@@ -46,7 +46,7 @@ def schedules(document: Row) -> dict[str, Any]:
 def least(document: Row) -> float:
     """Return the least rate over that of one GPU alone, of the schedules that today's model takes."""
     rows = measured(document, "together")
-    return float(min(row["of_alone"] for row in rows if row["name"] == taken(document, row["ranks"], row["length"])))
+    return float(min(row["of_alone"] for row in rows if row["name"] == taken_for(document, row)))
 
 
 def repeated(document: Row) -> str:
@@ -96,15 +96,22 @@ def is_pytorch(row: Row) -> bool:
     return bool(row["name"].startswith("PyTorch"))
 
 
-def taken(document: Row, ranks: int, length: int) -> str:
-    """Return the schedule that today's model takes."""
-    return str(fastest(problem(length, ranks), machine_with(device_named(document["device"]), one_host=True)))
+def taken(document: Row, ranks: int, length: int, direction: str) -> str:
+    """Return the schedule that today's model takes, as it was measured."""
+    machine = machine_with(device_named(document["device"]), one_host=True)
+    schedule = fastest(problem(length, ranks), machine, backward=direction == "both")
+    return str(Schedule.RING if ranks == 2 and schedule is Schedule.ALL_GATHER else schedule)  # they are one then
+
+
+def taken_for(document: Row, row: Row) -> str:
+    """Return the schedule that today's model takes for the call of a row."""
+    return taken(document, row["ranks"], row["length"], row["direction"])
 
 
 def _cells(document: Row, row: Row, theirs_ms: float | None) -> Cells:
     model = f"{modelled(document, row):.3f}" if row in forwards(document) else "-"
     against = "-" if is_pytorch(row) or theirs_ms is None else f"{theirs_ms / row['ms']:.2f}"
-    auto = " (`auto`)" * (row["name"] == taken(document, row["ranks"], row["length"]))
+    auto = " (`auto`)" * (row["name"] == taken_for(document, row))
     return [
         str(row["ranks"]), f"{row['length']:,}", PASSES[row["direction"]], row["name"] + auto, f"{row['ms']:,.1f}",
         f"{row['tflops_a_rank']:.0f}", f"{row['of_alone']:.3f}", model, f"{row['peak_gib']:.2f}", against,
@@ -119,13 +126,12 @@ def windows(document: Row) -> dict[str, Any]:
     for row in rows:
         found.setdefault((row["ranks"], row["name"]), {})[row["direction"]] = row["ms"]
     cells = [_window_cells(ranks, name, ms, alone) for (ranks, name), ms in sorted(found.items())]
-    cells += [
-        [str(row["ranks"]), f"decoding over {row['length']:,} rows", f"{row['ms']:.3f}", "-", "-", "-"]
-        for row in measured(document, "decode")
-    ]
+    decoded = measured(document, "decode")
+    cells += [[str(row["ranks"]), f"decoding, {row['name']}", f"{row['ms']:.3f}", "-", "-", "-"] for row in decoded]
     how = "bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank, calls in a row. "
     how += "A causal window of 4,096 over 65,536 tokens a rank. " * bool(rows)
-    return table(document, f"{how}Decoding: one query over a cache that ranks share.", WINDOWS, cells)
+    how += f"Decoding: one query over a cache of {decoded[0]['length']:,} rows that ranks share, or a rank's own rows."
+    return table(document, how, WINDOWS, cells)
 
 
 def _window_cells(ranks: int, name: str, ms: dict[str, float], alone: dict[str, float]) -> Cells:

@@ -1,8 +1,8 @@
-"""What questions cost on a server with many trials: server_scale.py SHAPES CONFIGS [SEED]
+"""What questions cost on a server with many trials: server_scale.py SHAPES CONFIGS [OUT]
 
 A server is started, given SHAPES * CONFIGS trials and a winner for every shape, and asked. Prints milliseconds as JSON:
 of the server alone (planning and finding) on a connection that is new and on one that is in use, of whole calls, each
-on a connection of its own, and of commands in seconds.
+on a connection of its own, and of commands in seconds. Writes them to OUT as a table.
 """
 
 import json
@@ -13,24 +13,31 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
 
 from sqlalchemy import Connection, Select, create_engine, select, text
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.pool import NullPool
 
+from blocktune.db.exchange.document import save_text
 from blocktune.db.records.reading import id_of
 from blocktune.db.records.records import Best
 from blocktune.db.records.rows import document_of
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, DeviceRow, ShapeRow, TrialRow
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.measure.environment import source_commit
+from tests.support.parallel_document import table
 from tests.support.stores.large_servers import fill, shapes_like
 from tests.support.stores.postgres_server import running_server
 from tests.support.stores.sample_records import sample_trials, winner
 
 ASKED = 30
+COLUMNS = ("what", "measured")
 
 
 def milliseconds(work: Callable[[], object], times: int = ASKED) -> float:
@@ -98,23 +105,42 @@ def _compared(best: Best) -> Best:
     return replace(best, default=default, default_time_us=120.0, speedup_over_default=1.2)
 
 
-def main(shapes: int, configs: int, seed: int) -> None:
+def save(costs: Mapping[str, float], server_version: str, out: Path) -> None:
+    """Write what was measured as a table."""
+    how = f"a server with {costs['trials']:,} trials on the same machine, whose load was {os.getloadavg()[1]:.0f}; "
+    how += f"medians of {ASKED} questions, in milliseconds unless a row says otherwise."
+    environment = {"postgresql": server_version} | {name: version(name) for name in ("sqlalchemy", "psycopg")}
+    document = {
+        "device": f"{os.cpu_count()} processors",
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": source_commit(),
+        "environment": environment,
+    }
+    rows = [[name, f"{cost:,}"] for name, cost in costs.items()]
+    save_text(json.dumps(table(document, how, COLUMNS, rows), indent=1, sort_keys=True) + "\n", out)
+
+
+def main(shapes: int, configs: int, out: Path | None) -> None:
     best = _compared(winner())
     with running_server({"shared_buffers": "512MB", "max_wal_size": "8GB"}) as server:
         place = server.create_database("scale")
         began = time.perf_counter()
         fill(place, sample_trials(1)[0], best, shapes=shapes, configs=configs)
         costs: dict[str, float] = {"filled, seconds": round(time.perf_counter() - began, 1)}
-        costs |= asked(place, shapes_like(best.shape, shapes), random.Random(seed))
+        costs |= asked(place, shapes_like(best.shape, shapes), random.Random(0))
         one = ("--seq", "8192", "--dim", "64", "--device", "h200")
         with tempfile.TemporaryDirectory() as bytecode:
             for name, words in (("list", ()), ("best", one)):
                 whole, used = min(command_seconds(place, bytecode, name, *words) for _ in range(3))
                 costs |= {f"tune {name}, seconds": whole, f"tune {name}, processor seconds": used}
-        (size,) = server.execute("SELECT pg_database_size('scale')")
-    rows = {"trials": shapes * configs, "winners": shapes, "gigabytes": round(int(size[0]) / 1e9, 2)}
-    sys.stdout.write(json.dumps(rows | costs, indent=1) + "\n")
+        ((size, server_version),) = server.execute(
+            "SELECT pg_database_size('scale'), current_setting('server_version')"
+        )
+    costs = {"trials": shapes * configs, "winners": shapes, "gigabytes": round(int(size) / 1e9, 2)} | costs
+    sys.stdout.write(json.dumps(costs, indent=1) + "\n")
+    if out is not None:
+        save(costs, str(server_version).split()[0], out)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 0)
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]) if len(sys.argv) > 3 else None)
