@@ -123,7 +123,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         *((loaded(128, 4096, Causal.UPPER_LEFT, name), (128, 128, 2, 1, 1, 1, 0, 0)) for name in ("alibi", "additive")),
         (loaded(128, 2048, features="boolean"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 2048, features="boolean", batch=1), (128, 128, 2, 1, 1, 1, 0, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 4, 0, 1, 0, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 4, 0, 0, 0, 128, 0)),
         (loaded(64, 8192, features="boolean alibi"), (256, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(64, 8192, features="dropout"), (128, 128, 4, 0, 0, 1, 0, 0)),
     ],
