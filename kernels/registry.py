@@ -87,14 +87,15 @@ def competing() -> tuple[AttentionKernel, ...]:
 
 
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
-    """Return the kernels that compete for this shape on this compute capability, in registry order."""
-    return tuple(kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
+    """Return the kernels that compete for this shape on this compute capability, in registry order but for those that
+    step back."""
+    able = (kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
+    return tuple(sorted(able, key=lambda kernel: kernel.steps_back(shape)))
 
 
 def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKernel | None:
     """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it."""
-    candidates = (kernel for kernel in KERNELS.values() if not kernel.historical)
-    return next((kernel for kernel in candidates if kernel.unsupported(shape, limits) is None), None)
+    return next(iter(kernels_for(shape, limits)), None)
 
 
 def register(kernel: AttentionKernel) -> ExitStack:

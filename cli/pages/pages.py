@@ -46,7 +46,7 @@ from blocktune.cli.pages.recorded import (
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
-from blocktune.tuner.lab.sweep_file import load_sweep
+from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
 from blocktune.tuner.lab.sweep_sources import sources_of
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -138,9 +138,12 @@ def _replay(path: Path, part: str | None, folder: Path) -> str:
 def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
     """Return the recorded sweeps that a replay is of: those that hold every config, and where it has more, the dense
     ones too."""
-    complete = sorted((folder / "sweeps").glob("*.gz"))
-    dense = sorted((folder / "dense-sweeps").glob("*.gz")) if len(document["sweeps"]) > len(complete) else []
-    return complete + dense
+    complete = sweep_files([folder / "sweeps"])
+    return (
+        complete
+        if len(document["sweeps"]) <= len(complete)
+        else sweep_files([folder / "sweeps", folder / "dense-sweeps"])
+    )
 
 
 def pages(root: Path) -> list[Path]:

@@ -121,6 +121,10 @@ class AttentionKernel(ABC):
         """Return why the kernel cannot compute this shape on this compute capability, or None."""
         return self.kind_problem(shape) or self.shape_problem(shape, limits)
 
+    def steps_back(self, shape: AttentionShape) -> bool:
+        """Return whether the other kernels of a shape go first, though the registry names this one before them."""
+        return False
+
     def kind_problem(self, shape: AttentionShape) -> str | None:
         """Return why the kernel computes nothing of this direction, data type and features, whatever the sizes; or
         None."""

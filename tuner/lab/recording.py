@@ -35,8 +35,8 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
     """Return all feasible configs of a shape, or the `most` of them that a search would most likely choose from.
 
     The default and the paper's rule come first. Of what is left, every kernel in the order in which calls take them has
-    half of the room, or all its configs, and within a kernel every number of splits has an equal share, the most
-    promising ones by the model first.
+    half of the room, or all its configs. Within a kernel every combination of the parameters that are its own, such as
+    splits, has an equal share, the most promising tiles by the model first: the model hardly tells schedules apart.
     """
     space = contenders.space
     if len(space.feasible) <= most:
@@ -57,12 +57,12 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
 
 
 def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
-    """Return the configs of a kernel, the most promising of every number of splits in turns."""
+    """Return the configs of a kernel, the most promising of every combination of its own parameters in turns."""
     useful = {config: usefulness(get_kernel(config.kernel), config, shape, device) for config in configs}
-    by_splits: dict[int, list[KernelConfig]] = {}
+    alike: dict[tuple[tuple[str, int], ...], list[KernelConfig]] = {}
     for config in sorted(configs, key=lambda config: useful[config]):
-        by_splits.setdefault(config.parameters.get("splits", 1), []).append(config)
-    place = {config: (rank, useful[config]) for group in by_splits.values() for rank, config in enumerate(group)}
+        alike.setdefault(config.extra, []).append(config)
+    place = {config: (rank, useful[config]) for group in alike.values() for rank, config in enumerate(group)}
     return sorted(configs, key=lambda config: place[config])
 
 

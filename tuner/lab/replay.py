@@ -156,7 +156,7 @@ class Replay:
             predict=lambda config, resources: self._predicted.get(config),
             known=(),
             record=lambda trial: None,
-            limit=Limit(trials=len(self._trials), seconds=float("inf")),
+            limit=Limit(trials=measurements, seconds=float("inf")),
             lookahead=_COMPILED_AHEAD,
             on_progress=lambda progress: None,
         )

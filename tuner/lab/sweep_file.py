@@ -173,7 +173,8 @@ def load_sweep(path: str | Path) -> Sweep:
 
 
 def sweep_files(places: Iterable[str | Path]) -> list[Path]:
-    """Return the files themselves, and those of the folders, by name.
+    """Return the files themselves, and those of the folders, by name. Of several of one name, which are of one device
+    and shape, the last counts: a dense sweep of today's kernels takes the place of an older one that held every config.
 
     Raises:
         UsageError: a place does not exist or is a folder without sweeps.
@@ -187,7 +188,7 @@ def sweep_files(places: Iterable[str | Path]) -> list[Path]:
                 "`tune run --exhaustive` records a sweep and `tune sweeps` writes its file."
             )
         found += inside
-    return found
+    return list({path.name: path for path in found}.values())
 
 
 def _document(sweep: Sweep) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from blocktune.tuner.sampling.trial_facts import medians, user_attributes
 RUNS = "runs"
 """The constraint of a trial: above 0 where its config cannot run."""
 
-MAX_USELESS_ASKS = 40
-"""Of a sampler that answers within milliseconds."""
+MAX_USELESS_ASKS = 4
+"""Asks in a row without a new config after which the order decides. Each stays in the study, where it costs every later
+ask of a sampler time."""
 
 Ready = Mapping[KernelConfig, float | None]
 Pick = Callable[[Ready], KernelConfig]
@@ -41,7 +42,6 @@ class StudyProposals:
         order: proposed then, up to the startup, and where the sampler finds nothing new.
         startup: configs that are tried before the sampler proposes any. None leaves everything to the order.
         pick: which of those that are compiled is measured; None is the first proposed.
-        patience: asks in a row without a new config after which the order decides.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class StudyProposals:
         order: Iterable[KernelConfig] | None = None,
         startup: int | None = 0,
         pick: Pick | None = None,
-        patience: int = MAX_USELESS_ASKS,
     ) -> None:
         self.study = study
         self.size = len(parameters.configs)
@@ -61,7 +60,7 @@ class StudyProposals:
         self._first = deque(first)
         self._order = deque(parameters.configs if order is None else order)
         self._startup = self.size if startup is None else startup
-        self._pick, self._patience = pick, patience
+        self._pick = pick
         self._open: dict[KernelConfig, optuna.Trial] = {}
         self._proposed = self._resumed()
 
@@ -126,7 +125,7 @@ class StudyProposals:
 
     def _sample(self) -> KernelConfig | None:
         """Return a new config of the study's: the one that a user enqueued, else the one that the sampler proposes."""
-        for _ in range(self._patience):
+        for _ in range(MAX_USELESS_ASKS):
             trial = self.study.ask()
             config = self._parameters.suggested(trial)
             if config is not None and config not in self._proposed:

@@ -14,7 +14,7 @@ from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
-from blocktune.tuner.sampling.study_proposals import MAX_USELESS_ASKS, Pick, Ready, StudyProposals
+from blocktune.tuner.sampling.study_proposals import Pick, Ready, StudyProposals
 from blocktune.tuner.search.proposals import by_prediction
 
 MOST_GUIDED = 1000
@@ -32,22 +32,12 @@ class _Preferring(Protocol):
     def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int: ...
 
 
-GP_ASKS = 3
-"""Asks of GPSampler without a new config after which the model decides: each takes a good part of a second, and it does
-not learn from points that are no config."""
-
-
 def sampled(
-    study: Study,
-    sampler: BaseSampler,
-    space: ConfigSpace,
-    order: Sequence[KernelConfig],
-    startup: int,
-    patience: int = MAX_USELESS_ASKS,
+    study: Study, sampler: BaseSampler, space: ConfigSpace, order: Sequence[KernelConfig], startup: int
 ) -> StudyProposals:
     """Return a search by a sampler of Optuna's, after the first configs of an order."""
     study.sampler = sampler
-    return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction, patience=patience)
+    return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction)
 
 
 def sampled_by_tpe(
@@ -152,7 +142,7 @@ def _tpe(assignment: Assignment, study: Study) -> StudyProposals:
 def _gp(assignment: Assignment, study: Study) -> StudyProposals:
     startup = _startup(assignment)
     sampler = GPSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
-    return sampled(study, sampler, assignment.space, assignment.by_usefulness, startup, GP_ASKS)
+    return sampled(study, sampler, assignment.space, assignment.by_usefulness, startup)
 
 
 def _cmaes(assignment: Assignment, study: Study) -> StudyProposals:

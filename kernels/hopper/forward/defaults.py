@@ -44,8 +44,9 @@ def _loop_has_work(shape: AttentionShape) -> bool:
 
 def _with_queries_in_registers(width_v: int) -> Values:
     """Return the default of full and causal attention whose lengths fit the blocks, at 192 columns. Blocks of 64 keys
-    read less of shared memory with queries in registers, and leave room for more slots."""
-    return (128, 64, 3, 0, 0, 0, 192) if width_v == 128 else (128, 64, 2, 1, 0, 0, 192)
+    read less of shared memory with queries in registers, and leave room for three slots. With 192 columns of values
+    more than 64 columns of queries take 5 % more time, without a spill."""
+    return 128, 64, 3, 0, 0, 0, 192 if width_v == 128 else 64
 
 
 def _default_of_64(shape: AttentionShape) -> Values:
@@ -64,16 +65,29 @@ def _default_of_128(shape: AttentionShape) -> Values:
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
     three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
     if shape.features.dropout:
-        return 128, 64, 4, 0, 1, 0
+        return 128, 64, 4, 0, 0, 0, 128
     if is_biased(shape):
         bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
         return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
+    if columns := columns_in_registers(shape):
+        return 128, 64, 4, 0, 0, 0, columns
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
     if three_fit:
         return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
     return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
+
+
+def columns_in_registers(shape: AttentionShape) -> int:
+    """Return the columns of Q that registers hold where heads take 128: with few keys that are not masked one by one
+    this takes 3 to 12 % less time, with more of them tiles of 128 keys do."""
+    causal, keys = bounds_of(shape)[0] is not None, shape.seqlen_k
+    if shape.features or _loop_has_work(shape) or {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} != {128}:
+        return 0
+    if keys <= (1536 if causal else 1024):
+        return 128
+    return 64 if causal and keys <= 2048 else 0
 
 
 def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:

@@ -3,7 +3,8 @@
 python -m tests.support.programs.drawn_shapes SEED FILE [COUNT] [SECONDS]
 
 Draws COUNT shapes (20) of all families in turns and takes as many as fit SECONDS (600). Of each it writes what a call
-gets before anything is tuned, what the search found, and their times in the rounds of its finals.
+gets before anything is tuned, what the search found, and their times in the rounds of its finals. The search is that of
+`tune run` among the model's favourites, which are compiled for all shapes from the start.
 """
 
 import json
@@ -29,15 +30,15 @@ from blocktune.tuner.candidates.starting_configs import compile_favourites, find
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import source_commit
-from blocktune.tuner.measure.measurement import Finals
+from blocktune.tuner.measure.measurement import Energies, Finals
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.report import Budget, Progress
+from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import farm_for, tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
 
-TRIALS = 24
+TRIALS = 16
 TOKENS, WIDTH = 16384, 2048
 """Tokens of all sequences and columns of all heads of a prefill or a backward, about."""
 
@@ -94,7 +95,7 @@ def drawn(seed: int, count: int) -> list[AttentionShape]:
 
 
 class KeptFinals(GpuRunner):
-    """A runner that remembers its last finals."""
+    """A runner that remembers its last finals and measures no energy."""
 
     last: Finals
 
@@ -102,29 +103,27 @@ class KeptFinals(GpuRunner):
         self.last = super().finals(configs)
         return self.last
 
+    def energies(self, configs: Any, rounds: int) -> Energies:
+        del configs, rounds
+        return Energies()
+
 
 class Study:
-    """Searches shapes one after the other on one GPU. While one is measured, favourites of the next are compiled."""
+    """Searches shapes one after the other on one GPU."""
 
     def __init__(self, device: DeviceSpec, store: ResultStore, farm: Compiler, runner: KeptFinals) -> None:
         self._device, self._store, self._farm, self._runner = device, store, farm, runner
 
-    def row(self, shape: AttentionShape, following: AttentionShape | None) -> dict[str, Any]:
+    def row(self, shape: AttentionShape) -> dict[str, Any]:
         """Return what a shape gets untuned and tuned."""
         untuned = find_contenders(shape, self._device, competing(), ()).untuned
-        waiting = [following] if following is not None else []
-
-        def ahead(progress: Progress) -> None:
-            if progress.phase != "compile" and waiting:
-                compile_favourites(waiting.pop(), self._device, competing(), self._farm, TRIALS)
-
         began = time.monotonic()
         report = tune(
             shape,
             device=self._device,
             store=self._store,
             budget=Budget(trials=TRIALS),
-            on_progress=ahead,
+            sampler="model",
             compiler=self._farm,
             runner=self._runner,
         )
@@ -157,10 +156,13 @@ def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
         monitor = GpuMonitor(device.uuid, own_processes=1)
         runner = KeptFinals(shapes[0], environment=visible(device), monitor=monitor)
         stack.callback(runner.close)
+        runner.prepare()
+        for shape in shapes:
+            compile_favourites(shape, device, competing(), farm, TRIALS)
         for number, shape in enumerate(shapes):
             # A store of its own: what was found for one shape is not known for the next.
             store = stack.enter_context(ResultStore.open(f"{folder}/{number}.db"))
-            yield Study(device, store, farm, runner).row(shape, next(iter(shapes[number + 1 :]), None))
+            yield Study(device, store, farm, runner).row(shape)
             if time.monotonic() > ends:
                 return
 

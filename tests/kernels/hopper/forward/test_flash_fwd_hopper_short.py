@@ -73,10 +73,22 @@ def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -
     assert KERNEL.violations(config(), problem, HOPPER) == (told,)
 
 
+def first_of(head_dim: int, seqlen: int) -> str:
+    return kernels_for(shape(head_dim, seqlen=seqlen), HOPPER)[0].name
+
+
 def test_short_sequences_take_it_first_and_long_ones_the_other() -> None:
-    for head_dim, most in ((64, MOST_KEYS[64]), (128, MOST_KEYS[128])):
-        first = [kernels_for(shape(head_dim, seqlen=seqlen), HOPPER)[0].name for seqlen in (512, most, 2 * most)]
-        assert first == [KERNEL.name, KERNEL.name, FlashForwardHopper.name]
+    most = MOST_KEYS[64]
+    first = [first_of(64, seqlen) for seqlen in (512, most, 2 * most)]
+    assert first == [KERNEL.name, KERNEL.name, FlashForwardHopper.name]
+
+
+def test_at_128_columns_it_goes_first_only_where_keys_are_left_over() -> None:
+    assert [first_of(128, seqlen) for seqlen in (512, 1000, 1024)] == [
+        FlashForwardHopper.name,
+        KERNEL.name,
+        FlashForwardHopper.name,
+    ]
 
 
 @pytest.mark.parametrize("causal", Causal)
