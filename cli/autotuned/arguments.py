@@ -34,7 +34,7 @@ def parameter(text: str) -> tuple[str, Plain]:
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"`--param` is NAME=VALUE, but got {text!r}.")
+        raise UsageError(f"`--param` must be NAME=VALUE, but got {text!r}.")
     return name, constant(value)
 
 

@@ -237,8 +237,8 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
     candidate = answer.candidate
     if candidate is None:
         raise NoFeasibleConfigError(
-            f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
-            "PyTorch's scaled_dot_product_attention would."
+            f"No kernel computes {shape.label} on {device.name}, so there is nothing to explain. PyTorch's "
+            "scaled_dot_product_attention would."
         )
     return Choice(
         request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),

@@ -123,16 +123,15 @@ def _require_same(recorded: "Analysis", request: "CompileRequest") -> None:
     """
     if (recorded.config, recorded.shape) != (request.config, request.shape):
         raise UsageError(
-            f"Counters stand next to predictions of the same config, but those of `--from` are of "
-            f"{recorded.config.label} for {recorded.shape.label}, and the flags name {request.config.label} for "
-            f"{request.shape.label}. Change the flags."
+            f"The counters of `--from` are of {recorded.config.label} for {recorded.shape.label}, but the flags name "
+            f"{request.config.label} for {request.shape.label}. Change the flags."
         )
 
 
 def _require_present(device: "DeviceSpec") -> None:
     if not is_present(device):
         raise NoDeviceError(
-            f"Counters are recorded on the GPU itself, but {device.name} is not here. Read what was recorded there by "
+            f"{device.name} is not in this machine, so no counters can be recorded. Read what was recorded there by "
             "`--from counters.csv`, or look at the instructions alone by `--sass`."
         )
 

@@ -17,9 +17,11 @@ def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, An
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"A {kind} file holds JSON, but {path} does not: {error}. Name another file.") from error
+        raise UsageError(f"{path} is not JSON, as {kind} files are: {error}. Name another file.") from error
     if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (form, schema):
-        raise UsageError(f"A {kind} file has format {form} and schema {schema}, but {path} has not. Name another file.")
+        raise UsageError(
+            f"{path} is not a {kind} file, which has format {form} and schema {schema}. Name another file."
+        )
     return dict(document)
 
 
@@ -34,6 +36,4 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         save_text(text, path)
     except OSError as error:
-        raise UsageError(
-            f"The file of --out must be writable, but {path} is not: {error}. Name another one."
-        ) from error
+        raise UsageError(f"{path} cannot be written: {error}. Name another file.") from error

@@ -95,8 +95,7 @@ def bench(
         _summarize([row for row in file.document["rows"] if row["label"] in labels])
     if wrong:
         raise VerificationError(
-            f"A config that calls get must compute what the reference does, but {'; '.join(wrong)}. "
-            "Tune the shape again by `tune run`."
+            f"Configs that calls get compute wrong results: {'; '.join(wrong)}. Tune the shapes again by `tune run`."
         )
 
 

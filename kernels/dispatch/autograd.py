@@ -292,6 +292,6 @@ class FinalGradients(torch.autograd.Function):  # type: ignore[misc]
         """
         del ctx, grads
         raise UsageError(
-            "Attention can be differentiated once, but a gradient of its gradients is requested. Take "
+            "Attention is differentiable once, but a second derivative is requested. Use "
             "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
         )

@@ -44,7 +44,7 @@ def check_dimensions(layout: str, **tensors: Tensor) -> None:
     count = layout.count(",") + 1
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise WrongTypeError(f"`{name}` must be a tensor, but got {type(tensor).__name__}. Make one of it.")
+            raise WrongTypeError(f"`{name}` must be a tensor, but got {type(tensor).__name__}. Convert it.")
         if tensor.dim() != count:
             error = TooFewDimensionsError if tensor.dim() < count else UsageError
             raise error(f"`{name}` must be {layout}, but got {tuple(tensor.shape)}. Reshape it to {count} dimensions.")
@@ -188,8 +188,8 @@ def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> Non
     steps = [after - before for before, after in pairwise(values)]
     if values[0] != 0 or min(steps, default=0) < 0:
         raise UsageError(
-            f"`cu_seqlens_{letter}` must begin with 0 and ascend, but got {_some(values)}. Give the sums of the "
-            "lengths before each sequence, and of all."
+            f"`cu_seqlens_{letter}` must begin with 0 and ascend, but got {_some(values)}. Pass the cumulative sums "
+            "of the lengths."
         )
     if values[-1] > tokens:
         raise UsageError(

@@ -104,7 +104,9 @@ class LayeredConfigs:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple):
-            raise UsageError(f"`layers` is a tuple of sources, but got {self.layers!r:.100}. Put them into a tuple.")
+            raise UsageError(
+                f"`layers` must be a tuple of sources, but got {self.layers!r:.100}. Put them into a tuple."
+            )
         for layer in self.layers:
             require_source(layer)
 
@@ -123,8 +125,8 @@ def require_source(source: object) -> None:
     """
     if isinstance(source, type) or not callable(getattr(source, "configs", None)):
         raise UsageError(
-            f"A source of configs has a method `configs(device)`, but got {source!r:.100}. "
-            'Name a file by JsonConfigs("h200.json") or SqliteConfigs("blocktune.db").'
+            f"A source of configs needs a method `configs(device)`, but got {source!r:.100}. Name a file by "
+            'JsonConfigs("h200.json") or SqliteConfigs("blocktune.db").'
         )
 
 
@@ -179,8 +181,8 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
     if path is None or not str(path).endswith(SUFFIX):
         named = "the shipped results" if isinstance(layer, JsonConfigs) else path or type(layer).__name__
         raise StoreError(
-            f"A strict dispatcher takes results files signed by the owner of {key} alone, but {named} is none. Name a "
-            f"signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
+            f"A strict dispatcher uses results files signed by the owner of {key} alone, and {named} is not one. Name "
+            f"a signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
         )
     return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 
@@ -249,13 +251,13 @@ def _kernel(config: KernelConfig) -> Any:
 def _document(value: Any) -> dict[str, Any]:
     document = json.loads(value) if isinstance(value, str) else value
     if not isinstance(document, dict):
-        raise UsageError(f"A shape or config is a JSON object, but got {document!r:.100}.")
+        raise UsageError(f"A shape or config must be a JSON object, but got {document!r:.100}.")
     return document
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"The device, kernel and software of a row are texts, but got {value!r:.100}.")
+        raise UsageError(f"The device, kernel and software of a row must be texts, but got {value!r:.100}.")
     return value
 
 

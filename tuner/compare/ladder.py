@@ -110,7 +110,7 @@ def climb(
         UsageError: the shape has features, or does not fit the device's memory.
     """
     if shape.features:
-        raise UsageError(f"The ladder climbs attention without features, but got {shape.label}. Leave them out.")
+        raise UsageError(f"The ladder compares attention without features, but got {shape.label}. Leave them out.")
     ideas, torch_steps = IDEAS[shape.direction], pytorch_steps(shape.direction, measured=clock is not None)
     steps = [
         replace(_modelled(step, shape, device, compiler), idea=ideas[step.name])

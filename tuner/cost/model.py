@@ -60,7 +60,7 @@ def predict(
     """
     require_rates(device)
     if occupied.blocks_per_sm == 0:
-        raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
+        raise UsageError(f"{config.label} does not fit an SM of {device.name}, so it has no time. Take smaller blocks.")
     softmax = softmax or SoftmaxCost()
     iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
     return _Launch(shape, config, iterations, occupied, device, softmax, parts, constants, least_bytes).breakdown()
@@ -171,8 +171,8 @@ def require_rates(device: DeviceSpec) -> None:
     missing = missing_rates(device)
     if missing:
         raise UsageError(
-            f"A prediction needs the rates of the device, but {', '.join(missing)} of {device.name} is unknown. "
-            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
+            f"Nothing can be predicted for {device.name}: its {', '.join(missing)} is unknown. Add its row to "
+            "kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
         )
 
 

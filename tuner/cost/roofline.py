@@ -146,9 +146,7 @@ def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: 
         UsageError: no block fits an SM.
     """
     if occupied.blocks_per_sm == 0:
-        raise UsageError(
-            "Waves need a block that fits an SM, but this one needs more than there is. Take smaller blocks."
-        )
+        raise UsageError("The block does not fit an SM, so it has no waves. Take smaller blocks.")
     tiles = -(-shape.seqlen_q // block_m)
     return Waves(grid_blocks=tiles * shape.batch * shape.num_heads, resident_blocks=occupied.blocks_per_sm * num_sms)
 
@@ -162,7 +160,7 @@ def _known(device: DeviceSpec, name: str) -> float:
     rate: float | None = getattr(device, name)
     if rate is None:
         raise UsageError(
-            f"A roofline needs both ceilings of the device, but {name} of {device.name} is unknown. "
-            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
+            f"{device.name} has no roofline: its {name} is unknown. Add its row to kernels/hardware/gpus.csv, or name "
+            "a similar device of `tune devices`."
         )
     return rate

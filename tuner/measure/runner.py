@@ -166,7 +166,9 @@ class GpuRunner:
         try:
             one, other = self._ask_finals([config, config])
         except _Failed as failed:
-            raise BlocktuneError(f"A config must run to meet itself, but {config.label} did not: {failed}.") from failed
+            raise BlocktuneError(
+                f"{config.label} does not run, so it cannot be compared with itself: {failed}."
+            ) from failed
         return one, other
 
     def _ask_finals(self, configs: Sequence[KernelConfig]) -> list[tuple[float, ...]]:
@@ -345,7 +347,7 @@ def _failure(failed: _Failed) -> Measurement:
 def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:
     if isinstance(failed, _Failed) and failed.outcome == OUT_OF_MEMORY:
         return UsageError(
-            f"The tensors of a shape must fit the GPU's free memory, but {shape.label} does not: {failed}. "
+            f"The tensors of a shape must fit the GPU's free memory, but those of {shape.label} do not: {failed}. "
             "Take a smaller batch, fewer heads or a shorter sequence, or end what else runs on the GPU."
         )
     return BlocktuneError(f"The GPU worker cannot start: {failed}. `tune doctor` checks the GPU and its software.")

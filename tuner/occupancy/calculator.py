@@ -259,14 +259,14 @@ def tensor_memory_blocks(columns: int, limits: ComputeLimits) -> int | None:
 def _check(resources: KernelResources, carveout_percent: int | None) -> None:
     sizes = (resources.registers, resources.shared_bytes, resources.static_shared_bytes, resources.barriers)
     if resources.num_warps < 1 or min(sizes) < 0:
-        raise UsageError(f"A kernel has at least one warp and no negative resource, but got {resources}.")
+        raise UsageError(f"A kernel needs at least one warp and no negative resource, but got {resources}.")
     if carveout_percent is not None and not 0 <= carveout_percent <= 100:
-        raise UsageError(f"A carve-out is 0 to 100 percent, but got {carveout_percent}.")
+        raise UsageError(f"The carve-out must be 0 to 100 percent, but got {carveout_percent}.")
 
 
 def _check_blocks(blocks: int) -> None:
     if blocks < 1:
-        raise UsageError(f"A number of resident blocks is at least 1, but got {blocks}.")
+        raise UsageError(f"The number of resident blocks must be at least 1, but got {blocks}.")
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -96,7 +96,7 @@ def _current(device: DeviceSpec) -> DeviceSpec:
         raise NoDeviceError(f"Ceilings are measured on the GPU itself: {error}") from error
     if here.key != device.key:
         raise NoDeviceError(
-            f"Ceilings are measured on the current GPU, which is {here.name}, but got {device.name}. Leave out "
-            "`--device`, or `--measure` for what the catalogue says."
+            f"Ceilings are measured on the current GPU, {here.name}, but got {device.name}. Leave out `--device`, or "
+            "leave out `--measure` for the catalogue's figures."
         )
     return here

@@ -145,7 +145,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
     ("command", "message"),
     [
         (("best",), "A shape needs `--seq` and `--dim`, but neither is given"),
-        (("best", "a:b", "--seq", 8, "--dim", 64), "is about a shape or a kernel, but got"),
+        (("best", "a:b", "--seq", 8, "--dim", 64), "is about a shape or about a kernel, but got"),
         (("best", "no:such"), "No kernel no:such was tuned on"),
         (("explain", "no:such"), "No kernel no:such was tuned on"),
         (("run", KERNEL), "nothing makes them. Name a function: `--args"),

@@ -76,7 +76,7 @@ def test_a_driver_that_refuses_counters_is_named(tmp_path: Path, monkeypatch: py
 
 def test_a_failure_is_told_with_what_ncu_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "==ERROR== Failed to find metric colour\n", code=9)
-    with pytest.raises(UsageError, match=r"it left with 9: ==ERROR== Failed to find metric colour"):
+    with pytest.raises(UsageError, match=r"failed with exit status 9: ==ERROR== Failed to find metric colour"):
         recorded(SHAPE, CONFIG)
 
 
@@ -89,5 +89,5 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 def test_shapes_with_features_have_no_made_up_inputs() -> None:
     shape = replace(SHAPE, features=Features.parse("softcap"))
-    with pytest.raises(UsageError, match="A profile launches plain attention"):
+    with pytest.raises(UsageError, match="Only plain attention can be profiled"):
         record_command(shape, CONFIG)
