@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.explain.ladder_file import FORMAT as LADDER
 from blocktune.cli.lab_files.noise import NOISE_FORMAT as NOISE
 from blocktune.cli.lab_files.replay import FORMAT as REPLAY
-from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.json_files import read_document, read_json
 from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
@@ -171,9 +171,6 @@ def _format_of(path: Path) -> str | None:
     Raises:
         UsageError: it cannot be read, or is no JSON object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not JSON: {error}. Name another file.") from error
+    content = read_json(path)
     form = content.get("format") if isinstance(content, dict) else None
     return form if isinstance(form, str) else None

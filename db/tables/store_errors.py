@@ -29,7 +29,7 @@ def translated(target: StoreTarget) -> Iterator[None]:
         yield
     except (IntegrityError, DataError) as error:
         raise UsageError(
-            f"The row breaks a constraint of its table (db/tables/models.py): {_reason(error.orig)}. Correct the value."
+            f"The database refuses the row (see db/tables/models.py): {_reason(error.orig)}. Correct the value."
         ) from error
     except DBAPIError as error:
         raise _store_error(target, error.orig or error) from error
@@ -60,8 +60,8 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
         return _corrupt(target, error)
     if name.startswith("SQLITE_READONLY"):
         return StoreError(
-            f"{target.label} or its directory cannot be written to ({_reason(error)}). Give another place by --db or "
-            "BLOCKTUNE_DB."
+            f"{target.label} or its directory cannot be written to ({_reason(error)}). Get write permission, or "
+            "name another place by --db or BLOCKTUNE_DB."
         )
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
         return StoreError(f"The disk of {target.label} is full. Make room and try again.")

@@ -224,3 +224,21 @@ def _check_lengths(lengths: Tensor, capacity: int) -> None:
 
 def _some(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"{[*values[:8]]}..."
+
+
+def check_capture(call: Call) -> None:
+    """Check that a CUDA graph can capture the mathematics that stand in for the call.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if call.features.dropout:
+        raise UsageError(
+            "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
+            f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
+        )
+    if call.features.varlen:
+        raise UsageError(
+            "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
+            f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
+        )

@@ -78,7 +78,7 @@ def test_freezing_all_devices_makes_a_file_for_each(tune, winner, tmp_path: Path
     tune.store(winner(), winner(device=device_named("h100-sxm")), winner(device=hostile))
     refused = tune("freeze", tmp_path / "one.json")
     assert refused.exit_code == 2
-    assert "--device, or --all" in refused.stderr
+    assert "--device, or freeze each by --all" in refused.stderr
     assert tune("freeze", tmp_path / "one.json", "--device", "h200").exit_code == 0
     assert tune("freeze", tmp_path / "all", "--all").exit_code == 0
     names = sorted(path.name for path in (tmp_path / "all").iterdir())

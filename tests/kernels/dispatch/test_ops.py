@@ -264,7 +264,7 @@ def test_a_second_derivative_through_a_graph_is_refused() -> None:
     leaves = inputs()
     out = SDPA(*leaves, None, 0.0, False, None, True, attention._number)
     (first,) = torch.autograd.grad(out.square().sum(), leaves[0], create_graph=True)
-    with pytest.raises(UsageError, match="differentiated once"):
+    with pytest.raises(UsageError, match="differentiable once"):
         first.sum().backward()
 
 

@@ -210,7 +210,7 @@ def test_a_file_of_thousands_of_winners_is_read(tmp_path: Path) -> None:
     [
         ("[" + "[]," * 2_000_000 + "[]]", "more than 200000 values"),
         ('{"bests":[' + "{}," * 2_000_000 + "{}]}", "more than 200000 values"),
-        ('{"bests":' + "[" * 3_000_000, "holds JSON"),
+        ('{"bests":' + "[" * 3_000_000, "is not JSON"),
         ('{"bests":["' + "x" * 3_000_000 + '"]}', "more than 65536 characters"),
         (" " * (17 << 20), "up to 16 MiB"),
         ("\0" * (17 << 20), "up to 16 MiB"),
