@@ -200,7 +200,7 @@ def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
 
 
 def _conflicts(step: "Step") -> str:
-    """Return the wavefronts a load of the loop, as a profiler calls them; `-` where the loop loads nothing that can be
+    """Return the wavefronts per load of the loop, as a profiler calls them; `-` if it loads nothing that can be
     counted."""
     shared = step.shared
     if shared is None or not shared.loads:

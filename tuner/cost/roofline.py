@@ -1,11 +1,11 @@
 """Which ceiling of a device a config meets first: arithmetic, device memory, or exponentials.
 
-    ridge_point(device)                       # FLOP a byte at which both ceilings meet: 206 on an H200
-    block_intensity(shape, block_m=128)       # 128 FLOP a byte of keys that a block reads at 2-byte types
+    ridge_point(device)                       # FLOP per byte at which both ceilings meet: 206 on an H200
+    block_intensity(shape, block_m=128)       # 128 FLOP per byte of keys that a block reads at 2-byte types
     block_intensity(decode_shape, 64)         # 1: a single query uses every key once
     roofline(shape, traffic, device)          # against device memory
 
-A kernel that performs fewer FLOP a byte than the ridge point cannot use all of the arithmetic (Williams, Waterman and
+A kernel that performs fewer FLOP per byte than the ridge point cannot use all of the arithmetic (Williams, Waterman and
 Patterson, CACM 52(4), 2009). The model in `tuner/cost/model.py` predicts a time; this says why it cannot be less.
 """
 
@@ -117,8 +117,7 @@ def library_instruction(dtype: str) -> str:
 
 
 def ridge_point(device: DeviceSpec) -> float:
-    """Return FLOP a byte at which a device's 16-bit matrix products, as Triton makes them, and its memory take equally
-    long.
+    """Return FLOP per byte at which a device's 16-bit matrix products, as Triton makes them, take as long as its memory.
 
     Raises:
         UsageError: a rate of the device is unknown.

@@ -99,7 +99,7 @@ class Sweep:
 
     @property
     def label(self) -> str:
-        """The shape, with the regime where it is not the one of old."""
+        """The shape, with the regime where it is not the default."""
         regime = self.environment.regime
         return self.shape.label if regime is Regime.SUSTAINED else f"{self.shape.label} {regime}"
 

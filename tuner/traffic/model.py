@@ -119,7 +119,7 @@ def v1_traffic(shape: AttentionShape, block_m: int, block_n: int, *, output_byte
 
     Args:
         shape: the problem.
-        block_m: queries a tile, Br of the paper.
+        block_m: queries per tile, Br of the paper.
         block_n: keys per tile, Bc of the paper.
         output_bytes: of one element of the output between its updates: it is accumulated there, so float32.
     """
@@ -148,7 +148,7 @@ def v2_traffic(
 
     Args:
         shape: the problem.
-        block_m: queries a tile.
+        block_m: queries per tile.
         block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, so that they come from
             device memory once.

@@ -49,7 +49,7 @@ def _is_present(winner: Mapping[str, Any]) -> bool:
     kernel = KERNELS.get(_kernel(winner))
     if kernel is None:
         raise UsageError(
-            f"A shipped winner is of {_kernel(winner)}, which is none of the kernels: {', '.join(KERNELS)}. Withdraw "
+            f"A shipped winner is of {_kernel(winner)}, which is not among the kernels {', '.join(KERNELS)}. Withdraw "
             "it."
         )
     return bool(winner["kernel_hash"] == kernel.source_hash)

@@ -104,7 +104,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: Path, trial: Trial, mon
         pages = path.stat().st_size // 4096
         full = (*sqlite_file.CONNECTION_PRAGMAS, f"PRAGMA max_page_count = {pages}")
         monkeypatch.setattr(sqlite_file, "CONNECTION_PRAGMAS", full)
-        with pytest.raises(StoreError, match="The disk of .* is full"):
+        with pytest.raises(StoreError, match=r"The disk of .* is full"):
             store.record(replace(trial, kernel_hash="f" * 16, error="x" * 100_000))
         assert store.trials() == [trial]
         assert store.health().integrity == "ok"
