@@ -117,7 +117,7 @@ def library_instruction(dtype: str) -> str:
 
 
 def ridge_point(device: DeviceSpec) -> float:
-    """Return FLOP per byte at which a device's 16-bit matrix products, as Triton makes them, take as long as its memory.
+    """Return FLOP per byte at which a device's 16-bit matrix products, as Triton makes them, take as long as memory.
 
     Raises:
         UsageError: a rate of the device is unknown.

@@ -230,15 +230,16 @@ def _unpacked(path: Path) -> Any:
     try:
         with gzip.open(path) as file:
             text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise ImportRejectedError(f"{path} is too large: a sweep has up to {MAX_FILE_BYTES >> 20} MiB of text.")
-        return json.loads(text)
+        document = json.loads(text) if len(text) <= MAX_FILE_BYTES else None
     except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ImportRejectedError(
             f"{path} is not JSON in gzip, as sweeps are: {error}. Write it again by `tune sweeps`."
         ) from error
     except OSError as error:
         raise ImportRejectedError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ImportRejectedError(f"{path} is too large: a sweep has up to {MAX_FILE_BYTES >> 20} MiB of text.")
+    return document
 
 
 def _sweep(document: Any, path: Path) -> Sweep:

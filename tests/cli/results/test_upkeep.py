@@ -219,7 +219,7 @@ def test_a_damaged_database_is_recovered_and_kept(tune, winner) -> None:
 def test_recovery_needs_a_database(tune) -> None:
     result = tune("doctor", "--recover")
     assert result.exit_code == 5
-    assert "there is no" in result.stderr
+    assert "No such store" in result.stderr
     assert not tune.db.exists()
 
 

@@ -188,7 +188,7 @@ def test_no_gzip_no_json_and_too_much_are_rejected(tmp_path: Path, monkeypatch: 
             load_sweep(path)
     path.write_bytes(whole)
     monkeypatch.setattr(sweep_file, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(ImportRejectedError, match="has more"):
+    with pytest.raises(ImportRejectedError, match="too large"):
         load_sweep(path)
 
 
