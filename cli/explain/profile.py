@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.explain.explain import analysed, choose_config
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
-from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages
+from blocktune.cli.shared.chosen_config import analysed, choose_config
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
@@ -32,13 +31,10 @@ SHOWN_LINES = 8
 @with_shape_flags
 def profile(
     flags: ShapeFlags,
-    kernel: Annotated[
-        str | None,
-        typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
-    ] = None,
+    kernel: DefaultOf = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps per block.")] = None,
+    warps: Warps = None,
     stages: Stages = None,
     param: OwnParameters = None,
     from_file: Annotated[

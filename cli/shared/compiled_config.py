@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compile.one_config import CompiledCode
 
+DefaultOf = Annotated[
+    str | None,
+    typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
+]
 BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows per tile.")]
 BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows per tile.")]
+Warps = Annotated[int | None, typer.Option("--warps", help="Warps per block.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")]
 OwnParameters = Annotated[
     list[str] | None,

@@ -43,8 +43,8 @@ class ConfigSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteConfigs:
-    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
+class _File:
+    """A source in a file.
 
     Raises:
         UsageError: the path is invalid.
@@ -56,13 +56,22 @@ class SqliteConfigs:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
 
+
+class SqliteConfigs(_File):
+    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
+
+    Raises:
+        UsageError: the path is invalid.
+    """
+
+    __slots__ = ()
+
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         path = user_store_path() if self.path is None else Path(self.path)
         return usable_rows(SqliteRows(path).read(device), device, where=str(path))
 
 
-@dataclass(frozen=True, slots=True)
-class JsonConfigs:
+class JsonConfigs(_File):
     """The bests of a results file, as `tune freeze` and `tune export` write it. None is those that ship with the
     package.
 
@@ -70,11 +79,7 @@ class JsonConfigs:
         UsageError: the path is invalid.
     """
 
-    path: str | Path | None = None
-    reads_files: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
+    __slots__ = ()
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         named = shipped_rows() if self.path is None else [(str(self.path), rows_in_file(self.path))]
