@@ -18,7 +18,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.iterations import matrix_rate
-from blocktune.tuner.occupancy.calculator import Occupancy, Waves
+from blocktune.tuner.occupancy.calculator import Occupancy
+from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.traffic.model import Traffic
 
 
@@ -114,6 +115,26 @@ def peak_tflops(device: DeviceSpec, dtype: str, instruction: str) -> float:
 def library_instruction(dtype: str) -> str:
     """Return how PyTorch multiplies: on tensor cores, but float32 only where its settings allow TF32."""
     return "none" if dtype == "float32" and not allows_tf32() else "mma"
+
+
+def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
+    """Return the rates that a prediction needs and this device lacks."""
+    names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
+    return tuple(name for name in names if getattr(device, name) is None)
+
+
+def require_rates(device: DeviceSpec) -> None:
+    """Check that the device has every rate that a prediction needs.
+
+    Raises:
+        UsageError: a rate that a prediction needs is unknown.
+    """
+    missing = missing_rates(device)
+    if missing:
+        raise UsageError(
+            f"Nothing can be predicted for {device.name}: its {', '.join(missing)} is unknown. Add its row to "
+            "kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
+        )
 
 
 def ridge_point(device: DeviceSpec) -> float:

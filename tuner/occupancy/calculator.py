@@ -6,7 +6,7 @@
 
 `blocktune.tuner.occupancy.text.explain(result)` says it in words. The model is NVIDIA's own, limit for limit and tie
 for tie: `tests/tuner/occupancy/test_occupancy_differential.py` compares it with `cuda_occupancy.h`. What that model
-lacks is kept apart: `tensor_memory_blocks` and `Waves` here, spills in `KernelResources`.
+lacks is kept apart: `tensor_memory_blocks` here, `Waves` in waves.py, spills in `KernelResources`.
 """
 
 from collections.abc import Mapping
@@ -153,23 +153,6 @@ class Requirement:
             "shared_bytes": self.shared_bytes,
             "num_warps": self.num_warps,
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waves:
-    """How often a grid fills the GPU. Below one wave the occupancy is not reached, whatever the limits allow."""
-
-    grid_blocks: int
-    resident_blocks: int  # on all SMs together
-
-    @property
-    def count(self) -> float:
-        return self.grid_blocks / self.resident_blocks
-
-    @property
-    def efficiency(self) -> float:
-        """The mean fill of the waves, 1.0 if the last one is full."""
-        return self.count / -(-self.grid_blocks // self.resident_blocks)
 
 
 def occupancy(resources: KernelResources, limits: ComputeLimits, *, carveout_percent: int | None = None) -> Occupancy:

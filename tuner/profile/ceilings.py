@@ -11,8 +11,7 @@ from typing import Any
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK
-from blocktune.tuner.cost.model import require_rates
-from blocktune.tuner.cost.roofline import library_instruction, peak_tflops
+from blocktune.tuner.cost.roofline import library_instruction, peak_tflops, require_rates
 from blocktune.tuner.measure.telemetry import gpu_lock
 
 
