@@ -17,7 +17,8 @@ from tests.kernels.api.test_flash_api import DEVICES, assert_ours, no_plans, ran
 
 __all__ = ["no_plans"]  # a fixture of every test
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+CONVERSION = "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings(CONVERSION)]
 
 REFERENCE = Dispatcher()
 """Serves the calls in float64, by PyTorch: the plans of the dispatcher under test are to be ours alone."""

@@ -13,6 +13,8 @@ from blocktune.kernels.dispatch.dispatcher import attention
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.values.errors import UsageError
 
+pytestmark = pytest.mark.triton_free
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BOUND = {"cpu": 1e-5, "cuda": 1.5e-2}
 """Relative Frobenius error: float32 on the CPU, bfloat16 on a GPU."""

@@ -14,7 +14,8 @@ from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right,
 
 __all__ = ["no_plans"]  # a fixture of every test
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+CONVERSION = "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings(CONVERSION)]
 
 
 def integers(*values: int, device: str = "cpu") -> Tensor:

@@ -21,6 +21,8 @@ from blocktune import (
 )
 from tests.kernels.api.test_flash_api import DEVICES, assert_ours, assert_right, defined, exact, no_plans, random
 
+pytestmark = pytest.mark.triton_free
+
 __all__ = ["no_plans"]  # a fixture of every test
 
 PREFILL = (7, 0, 40, 1)

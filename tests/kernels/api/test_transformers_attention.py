@@ -14,6 +14,8 @@ from blocktune.integrations import register_with_transformers
 from blocktune.kernels.api.hugging_face import transformers_attention
 from blocktune.kernels.values.errors import UsageError
 
+pytestmark = pytest.mark.triton_free
+
 transformers = pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
 
 VOCABULARY = 96

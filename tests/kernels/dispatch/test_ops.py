@@ -25,6 +25,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from tests.support.fakes.dispatch_fakes import H200, ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward
 
+pytestmark = pytest.mark.triton_free
+
 NAMES = ("attention_forward", "attention_backward")
 FORWARD, BACKWARD = (getattr(torch.ops.blocktune, name).default for name in NAMES)
 SDPA, PLAIN = torch.ops.blocktune.scaled_dot_product_attention.default, torch.ops.blocktune.attention_plain.default

@@ -20,6 +20,8 @@ from blocktune.kernels.hardware.driver import DriverReport, read_driver
 from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError
 from tests.support.fakes.fake_driver import H200_UUID, FakeDriver, FakeGpu
 
+pytestmark = pytest.mark.triton_free
+
 
 def use(monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu) -> None:
     """Lets these GPUs be the present ones."""

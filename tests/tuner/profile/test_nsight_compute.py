@@ -19,6 +19,8 @@ from blocktune.tuner.profile.counters import TIME, Counters
 from blocktune.tuner.profile.nsight_compute import read_counters, record_command, recorded
 from tests.support.counters import raw_page
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = complete_shape(1024, 64)
 CONFIG = get_kernel("flash_fwd").default_config(SHAPE, device_named("h200").limits)
 CSV = raw_page([("flash_fwd_kernel", {TIME: ("ns", "1,000")})])

@@ -20,6 +20,8 @@ from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = shape_like(40, num_heads_kv=2)
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 from blocktune.kernels.dispatch.launches import memory
 from blocktune.kernels.dispatch.launches.memory import new_like
 
+pytestmark = pytest.mark.triton_free
+
 LIKE = {
     "transposed": torch.empty(2, 3, 4, 5, dtype=torch.bfloat16).transpose(1, 2),
     "float32": torch.empty(6, 7, dtype=torch.float32),
