@@ -91,6 +91,12 @@ def test_a_stored_shape_holds_the_names_alone(change: dict[str, Any]) -> None:
         AttentionShape.from_json(FULL.to_json() | change)
 
 
+@pytest.mark.parametrize("document", [None, [], "b2 h32 s8192 d64 bf16"])
+def test_a_stored_shape_is_an_object(document: Any) -> None:
+    with pytest.raises(UsageError, match="must be an object"):
+        AttentionShape.from_json(document)
+
+
 @pytest.mark.parametrize("name", ["num_heads_kv", "seqlen_k", "head_dim_v", "batch"])
 def test_a_stored_shape_has_every_size(name: str) -> None:
     document = FULL.to_json()
