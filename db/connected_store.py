@@ -99,7 +99,7 @@ class ConnectedStore:
 
     def _require_writable(self) -> None:
         if self._read_only:
-            raise StoreError(f"This store was opened to be read, but something is to be written to {self.label}.")
+            raise StoreError(f"{self.label} was opened for reading alone, so nothing can be written to it.")
 
     def _writing(self, work: Callable[[Session], T]) -> T:
         """Return what a piece of work returns that is done in a transaction of its own, alone."""

@@ -39,7 +39,7 @@ def _is_sqlite(path: Path) -> bool:
             return file.read(len(_SQLITE)) == _SQLITE
     except OSError as error:
         raise UsageError(
-            f"Results are read from a file or a URL, but {path} cannot be read: {error.strerror}. Correct the name."
+            f"{path} cannot be read: {error.strerror}. Name a file of results, or the URL of a database."
         ) from error
 
 

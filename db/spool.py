@@ -74,8 +74,8 @@ class Spool:
         _record(line)
         if self._bytes + len(line) > MAX_BYTES:
             raise StoreError(
-                f"Up to {MAX_BYTES >> 20} MiB of measurements wait for their database, but {self.path} would have "
-                f"more. Make {self._target.label} reachable; `tune doctor` stores what waits."
+                f"{self.path} would exceed the {MAX_BYTES >> 20} MiB of measurements that may wait for their "
+                f"database. Make {self._target.label} reachable; `tune doctor` stores what waits."
             )
         if self._file is None:
             self._open(line)
@@ -178,7 +178,9 @@ def left_records(path: Path) -> Iterator[Left | None]:
         try:
             content = file.read(MAX_BYTES + _MAX_LINE_BYTES)
         except OSError as error:
-            raise StoreError(f"Measurements wait in {path}, which cannot be read: {error.strerror}.") from error
+            raise StoreError(
+                f"Measurements wait in {path}, which cannot be read: {error.strerror}. Correct its mode."
+            ) from error
         left = _records(content.split(b"\n"))
         yield left
         try:
@@ -196,8 +198,8 @@ def _require_own(path: Path) -> None:
     reasons = () if is_owner_believed() else tuple(doubts(path))
     if reasons:
         raise StoreError(
-            f"Measurements wait in a file that another user can change: {'; '.join(reasons)}. Look at it, then give it "
-            "back to you (chown, chmod o-w) or remove it."
+            f"Another user can change the file in which measurements wait: {'; '.join(reasons)}. Look at it, then "
+            "give it back to you (chown, chmod o-w) or remove it."
         )
 
 

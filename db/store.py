@@ -203,7 +203,9 @@ class ResultStore(ConnectedStore):
         known = self.devices()
         if len(known) != 1:
             names = shown(", ".join(device.name for device in known) or "none", 500)
-            raise UsageError(f"An export holds one device, but {self.label} knows: {names}. Name it by --device.")
+            raise UsageError(
+                f"An export is of one device, but {self.label} has results of {names}. Name one by --device."
+            )
         return known[0]
 
     def _write(self, work: Callable[[BulkWriter], T]) -> T:

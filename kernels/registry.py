@@ -78,7 +78,7 @@ def get_kernel(name: str) -> AttentionKernel:
     except KeyError:
         near = difflib.get_close_matches(name, KERNELS, n=3)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"The kernels are {', '.join(KERNELS)}."
-        raise UnknownKernelError(f"There is no kernel {name!r}. {hint}") from None
+        raise UnknownKernelError(f"No such kernel: {name!r}. {hint}") from None
 
 
 def competing() -> tuple[AttentionKernel, ...]:
@@ -117,7 +117,7 @@ def register(kernel: AttentionKernel) -> ExitStack:
     """
     path = f"{type(kernel).__module__}:{type(kernel).__qualname__}"
     if kernel.name in KERNELS:
-        raise UsageError(f"A kernel must have a name of its own, but {kernel.name!r} is taken. Give it another one.")
+        raise UsageError(f"Names of kernels must be unique, but {kernel.name!r} is taken. Choose another one.")
     if path.startswith("__main__:") or "<locals>" in path:
         raise UsageError(
             f"A kernel's class must be importable by the processes that compile, but got {path}. Move it to a module."
@@ -157,13 +157,13 @@ def _load(path: str) -> None:
         made = getattr(importlib.import_module(module), name)()
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         raise UsageError(
-            f"`{VARIABLE}` names classes of kernels as module:class, separated by commas, but {path!r} gave none: "
-            f"{error}. Correct it, or put the module on PYTHONPATH."
+            f"{path!r} cannot be imported: {error}. `{VARIABLE}` names classes of kernels as module:class, separated "
+            "by commas. Correct it, or put the module on PYTHONPATH."
         ) from error
     if not isinstance(made, AttentionKernel):
-        raise UsageError(f"`{VARIABLE}` names subclasses of AttentionKernel, but got {path}.")
+        raise UsageError(f"`{VARIABLE}` must name subclasses of AttentionKernel, but got {path}.")
     if type(KERNELS.setdefault(made.name, made)) is not type(made):
-        raise UsageError(f"A kernel must have a name of its own, but {made.name!r} of {path} is taken.")
+        raise UsageError(f"Names of kernels must be unique, but {made.name!r} of {path} is taken.")
 
 
 for _path in _named():

@@ -14,12 +14,14 @@ AVOIDED = (
     *("none such", "so many", "that is none", "nobody", "somebody", "people's", "anew", "told", "asked"),
     *("beside", "behind", "mend", "mends", "mended", "hungry", "hungrier", "hungriest"),
     *("by turns", "seldom", "costs itself", "is none of", "in the place of", "draws lots", "as it were"),
+    *("for want of", "in the mean", "to be had", "the long way", "the one of old"),
 )
 """Words that stop a reader. "This many", "no one", "another user", "your", "again", "shown", "requested", "next to",
-"after", "fix", "needs most", "in turns", "rarely", "affects no other", "is not one of", "instead of" say the same."""
+"after", "fix", "needs most", "in turns", "rarely", "affects no other", "is not one of", "instead of", "for lack of",
+"on average", "available", "the slow path", "the earlier one" say the same."""
 COUNTED, UNITS = (
-    "once|warps|blocks|seconds|file|object|trials",
-    "SM|block|launch|shape|device|line|(?:key|query) tile|second",
+    "once|warps|blocks|seconds|file|object|trials|queries|FLOP|wavefronts",
+    "SM|block|launch|shape|device|line|(?:key |query )?tile|second|byte|head|load",
 )
 PER = f"(?:{COUNTED}) an? (?:{UNITS})"
 """Where "per" says it: once a launch, warps a block."""

@@ -34,7 +34,7 @@ def parameter(text: str) -> tuple[str, Plain]:
     """
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"`--param` is NAME=VALUE, but got {text!r}.")
+        raise UsageError(f"`--param` must be NAME=VALUE, but got {text!r}.")
     return name, constant(value)
 
 
@@ -76,16 +76,11 @@ def function_of(name: str) -> Callable[..., Any]:
     Raises:
         UsageError: there is none.
     """
-    from blocktune.tuner.jitted.specialization import NOT_FOUND, object_named
+    from blocktune.tuner.jitted.specialization import object_named
 
-    try:
-        found = object_named(name)
-    except NOT_FOUND as error:
-        raise UsageError(
-            f"`--args` names a function `module:function`, importable from here, but {name} is not: {error}."
-        ) from error
+    found = object_named(name)
     if not callable(found):
-        raise UsageError(f"`--args` names a function, but {name} is a {type(found).__name__}.")
+        raise UsageError(f"`--args` must name a function, but {name} is a {type(found).__name__}.")
     function: Callable[..., Any] = found
     return function
 

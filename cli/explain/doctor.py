@@ -40,7 +40,9 @@ def doctor(
     tune doctor --drill
     """
     if recover + restore + drill > 1:
-        raise UsageError("--recover, --restore and --drill exclude each other, but got several. Leave all but one out.")
+        raise UsageError(
+            "--recover, --restore and --drill exclude each other, but several are given. Leave all but one out."
+        )
     for asked, act in ((recover, _recover), (restore, _restore), (drill, _drill)):
         if asked:
             act(db, as_json)
@@ -106,8 +108,8 @@ def _drill(db: str | None, as_json: bool) -> None:
         )
     if counts.wrong or counts.understated:
         raise VerificationError(
-            "A recovered copy must hold nothing but rows of the store and say what it lost, but some did not, as shown "
-            "above. Keep exports (`tune export`), and report it."
+            "Some recovered copies hold rows that the store never had, or hide a loss, as shown above. Keep exports "
+            "(`tune export`), and report it."
         )
 
 

@@ -1,17 +1,14 @@
 """`tune explain`: where the time of a config goes by the models, what binds it, and what would lift that."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.autotuned.occupancy import explain_kernel
 from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.output.winners import shape_json
-from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
-from blocktune.cli.shared.lookup import look_up
+from blocktune.cli.shared.chosen_config import Choice, analysed, choose_config, measured_us_of
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
 from blocktune.cli.shared.options import (
     AsJson,
     Database,
@@ -27,12 +24,10 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.base.on_chip import Tile
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.config import KernelConfig
-    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.cost.analysis import Analysis
     from blocktune.tuner.cost.roofline import Roofline
 
@@ -52,13 +47,10 @@ def explain(
     flags: ShapeFlags | None,
     autotuned: KernelName = None,
     signature: Signature = None,
-    kernel: Annotated[
-        str | None,
-        typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
-    ] = None,
+    kernel: DefaultOf = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps per block.")] = None,
+    warps: Warps = None,
     stages: Stages = None,
     param: OwnParameters = None,
     device: DeviceName = None,
@@ -111,17 +103,6 @@ def explain(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The config to explain, why this one, and what it took on this device. winner: the stored result for this very
-    shape that it comes from, if any."""
-
-    request: CompileRequest
-    source: str
-    measured_us: float | None
-    winner: "Best | None" = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Rival:
     """The config of the paper's block rule with its times; problem: why it has none."""
 
@@ -158,22 +139,6 @@ class _Rival:
         return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
 
 
-def analysed(choice: Choice, device: "DeviceSpec") -> "Analysis":
-    """Compile a config and ask every model about it.
-
-    Raises:
-        NoFeasibleConfigError: it does not compile.
-    """
-    request, code = choice.request, choice.request.compile()
-
-    from blocktune.tuner.cost.analysis import analyse
-
-    return analyse(
-        request.kernel, request.config, request.shape, device, code.resources,
-        shared=code.shared, measured_us=choice.measured_us,
-    )  # fmt: skip
-
-
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choice) -> Choice | None:
     """Return the paper's block rule as the explained kernel can express it; None where it has no config, or gives this
     one."""
@@ -186,66 +151,8 @@ def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choic
     paper = replace(request, config=config)
     measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
     if measured_us is None:
-        measured_us = _measured_us(store, device, paper)
+        measured_us = measured_us_of(store, device, paper)
     return Choice(request=paper, source="the paper's rule", measured_us=measured_us)
-
-
-def _measured_us(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
-    """Return what the config took on this device, if the database knows."""
-    if store is None:
-        return None
-    from blocktune.tuner.cost.analysis import measured_time_us
-
-    return measured_time_us(store, device, request.shape, request.config, request.kernel.source_hash)
-
-
-def choose_config(
-    store: "ResultStore | None",
-    db: str | None,
-    device: "DeviceSpec",
-    shape: "AttentionShape",
-    kernel: str | None,
-    choices: dict[str, int | None],
-    own: list[str],
-) -> Choice:
-    """Return the config that the flags name, else the one that a call of this shape would get."""
-    found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
-    request = found.request.with_choices(choices, own)
-    changed = request.config != found.request.config
-    measured_us = None if changed else found.measured_us
-    if measured_us is None:
-        measured_us = _measured_us(store, device, request)
-    source = "as given" if changed else found.source
-    return Choice(request=request, source=source, measured_us=measured_us, winner=found.winner)
-
-
-def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
-    return Choice(
-        request=default_request(kernel, shape, device.limits), source="the kernel's default", measured_us=None
-    )
-
-
-def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
-    """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
-    shown whatever the driver, compiler or source; the source line says which differs."""
-    from blocktune.kernels.registry import get_kernel
-    from blocktune.kernels.selection.explanation import Explanation
-    from blocktune.kernels.selection.fallback import Rung
-
-    of_this_shape = (Rung.EXACT, Rung.OTHER_DRIVER, Rung.OTHER_COMPILER, Rung.OTHER_SOURCE)
-    answer = look_up(store, db, device, shape)
-    candidate = answer.candidate
-    if candidate is None:
-        raise NoFeasibleConfigError(
-            f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
-            "PyTorch's scaled_dot_product_attention would."
-        )
-    return Choice(
-        request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
-        source=Explanation.of(candidate, shape, device=device).reason,
-        measured_us=candidate.time_us if candidate.rung in of_this_shape else None,
-        winner=answer.winner if candidate.rung is Rung.EXACT else None,
-    )
 
 
 def _show(analysis: "Analysis") -> None:

@@ -97,9 +97,7 @@ def ladder(
         show(climbed)
     wrong = [f"{step.name}: {step.problem}" for step in climbed.steps if step.problem.startswith(WRONG)]
     if wrong:
-        raise VerificationError(
-            f"Every step must compute what the reference does, but {'; '.join(wrong)}. Please report it."
-        )
+        raise VerificationError(f"Some steps compute wrong results: {'; '.join(wrong)}. Please report it.")
 
 
 def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "Preset | None":
@@ -113,7 +111,7 @@ def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "
     if name is None:
         return None
     if name not in PRESETS:
-        raise UsageError(f"A preset is one of {', '.join(PRESETS)}, but got {name!r}.")
+        raise UsageError(f"No such preset: {name!r}. The presets are {', '.join(PRESETS)}.")
     if flags is not None or device is not None:
         raise UsageError(f"The preset {name} has a shape and a device of its own. Leave out `--device` and the sizes.")
     return PRESETS[name]
@@ -202,7 +200,7 @@ def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
 
 
 def _conflicts(step: "Step") -> str:
-    """Return the wavefronts a load of the loop, as a profiler calls them; `-` where the loop loads nothing that can be
+    """Return the wavefronts per load of the loop, as a profiler calls them; `-` if it loads nothing that can be
     counted."""
     shared = step.shared
     if shared is None or not shared.loads:

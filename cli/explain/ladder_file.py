@@ -56,8 +56,8 @@ class LadderFile:
             differ = [name for name in _SAME if there.get(name) != self.document[name]]
             if differ:
                 raise UsageError(
-                    f"Ladders of one file share device and software, but {path} differs in {', '.join(differ)}. "
-                    "Name another file by --out."
+                    f"Ladders in one file must share device and software, but those of {path} have another "
+                    f"{', '.join(differ)}. Name another file by --out."
                 )
             self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
 

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.explain.explain import analysed, choose_config
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
-from blocktune.cli.shared import completion
-from blocktune.cli.shared.compiled_config import BlockM, BlockN, OwnParameters, Stages
+from blocktune.cli.shared.chosen_config import analysed, choose_config
+from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
@@ -32,13 +31,10 @@ SHOWN_LINES = 8
 @with_shape_flags
 def profile(
     flags: ShapeFlags,
-    kernel: Annotated[
-        str | None,
-        typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
-    ] = None,
+    kernel: DefaultOf = None,
     block_m: BlockM = None,
     block_n: BlockN = None,
-    warps: Annotated[int | None, typer.Option("--warps", help="Warps per block.")] = None,
+    warps: Warps = None,
     stages: Stages = None,
     param: OwnParameters = None,
     from_file: Annotated[
@@ -123,16 +119,15 @@ def _require_same(recorded: "Analysis", request: "CompileRequest") -> None:
     """
     if (recorded.config, recorded.shape) != (request.config, request.shape):
         raise UsageError(
-            f"Counters stand next to predictions of the same config, but those of `--from` are of "
-            f"{recorded.config.label} for {recorded.shape.label}, and the flags name {request.config.label} for "
-            f"{request.shape.label}. Change the flags."
+            f"The counters of `--from` are of {recorded.config.label} for {recorded.shape.label}, but the flags name "
+            f"{request.config.label} for {request.shape.label}. Change the flags."
         )
 
 
 def _require_present(device: "DeviceSpec") -> None:
     if not is_present(device):
         raise NoDeviceError(
-            f"Counters are recorded on the GPU itself, but {device.name} is not here. Read what was recorded there by "
+            f"{device.name} is not in this machine, so no counters can be recorded. Read what was recorded there by "
             "`--from counters.csv`, or look at the instructions alone by `--sass`."
         )
 

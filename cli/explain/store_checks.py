@@ -14,6 +14,7 @@ from blocktune.kernels.files.ownership import VARIABLE, doubts, is_owner_believe
 from blocktune.kernels.values.errors import StoreError
 
 if TYPE_CHECKING:
+    from blocktune.db.records.health import StoreHealth
     from blocktune.db.records.records import Best
     from blocktune.db.tables.location import StoreTarget
 
@@ -83,6 +84,11 @@ def store_findings(db: str | None) -> Iterator[Finding]:
             fix="Until then attention runs with shipped and default configs.",
         )
         return
+    yield from _of_health(health)
+
+
+def _of_health(health: "StoreHealth") -> Iterator[Finding]:
+    """Yield what is in the database, and what is wrong with its file."""
     rows = f"{counted(health.rows['trial'], 'trial')}, {counted(health.rows['best'], 'winner')}"
     state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
     yield Finding(name="database", value=f"{health.place} ({state})")

@@ -50,10 +50,12 @@ def record(
     """
     chosen, spec = shard_of(shard), choose_device(device)
     if not is_present(spec):
-        raise UsageError(f"Sweeps are recorded on a GPU that is here, but {spec.name} is not. See `tune devices`.")
+        raise UsageError(
+            f"{spec.name} is not in this machine, and sweeps are recorded on the GPU itself. See `tune devices`."
+        )
     shapes = tuple(dict.fromkeys(flags.shape() for flags in flags_of_file(shapes_file)))[chosen]
     if not shapes:
-        raise UsageError(f"`--shard` must leave a shape of {shapes_file}, but got {shard}. Take fewer shards.")
+        raise UsageError(f"`--shard {shard}` leaves no shape of {shapes_file}. Take fewer shards.")
     written = _record(shapes, folder, spec, kernel or (), most, seconds)
     if as_json:
         print_json({"sweeps": list(written)})

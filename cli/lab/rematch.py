@@ -38,7 +38,7 @@ def rematch(
     tune rematch search*.db --out results/h200.rematch.json
     """
     if len(places) < 2:
-        raise UsageError(f"A rematch needs the winners of two searches at least, but got {len(places)}. Name more.")
+        raise UsageError(f"A rematch needs the winners of at least two searches, but got {len(places)}. Name more.")
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.measure.environment import source_commit
 
@@ -84,8 +84,8 @@ def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[Atten
         note(f"left out: {shape.label}, {regime}, which only {len(found[shape, regime])} of {len(places)} have")
     if not common:
         raise NoFeasibleConfigError(
-            f"A rematch needs a shape that all {len(places)} stores hold as measured on {device.name} under one regime "
-            "and with the present kernels, but there is none. Make the searches by `tune run --db`."
+            f"The {len(places)} stores have no shape in common that was measured on {device.name} under one regime "
+            "and with the present kernels. Make the searches by `tune run --db`."
         )
     return common
 

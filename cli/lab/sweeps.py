@@ -85,7 +85,9 @@ def sweeps(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise NoFeasibleConfigError("There are no sweeps to write: no database. Name one by --db or BLOCKTUNE_DB.")
+            raise NoFeasibleConfigError(
+                "There is no database, so there are no sweeps to write. Name one by --db or BLOCKTUNE_DB."
+            )
         found = sweeps_of(store.trials(only))
     _make(folder)
     rows: list[dict[str, Any]] = []
@@ -112,7 +114,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"Sweeps need a folder, but {folder} cannot be made: {error}. Name another one.") from error
+        raise UsageError(f"The folder {folder} cannot be made: {error}. Name another one.") from error
 
 
 def _row(sweep: "Sweep") -> dict[str, Any]:

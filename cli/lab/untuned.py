@@ -96,7 +96,7 @@ def study_of(places: Sequence[Path], winners: Path | None, db: str | None) -> "U
     devices = sorted({sweep.device.key for sweep in sweeps})
     if len(devices) != 1:
         raise UsageError(
-            f"A correction is of one device, but these sweeps are of {', '.join(devices)}. Name the files."
+            f"A correction is of one device, but these sweeps are of {', '.join(devices)}. Name the files of one."
         )
     return UntunedStudy(sweeps, [best for best in bests if best.device.key == devices[0]])
 

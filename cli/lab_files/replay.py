@@ -54,8 +54,7 @@ def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     kept = read_replay(path)
     if kept["sweeps"] != report["sweeps"]:
         raise UsageError(
-            f"A replay file is added to when its searches are of the same sweeps, but {path} is of others. "
-            "Name another file, or remove it."
+            f"{path} holds searches of other sweeps, so these cannot be added to it. Name another file, or remove it."
         )
     strategies = {**kept["strategies"], **report["strategies"]}
     alike = _random_as_good(strategies, report["default"], report["measurements"].index(20))
@@ -103,9 +102,7 @@ def replay_tables(
         "racing": _racing,
     }
     if part is not None and part not in parts:
-        raise UsageError(
-            f"A part of a replay is one of {', '.join(parts)}, but got {part!r}. Name one, or none for all."
-        )
+        raise UsageError(f"A replay has no part {part!r}. The parts are {', '.join(parts)}; name one, or none for all.")
     told = "" if sources is None else sources_text(sources)
     tables = [make(document) for name, make in parts.items() if part in (None, name)]
     return "\n\n".join(text for text in (told, *tables) if text)

@@ -14,13 +14,26 @@ def read_document(path: Path, kind: str, form: str, schema: int) -> dict[str, An
     Raises:
         UsageError: it is no document of this format and schema.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"A {kind} file holds JSON, but {path} does not: {error}. Name another file.") from error
+    document = read_json(path)
     if not isinstance(document, Mapping) or (document.get("format"), document.get("schema")) != (form, schema):
-        raise UsageError(f"A {kind} file has format {form} and schema {schema}, but {path} has not. Name another file.")
+        raise UsageError(
+            f"{path} is not a {kind} file, which has format {form} and schema {schema}. Name another file."
+        )
     return dict(document)
+
+
+def read_json(path: Path) -> Any:
+    """Return the value in a JSON file.
+
+    Raises:
+        UsageError: the file cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not JSON: {error}. Name another file.") from error
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -34,6 +47,4 @@ def write_atomically(path: Path, text: str) -> None:
     try:
         save_text(text, path)
     except OSError as error:
-        raise UsageError(
-            f"The file of --out must be writable, but {path} is not: {error}. Name another one."
-        ) from error
+        raise UsageError(f"{path} cannot be written: {error}. Name another file.") from error

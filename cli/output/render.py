@@ -94,9 +94,7 @@ def _write(text: str, stream: TextIO | None) -> None:
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # what is still buffered goes nowhere
         if stream is sys.stdout:
-            raise UsageError(
-                f"The output must be writable, but it is not ({error.strerror}). Send it to another place."
-            ) from error
+            raise UsageError(f"The output cannot be written: {error.strerror}. Send it to another place.") from error
 
 
 def _fitted(text: str, stream: TextIO | None) -> str:

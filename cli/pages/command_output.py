@@ -41,8 +41,5 @@ def output(words: str) -> str:
     with TemporaryDirectory() as folder:
         result = CliRunner().invoke(app, shlex.split(words), env={"BLOCKTUNE_DB": str(Path(folder, "empty.db"))})
     if result.exit_code:
-        raise UsageError(
-            f"A page shows commands that succeed, but `tune {words}` ended with {result.exit_code}: {result.stderr}"
-            "Change the page."
-        )
+        raise UsageError(f"`tune {words}` of a page ended with {result.exit_code}: {result.stderr}Change the page.")
     return result.stdout

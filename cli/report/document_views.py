@@ -22,8 +22,8 @@ def view_of(document: Document) -> View:
         return {"name": document.name} | VIEWS[document.kind](document.content)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UsageError(
-            f"A {document.kind} file has the fields that blocktune writes, but {document.name} differs: "
-            f"{type(error).__name__} {error}. Write it again, or leave it out."
+            f"{document.name} is not a {document.kind} file as blocktune writes it: {type(error).__name__} {error}. "
+            "Write it again, or leave it out."
         ) from error
 
 

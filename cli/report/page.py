@@ -93,7 +93,7 @@ def json_text(value: Any) -> str:
         return json.dumps(door(value), separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise UsageError(
-            f"A report shows finite numbers, but a file has others: {error}. Write that file again, or leave it out."
+            f"A file of the report holds numbers that are not finite: {error}. Write that file again, or leave it out."
         ) from error
 
 

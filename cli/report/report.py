@@ -122,7 +122,7 @@ def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
     kept = [sweep for sweep in sources.sweeps if sweep.shape == shape]
     if sources.sweeps and not kept:
         labels = ", ".join(sorted({sweep.shape.label for sweep in sources.sweeps}))
-        raise UsageError(f"No sweep here is of {shape.label}: there are {labels}. Change the flags, or leave them out.")
+        raise UsageError(f"There is no sweep of {shape.label}, but of {labels}. Change the flags, or leave them out.")
     sources.sweeps = kept
 
 

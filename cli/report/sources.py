@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.explain.ladder_file import FORMAT as LADDER
 from blocktune.cli.lab_files.noise import NOISE_FORMAT as NOISE
 from blocktune.cli.lab_files.replay import FORMAT as REPLAY
-from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.json_files import read_document, read_json
 from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
@@ -82,8 +82,8 @@ class Sources:
         files = _files_in(place) if place.is_dir() else [place]
         if not files:
             raise UsageError(
-                f"A folder of results has sweeps or JSON files of other commands, but {place} has none. "
-                "`tune sweeps FOLDER` writes sweeps, `tune bench --out FILE` a bench."
+                f"{place} holds neither sweeps nor JSON files of other commands. `tune sweeps FOLDER` writes sweeps, "
+                "`tune bench --out FILE` a bench."
             )
         for path in files:
             self._add_file(path, named=path == place)
@@ -107,8 +107,8 @@ class Sources:
             self.documents.append(Document(path.name, KINDS[form], read_document(path, KINDS[form], form, SCHEMA)))
         elif named:
             raise UsageError(
-                f"A report shows sweeps, exports and what `tune bench`, `ladder`, `replay` and `noise` write with "
-                f"`--out`, but {path} is not one of them. Name another file."
+                f"{path} is not a file that a report shows: sweeps, exports, and what `tune bench`, `ladder`, "
+                "`replay` and `noise` write with `--out`. Name another file."
             )
 
     def _add_results(self, path: Path) -> None:
@@ -171,11 +171,6 @@ def _format_of(path: Path) -> str | None:
     Raises:
         UsageError: it cannot be read, or is no JSON object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(
-            f"A report is made of JSON files, but {path} is not one: {error}. Name another file."
-        ) from error
+    content = read_json(path)
     form = content.get("format") if isinstance(content, dict) else None
     return form if isinstance(form, str) else None

@@ -37,7 +37,7 @@ def buckets(
     tune buckets --apply
     """
     if not 0 <= loss < math.inf:
-        raise UsageError(f"`--loss` is a percentage from 0, but got {loss}.")
+        raise UsageError(f"`--loss` must be a percentage from 0 on, but got {loss}.")
     only = choose_device(device) if device else None
 
     from blocktune.tuner.upkeep.shape_buckets import choose_buckets

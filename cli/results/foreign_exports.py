@@ -48,7 +48,7 @@ def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, 
         files |= files_of(sweep)
     if not files:
         raise NoFeasibleConfigError(
-            f"`--format {format_}` writes measured trials, but the database has none. Run `tune run` first."
+            f"The database has no measured trials, which `--format {format_}` writes. Run `tune run` first."
         )
     write_files(files, place, in_folder=True, as_json=as_json)
 
@@ -67,9 +67,7 @@ def write_files(files: Files, place: Path, *, in_folder: bool, as_json: bool) ->
     try:
         written = _write(files, place, in_folder=in_folder)
     except OSError as error:
-        raise UsageError(
-            f"The export needs a place that can be written, but {place} cannot: {error.strerror}. Name another one."
-        ) from error
+        raise UsageError(f"{place} cannot be written: {error.strerror}. Name another place.") from error
     if as_json:
         print_json({"files": written})
     else:

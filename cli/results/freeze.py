@@ -68,9 +68,7 @@ def freeze(
             row = {"file": str(path), "device": each.name, "bests": len(document["bests"])}
             written.append(row | {"sha256": document["sha256"], "bytes": len(text.encode())})
     except OSError as error:
-        raise UsageError(
-            f"Freezing needs a place that can be written, but {out} cannot be: {error.strerror}."
-        ) from error
+        raise UsageError(f"{out} cannot be written: {error.strerror}. Name another place.") from error
     if as_json:
         print_json({"files": written})
         return
@@ -109,13 +107,14 @@ def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "lis
         found = {key: device for key, device in found.items() if key == wanted.key}
     if not found:
         raise NoFeasibleConfigError(
-            f"Freezing needs winners{f' of {name}' if name else ''}, but there is none. "
-            "`tune run` finds them; --db or BLOCKTUNE_DB names another database."
+            f"There are no winners{f' of {name}' if name else ''} to freeze. `tune run` finds them; --db or "
+            "BLOCKTUNE_DB names another database."
         )
     if len(found) > 1 and not every:
         names = ", ".join(device.name for device in found.values())
         raise UsageError(
-            f"A frozen file holds one device, but the database has {names}. Name it by --device, or --all."
+            f"A frozen file is of one device, but the database has {names}. Name one by --device, or freeze each by "
+            "--all."
         )
     return list(found.values())
 

@@ -119,7 +119,9 @@ def export(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise NoFeasibleConfigError("There is nothing to export: no database. Name one by --db or BLOCKTUNE_DB.")
+            raise NoFeasibleConfigError(
+                "There is no database, so there is nothing to export. Name one by --db or BLOCKTUNE_DB."
+            )
         if format_ is ExportFormat.OPTUNA:
             write_trials(store.trials(only), file, as_json=as_json)
             return
@@ -139,9 +141,7 @@ def export(
     try:
         save_document(document, file)
     except OSError as error:
-        raise UsageError(
-            f"The export needs a file that can be written, but {file} cannot: {error.strerror}."
-        ) from error
+        raise UsageError(f"{file} cannot be written: {error.strerror}. Name another file.") from error
     counts: dict[str, Any] = {
         "file": file,
         "bests": len(document["bests"]),
@@ -184,7 +184,7 @@ def _read(file: str) -> Any:
     try:
         return load_document(file)
     except OSError as error:
-        raise UsageError(f"An import needs a file that can be read, but {file} cannot: {error.strerror}.") from error
+        raise UsageError(f"{file} cannot be read: {error.strerror}. Name another file.") from error
 
 
 def show_imported(counts: "ImportCounts", as_json: bool) -> None:

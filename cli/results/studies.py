@@ -20,9 +20,9 @@ def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> Non
         StoreError: the storage cannot be opened, or the database holds something else.
     """
     if place == "-":
-        raise UsageError("Studies are kept in a file or a database, but got `-`. Name an SQLite file or a URL.")
+        raise UsageError("Studies cannot be written to stdout, but got `-`. Name an SQLite file or a URL.")
     if not trials:
-        raise NoFeasibleConfigError("Studies are made of trials, but the database has none. Run `tune run` first.")
+        raise NoFeasibleConfigError("The database has no trials, of which studies are made. Run `tune run` first.")
     from blocktune.tuner.sampling.study_exchange import write_studies
     from blocktune.tuner.sampling.study_storage import storage_url
 

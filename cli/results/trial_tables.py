@@ -21,9 +21,9 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
         UsageError: the place cannot be written, or a library is missing.
     """
     if not trials:
-        raise NoFeasibleConfigError("A table is made of trials, but the database has none. Run `tune run` first.")
+        raise NoFeasibleConfigError("The database has no trials, of which the table is made. Run `tune run` first.")
     if place == "-" and format_ is ExportFormat.PARQUET:
-        raise UsageError("A Parquet file is no text, but got `-`. Name a file, or write CSV.")
+        raise UsageError("Parquet cannot be written to stdout, but got `-`. Name a file, or write CSV.")
     from blocktune.db.exchange.document import save_bytes
     from blocktune.db.exchange.trial_table import csv_text, parquet_bytes, trial_rows
 
@@ -35,9 +35,7 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
     try:
         save_bytes(content, place)
     except OSError as error:
-        raise UsageError(
-            f"The export needs a file that can be written, but {place} cannot: {error.strerror}. Name another one."
-        ) from error
+        raise UsageError(f"{place} cannot be written: {error.strerror}. Name another place.") from error
     if as_json:
         print_json({"file": place, "trials": len(rows)})
     else:

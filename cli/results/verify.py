@@ -61,7 +61,7 @@ def verify(
         _verify_kernel(autotuned, make_args, grid, param or [], db, as_json=as_json)
         return
     if every and unknown_speedup:
-        raise UsageError("--all and --unknown-speedup exclude each other, but got both. Leave one out.")
+        raise UsageError("--all and --unknown-speedup exclude each other, but both are given. Leave one out.")
     _show_findings()
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.measure.environment import measuring_environment
@@ -78,11 +78,11 @@ def verify(
     wrong = [each.before.shape.label for each in done if each.wrong]
     if wrong:
         raise VerificationError(
-            f"A stored winner must compute what the reference does, but that of {'; '.join(wrong)} does not. It was "
-            "replaced as shown above; `tune run` searches further."
+            f"The stored winners of {'; '.join(wrong)} compute wrong results. They were replaced as shown above; "
+            "`tune run` searches further."
         )
     if len(done) < len(due):
-        raise NoFeasibleConfigError("Every winner that is due must be verified, but some could not be; see above.")
+        raise NoFeasibleConfigError("Some winners could not be verified; see above.")
 
 
 def _verify_kernel(

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compile.one_config import CompiledCode
 
+DefaultOf = Annotated[
+    str | None,
+    typer.Option("--kernel", help="Start from this kernel's default.", autocompletion=completion.kernels),
+]
 BlockM = Annotated[int | None, typer.Option("--block-m", help="Query rows per tile.")]
 BlockN = Annotated[int | None, typer.Option("--block-n", help="Key rows per tile.")]
+Warps = Annotated[int | None, typer.Option("--warps", help="Warps per block.")]
 Stages = Annotated[int | None, typer.Option("--stages", help="Pipeline stages.")]
 OwnParameters = Annotated[
     list[str] | None,
@@ -100,4 +105,4 @@ def _parameter(text: str) -> tuple[str, int]:
     try:
         return name, int(value)
     except ValueError:
-        raise UsageError(f"`--param` is NAME=VALUE with an integer value, but got {text!r}.") from None
+        raise UsageError(f"`--param` must be NAME=VALUE with an integer value, but got {text!r}.") from None

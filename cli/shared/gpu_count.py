@@ -40,7 +40,9 @@ def gpus_for(device: "DeviceSpec", wanted: int | None, shapes: int) -> tuple["De
         return ()
     alike, unlike = alike_devices(device)
     if wanted is not None and wanted > len(alike):
-        raise NoDeviceError(f"`--gpus {wanted}` needs {wanted} {device.name}, but here is {len(alike)}. Ask for fewer.")
+        raise NoDeviceError(
+            f"`--gpus {wanted}` needs {wanted} {device.name}, but this machine has {len(alike)}. Ask for fewer."
+        )
     if shapes > 1 and wanted != 1:
         for other in unlike:
             note(f"{other.name} is left out: unlike {device.name}, and kinds are not mixed")

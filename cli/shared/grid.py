@@ -100,12 +100,14 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
         name = name.replace("-", "_")
         if not equals or name not in _FLAGS:
             names = ", ".join(flag.replace("_", "-") for flag in _FLAGS)
-            raise UsageError(f"A grid holds words name=value,value with the names {names}, but got {word!r}. {EXAMPLE}")
+            raise UsageError(
+                f"A grid must consist of words name=value,value with the names {names}, but got {word!r}. {EXAMPLE}"
+            )
         if name in lists:
-            raise UsageError(f"A grid has each name once, but got `{name}` twice. {EXAMPLE}")
+            raise UsageError(f"A grid must have each name once, but got `{name}` twice. {EXAMPLE}")
         lists[name] = tuple(dict.fromkeys(_value(name, value) for value in values.split(",")))
     if not lists:
-        raise UsageError(f"A grid has at least one word name=value, but got {text!r}. {EXAMPLE}")
+        raise UsageError(f"A grid must have at least one word name=value, but got {text!r}. {EXAMPLE}")
     return lists
 
 
@@ -129,7 +131,7 @@ def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
         instead = [flag for name, flag in INSTEAD.items() if values.get(name)]
         if len(instead) > 1:
-            raise UsageError(f"The shapes come from one place, but got {' and '.join(instead)}. Leave one out.")
+            raise UsageError(f"Shapes come from one place, but got {' and '.join(instead)}. Leave one out.")
         own_sizes = grid if values.get("autotuned") else None
         chosen = Grid.none(given, None if own_sizes else grid, instead[0]) if instead else Grid.of(given, grid)
         chosen = replace(chosen, text=own_sizes)

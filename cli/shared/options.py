@@ -157,7 +157,7 @@ def kernel_instead(flags: ShapeFlags | None, kernel: str) -> str:
     """
     if flags is not None:
         raise UsageError(
-            f"A command is about a shape or a kernel, but got --seq and --dim and {kernel}. Leave one out."
+            f"A command is about a shape or about a kernel, but got --seq and --dim and {kernel}. Leave one out."
         )
     return kernel
 

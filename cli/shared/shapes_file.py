@@ -45,9 +45,7 @@ def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
     """
     flags = tuple(flags for where, table in _tables(path) for flags in _flags(where, table))
     if not flags:
-        raise UsageError(
-            f"A file of shapes has at least one table, but {path} has none. Write [name] with seq and dim."
-        )
+        raise UsageError(f"{path} has no table, and so no shape. Write [name] with seq and dim.")
     return flags
 
 
@@ -61,23 +59,21 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"A file of shapes holds TOML, but {path} does not: {error}. Correct it.") from error
+        raise UsageError(f"{path} is not TOML, as files of shapes are: {error}. Correct it.") from error
     for name, value in document.items():
         if isinstance(value, dict):
             yield f"{path} [{name}]", value
         elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
             yield from ((f"{path} [[{name}]] number {number}", entry) for number, entry in enumerate(value, start=1))
         else:
-            raise UsageError(
-                f"A file of shapes holds tables, but {path} has `{name}` outside of any. Write [name] above it."
-            )
+            raise UsageError(f"{path} has `{name}` outside of any table. Write [name] above it.")
 
 
 def _flags(where: str, table: Mapping[str, Any]) -> Iterator[ShapeFlags]:
     lists = {_name(where, key): _values(where, key, value) for key, value in table.items()}
     missing = [name for name in NEEDED if name not in lists]
     if missing:
-        raise UsageError(f"A shape needs seq and dim, but {where} has no `{missing[0]}`. Add it.")
+        raise UsageError(f"{where} has no `{missing[0]}`, but a shape needs seq and dim. Add it.")
     for values in itertools.product(*lists.values()):
         flags = ShapeFlags(**dict(zip(lists, values, strict=True)))
         try:
@@ -91,7 +87,7 @@ def _name(where: str, key: str) -> str:
     name = key.replace("-", "_")
     if name not in _NAMES:
         names = ", ".join(name.replace("_", "-") for name in _NAMES)
-        raise UsageError(f"A shape has the keys {names}, but {where} has `{key}`. Correct or remove it.")
+        raise UsageError(f"{where} has the unknown key `{key}`. The keys of a shape are {names}. Correct or remove it.")
     return name
 
 
@@ -112,7 +108,7 @@ def shard_of(text: str) -> slice:
     number, slash, count = text.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
         raise UsageError(
-            f"`--shard I/N` with 1 <= I <= N must hold, but got {text!r:.80}. Take 1/2 and 2/2 for two GPUs."
+            f"`--shard` must be I/N with 1 <= I <= N, but got {text!r:.80}. Take 1/2 and 2/2 for two GPUs."
         )
     return slice(int(number) - 1, None, int(count))
 
@@ -125,5 +121,5 @@ def part_of(shapes: tuple[AttentionShape, ...], shard: str) -> tuple[AttentionSh
     """
     chosen = shapes[shard_of(shard)]
     if not chosen:
-        raise UsageError(f"`--shard` must leave a shape of {len(shapes)}, but got {shard}. Take fewer shards.")
+        raise UsageError(f"`--shard {shard}` leaves no shape of {len(shapes)}. Take fewer shards.")
     return chosen

@@ -1,12 +1,12 @@
-"""`tune bench`: the tuned kernels against everybody else who computes attention, in one interleaved run a shape."""
+"""`tune bench`: the tuned kernels against all others that compute attention, in one run per shape, in turns."""
 
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.tune.bench_file import BenchFile
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.errors import VerificationError
+
+if TYPE_CHECKING:
+    from blocktune.kernels.values.shape import AttentionShape
 
 PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
@@ -88,6 +91,15 @@ def bench(
                 wrong.append(f"{shape.label}: {own.problem}")
             if not as_json:
                 _show(comparison.to_json())
+    _conclude(file, shapes, wrong, as_json)
+
+
+def _conclude(file: BenchFile, shapes: "Sequence[AttentionShape]", wrong: list[str], as_json: bool) -> None:
+    """Print the document, or the summary of these shapes.
+
+    Raises:
+        VerificationError: configs computed wrong results.
+    """
     if as_json:
         print_json(file.document)
     else:
@@ -95,8 +107,7 @@ def bench(
         _summarize([row for row in file.document["rows"] if row["label"] in labels])
     if wrong:
         raise VerificationError(
-            f"A config that calls get must compute what the reference does, but {'; '.join(wrong)}. "
-            "Tune the shape again by `tune run`."
+            f"Configs that calls get compute wrong results: {'; '.join(wrong)}. Tune the shapes again by `tune run`."
         )
 
 

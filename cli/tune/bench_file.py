@@ -69,9 +69,8 @@ class BenchFile:
         differ = [name for name in _SAME if there.get(name) != self.document[name]]
         if differ:
             raise UsageError(
-                f"Rows of one file share device, software, regime and kernels, but {path} differs in "
-                f"{', '.join(differ)}. "
-                "Name another file by --out."
+                f"Rows in one file must share device, software, regime and kernels, but those of {path} differ in "
+                f"{', '.join(differ)}. Name another file by --out."
             )
         self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
 

@@ -218,7 +218,7 @@ def _conclude(reports: Sequence[Mapping[str, Any]], failed: int, as_json: bool) 
     if as_json:
         print_json({"runs": list(reports)})
     if failed:
-        raise NoFeasibleConfigError(f"Every shape of a grid needs a result, but {failed} has none; see above.")
+        raise NoFeasibleConfigError(f"{failed} of the shapes got no result; see above.")
 
 
 def line(report: Mapping[str, Any], *, with_device: bool = False) -> str:

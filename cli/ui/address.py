@@ -40,6 +40,6 @@ def bound_socket(port: int) -> socket.socket:
     except OSError as error:
         found.close()
         raise UsageError(
-            f"`--port` must be free, but {port} is not ({error.strerror}). Name another one, or 0 for any."
+            f"Port {port} is not free ({error.strerror}). Name another one by `--port`, or 0 for any."
         ) from error
     return found

@@ -132,7 +132,7 @@ class LiveStore:
     def _feed(self, name: str) -> Feed:
         """Return the sweep of this name, begun where it was not followed."""
         if name not in self._groups:
-            raise UsageError(f"A sweep is one that the page lists, but got {name!r:.100}. Choose another one.")
+            raise UsageError(f"No such sweep: {name!r:.100}. Choose one that the page lists.")
         found = self._feeds.setdefault(name, Feed(self._groups[name]))
         self._feeds.move_to_end(name)
         while len(self._feeds) > MAX_FEEDS:

@@ -133,7 +133,7 @@ class WhatIfs:
         with self._lock:
             job = self._jobs.get(number)
         if job is None:
-            raise UsageError(f"A compile is one that was requested lately, but got number {number}. Request it again.")
+            raise UsageError(f"No such compile: number {number}. Request it again.")
         return job
 
 

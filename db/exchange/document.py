@@ -200,13 +200,13 @@ def load_document(path: str | Path) -> Any:
         content = file.read(MAX_FILE_BYTES + 1)
     if len(content) > MAX_FILE_BYTES:
         raise ImportRejectedError(
-            f"A results file must have up to {MAX_FILE_BYTES >> 20} MiB, but {path} has more. Leave the trials out."
+            f"{path} is too large: a results file has up to {MAX_FILE_BYTES >> 20} MiB. Leave the trials out."
         )
     try:
         return json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ImportRejectedError(
-            f"A results file must hold JSON, but {path} does not: {error}. Export it again by `tune export`."
+            f"{path} is not JSON, as results files are: {error}. Export it again by `tune export`."
         ) from error
 
 

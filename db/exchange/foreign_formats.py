@@ -68,7 +68,9 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
         ExportFormat.FLEX: lambda: flex_options(device, bests, trials),
     }
     if format_ not in writers:
-        raise UsageError(f"Other formats are {', '.join(writers)}, but got {format_}. Write the document itself.")
+        raise UsageError(
+            f"No such format: {format_}. Other formats are {', '.join(writers)}; or write the document itself."
+        )
     files = writers[format_]()
     if not files:
         raise NoFeasibleConfigError(

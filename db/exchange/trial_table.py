@@ -49,8 +49,8 @@ def parquet_bytes(rows: Sequence[Row]) -> bytes:
         import pyarrow.parquet as parquet
     except ImportError as error:
         raise UsageError(
-            f'Parquet files need pyarrow, but {error.name} is not installed: pip install "blocktune[frames]". '
-            "Or write CSV."
+            f"Parquet files need pyarrow, but {error.name} is not installed. Write CSV, or install it: pip install "
+            '"blocktune[frames]"'
         ) from error
     out = io.BytesIO()
     parquet.write_table(arrow.Table.from_pylist(list(rows)), out)

@@ -69,8 +69,8 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
     text = f"{head}DEVICE = {device_name!r}\n\nCONFIGS = {{\n{body}\n}}\n"
     if not all(entry.worth.isprintable() for entry in entries) or _read_back(text) != _meant(device_name, entries):
         raise UsageError(
-            "A module of `triton.Config` holds winners and nothing else, but one of these would add something to it. "
-            "Look through the database by `tune doctor`, and export only what you trust."
+            "A module of `triton.Config` may hold nothing but winners, but one of these would add something else. "
+            "Check the database with `tune doctor`, and export only what you trust."
         )
     return text
 

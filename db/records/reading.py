@@ -134,7 +134,7 @@ class _Reading(Generic[Record]):
         checksum = self.session.scalar(select(self.row_type.checksum).where(self.row_type.id == row_id))
         if checksum is None:
             raise StoreCorruptError(
-                f"Stored rows must hold values that blocktune wrote, but in {self.place} one does not: "
-                f"{shown(str(error), 500)} `tune doctor --recover` saves the others."
+                f"A row in {self.place} holds a value that blocktune did not write: {shown(str(error), 500)} `tune "
+                "doctor --recover` saves the other rows."
             ) from error
         self.changed.append(row_id)

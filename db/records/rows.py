@@ -54,9 +54,7 @@ def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow | LinkedR
     """
     for name in links_of(row.__table__):
         if getattr(row, name) is None and getattr(row, f"{name}_id") is not None:
-            raise UsageError(
-                f"A row of `{row.__tablename__}` must refer to a {name} that is there, but row {row.id} does not."
-            )
+            raise UsageError(f"Row {row.id} of `{row.__tablename__}` refers to a {name} that does not exist.")
 
 
 def require_as_written(record: Record, checksum: str | None, documents: Mapping[str, str] | None = None) -> None:
@@ -75,7 +73,8 @@ def require_as_written(record: Record, checksum: str | None, documents: Mapping[
         return
     if record_checksum(record) != checksum:
         raise UsageError(
-            "A row must be as it was written, but its checksum says that it, or what it refers to, is not."
+            "The row, or a row that it refers to, was changed after it was written: its content does not match its "
+            "checksum."
         )
 
 
@@ -90,7 +89,9 @@ def device_of(row: DeviceRow, uuid: str | None = None) -> DeviceSpec:
         one of UNREADABLE: a value is out of range, or not as it was written.
     """
     if row.checksum not in (None, _device_checksum(row.document)):
-        raise UsageError(f"A device must be as it was written, but {row.key!r:.100} is not.")
+        raise UsageError(
+            f"The device {row.key!r:.100} was changed after it was written: its content does not match its checksum."
+        )
     return _parsed_device(row.document, uuid)
 
 
@@ -124,7 +125,7 @@ def whole_config(row: ConfigRow) -> KernelConfig:
 
 def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
     if any(getattr(row, name) != value for name, value in columns.items()):
-        raise UsageError(f"The columns {', '.join(columns)} must repeat what the row is, but one does not.")
+        raise UsageError(f"The columns {', '.join(columns)} contradict the document of their row.")
 
 
 def shape_columns(shape: AttentionShape) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def drill(
     """
     place = StoreTarget.of(target)
     if place.path is None:
-        raise UsageError(f"Only a SQLite file can be copied for a drill, but {place.label} is a server's.")
+        raise UsageError(f"{place.label} is on a server, and only a SQLite file can be copied for a drill.")
     dice, counts = random.Random(seed), DrillCounts()
     with tempfile.TemporaryDirectory(prefix="blocktune-drill-") as name:
         copy = Path(name) / "copy.db"
@@ -90,7 +90,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
     """Return the bytes of a store as its last commit left it, with the present schema."""
     assert place.path is not None
     if place.is_missing:
-        raise StoreError(f"A drill needs a store, but there is no {place.label}. `tune run` creates it.")
+        raise StoreError(f"No such store: {place.label}, but a drill needs one. `tune run` creates it.")
     uri = f"{place.path.as_uri()}?mode=ro"
     with (
         translated(place),
@@ -100,7 +100,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
         source.backup(destination)
     with ResultStore.open(copy) as store:
         if not store.health().sound:
-            raise StoreError(f"A drill needs a sound store, but {place.label} is damaged. See `tune doctor --recover`.")
+            raise StoreError(f"{place.label} is damaged, but a drill needs a sound store. See `tune doctor --recover`.")
     with closing(sqlite3.connect(copy)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return copy.read_bytes()

@@ -58,7 +58,8 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
     place = StoreTarget.of(target)
     if place.path is None:
         raise UsageError(
-            f"Only a SQLite file can be recovered, but {place.label} is a server's. Ask its administrator."
+            f"{place.label} is on a server, and only a SQLite file can be recovered. Ask the administrator of the "
+            "server."
         )
     _require_file(place)
     undo_killed(place.path)
@@ -93,8 +94,7 @@ def _salvaged(path: Path) -> Salvaged:
 
 def _unreadable(path: Path, error: OSError) -> StoreError:
     return StoreError(
-        f"A database must be readable to be recovered, but {path} is not: {error.strerror}. Give yourself read "
-        "permission, and try again."
+        f"The database {path} cannot be read: {error.strerror}. Give yourself read permission, and try again."
     )
 
 
@@ -115,12 +115,12 @@ def _require_file(place: StoreTarget) -> None:
     """
     path = place.path
     if place.is_missing or path is None:
-        raise StoreError(f"A store must exist to be recovered, but there is no {place.label}. `tune run` creates it.")
+        raise StoreError(f"No such store: {place.label}. `tune run` creates it.")
     if not path.is_file():  # a pipe would be read for ever
-        raise StoreError(f"A store must be a file, but {path} is not. Correct --db or BLOCKTUNE_DB.")
+        raise StoreError(f"The store {path} is not a file. Correct --db or BLOCKTUNE_DB.")
     if _is_text(path):
         raise ForeignStoreError(
-            f"Only a database can be recovered, but {path} is a text file. `tune import` reads exports; correct --db "
+            f"{path} is a text file, and only a database can be recovered. `tune import` reads exports; correct --db "
             "or BLOCKTUNE_DB."
         )
 

@@ -58,7 +58,7 @@ def exchange(path: Path, fresh: Path) -> Path:
         fresh.replace(path)
     except OSError as error:
         raise StoreError(
-            f"A recovery needs to rename files in {path.parent}, but cannot: {error.strerror}. "
-            f"What was there is in {path.name} or {kept.name}; give the directory write permission and try again."
+            f"Files in {path.parent} cannot be renamed: {error.strerror}. What was there is in {path.name} or "
+            f"{kept.name}; give the directory write permission and try again."
         ) from error
     return kept

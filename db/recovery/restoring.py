@@ -35,10 +35,12 @@ def restore(target: str | Path | None) -> Restored:
     """
     place = StoreTarget.of(target)
     if place.path is None:
-        raise UsageError(f"Only a SQLite file has backups, but {place.label} is a server's. Ask its administrator.")
+        raise UsageError(
+            f"{place.label} is on a server, and only a SQLite file has backups. Ask the administrator of the server."
+        )
     is_there = not place.is_missing
     if place.path.is_dir():
-        raise StoreError(f"A store must be a file, but {place.path} is a directory. Correct --db or BLOCKTUNE_DB.")
+        raise StoreError(f"The store {place.path} is a directory, not a file. Correct --db or BLOCKTUNE_DB.")
     undo_killed(place.path)
     fresh = fresh_path(place.path)
     remove_fresh(fresh)
@@ -49,7 +51,10 @@ def restore(target: str | Path | None) -> Restored:
         if not kept:
             fresh.replace(place.path)
     except OSError as error:
-        raise StoreError(f"Restoring needs to write in {place.path.parent}, but cannot: {error.strerror}.") from error
+        raise StoreError(
+            f"{place.path.parent} cannot be written to: {error.strerror}. Give yourself write permission, and try "
+            "again."
+        ) from error
     finally:
         remove_fresh(fresh)
     return Restored(place=place.label, backup=str(backup), kept=kept, rows=rows, newer=newer)
@@ -63,9 +68,7 @@ def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
             return backup, _rows(fresh)
         except StoreError:
             remove_fresh(fresh)
-    raise StoreError(
-        f"Restoring needs a sound backup, but {path} has none. `tune doctor --recover` saves what can be read."
-    )
+    raise StoreError(f"{path} has no sound backup to restore. `tune doctor --recover` saves what can be read.")
 
 
 def _rows(path: Path) -> int:
@@ -77,7 +80,7 @@ def _rows(path: Path) -> int:
     with ResultStore.open(path) as store:
         health = store.health()
     if not health.sound:
-        raise StoreError(f"A backup must be sound, but {path} is not: {health.integrity}. Use another one.")
+        raise StoreError(f"The backup {path} is damaged: {health.integrity}. Use another one.")
     return sum(health.rows[name] for name in ("trial", "best", "user_trial", "user_best"))
 
 

@@ -38,8 +38,8 @@ class StoreTarget:
             return cls(url=make_url(chosen))
         except (ArgumentError, ValueError):
             raise UsageError(
-                "A database URL must read `dialect://user:password@host/database`, but the given one cannot be parsed. "
-                "Correct --db or BLOCKTUNE_DB."
+                "The database URL cannot be parsed. Write `dialect://user:password@host/database`, and correct --db "
+                "or BLOCKTUNE_DB."
             ) from None
 
     @property
@@ -53,20 +53,17 @@ class StoreTarget:
             return self.path is not None and not self.path.exists()
         except OSError as error:
             raise StoreError(
-                f"The database must be a file that can be looked for, but {self.label} cannot ({error.strerror}). "
-                "Give another one by --db or BLOCKTUNE_DB."
+                f"{self.label} cannot be looked for: {error.strerror}. Give another database by --db or BLOCKTUNE_DB."
             ) from error
 
 
 def _file_path(name: str) -> Path:
     """Return the file itself, with all links resolved: a store's other files are kept next to the file, not a link."""
     if name == ":memory:":
-        raise UsageError(
-            "The store must be a file, since several processes use it, but got a database in memory. Give a path."
-        )
+        raise UsageError("A database in memory cannot be a store, since several processes use it. Give a path.")
     if name.endswith(SUFFIX):
         raise UsageError(
-            f"The store must be a database, but {name} is a results file by its name. `tune import` brings it into a "
-            "store; only the dispatcher reads it as it is. Give another path by --db or BLOCKTUNE_DB."
+            f"{name} is a results file by its name, and not a store. `tune import` brings it into a store; only the "
+            "dispatcher reads it as it is. Give another path by --db or BLOCKTUNE_DB."
         )
     return Path(os.path.realpath(store_file(name)))

@@ -125,9 +125,9 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
         strangers = tables if sqlite else tables & set(Base.metadata.tables)
         if strangers or application:
             raise ForeignStoreError(
-                f"The store must be a database of blocktune, but {target.label} belongs to another program (it has "
-                f"{shown(', '.join(sorted(strangers)[:5]), 300) or f'the application id {application:#x}'}). "
-                "Give another one by --db or BLOCKTUNE_DB."
+                f"{target.label} belongs to another program, and not to blocktune: it has "
+                f"{shown(', '.join(sorted(strangers)[:5]), 300) or f'the application id {application:#x}'}. Give "
+                "another database by --db or BLOCKTUNE_DB."
             )
         return None
     if sqlite:
@@ -135,8 +135,8 @@ def version_of(connection: Connection, target: StoreTarget) -> str | None:
     versions = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars().all()
     if len(versions) != 1 or not re.fullmatch("[0-9]{4}", str(versions[0])) or versions[0] == "0000":
         raise StoreCorruptError(
-            f"`{VERSION_TABLE}` must hold one revision number, but in {target.label} it holds {versions!r:.100}. "
-            "Move the database away and import your exports into a new one."
+            f"`{VERSION_TABLE}` of {target.label} must hold one revision number, but holds {versions!r:.100}. Move "
+            "the database away and import your exports into a new one."
         )
     if int(versions[0]) > int(CURRENT):
         raise SchemaTooNewError(
@@ -160,9 +160,8 @@ def _require_plain_tables(connection: Connection, target: StoreTarget) -> None:
         if kind == "trigger" or is_virtual or (kind != "table" and name in ours):
             what = "virtual table" if is_virtual else kind
             raise StoreCorruptError(
-                f"A store must consist of plain tables, but {target.label} has the {what} {name!r:.80}, which "
-                "blocktune never makes. `tune doctor --recover` saves what can be read; or give another one by --db or "
-                "BLOCKTUNE_DB."
+                f"{target.label} has the {what} {name!r:.80}, which blocktune never makes: a store consists of plain "
+                "tables. `tune doctor --recover` saves what can be read; or give another one by --db or BLOCKTUNE_DB."
             )
 
 
@@ -182,8 +181,8 @@ def _create_file(path: Path) -> None:
         if path.exists():
             return  # not ours to touch, but perhaps to read
         raise StoreError(
-            f"The database's directory must be writable, but {path.parent} is not ({error.strerror}). "
-            "Give another place by --db or BLOCKTUNE_DB."
+            f"The directory of the database, {path.parent}, is not writable: {error.strerror}. Give another place by "
+            "--db or BLOCKTUNE_DB."
         ) from error
 
 

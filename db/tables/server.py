@@ -61,8 +61,8 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
         engine = create_engine(url, poolclass=NullPool, connect_args=_options(url, read_only=read_only))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
-            f"A database URL must name an installed driver, but {url.drivername!r} is not: {error}. "
-            "For PostgreSQL `pip install psycopg[binary]` and write `postgresql+psycopg://...`."
+            f"The driver {url.drivername!r} of the database URL is not installed: {error}. For PostgreSQL `pip "
+            "install psycopg[binary]` and write `postgresql+psycopg://...`."
         ) from error
     event.listen(engine, "do_connect", _Connecting(patience_seconds).connect)
     return engine

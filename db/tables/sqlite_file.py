@@ -72,10 +72,8 @@ def require_file(path: Path) -> None:
     """
     with translated(StoreTarget(path=path)):
         if path.exists() and not path.is_file():
-            state = "a directory" if path.is_dir() else "none"
-            raise StoreError(
-                f"The database must be a file, but {path} is {state}. Name a file by --db or BLOCKTUNE_DB."
-            )
+            state = "a directory" if path.is_dir() else "not a file"
+            raise StoreError(f"The database {path} is {state}. Name a file by --db or BLOCKTUNE_DB.")
 
 
 def readable_uri(path: Path, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS) -> str:
@@ -90,7 +88,7 @@ def readable_uri(path: Path, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS)
     """
     require_file(path)
     if not path.exists():
-        raise StoreError(f"The database must exist to be read, but there is no {path}. `tune run` creates it.")
+        raise StoreError(f"No such database: {path}. `tune run` creates it.")
     uri = f"{path.as_uri()}?mode=ro"
     with translated(StoreTarget(path=path)):
         try:
@@ -109,10 +107,10 @@ def _unread_rows(path: Path, error: sqlite3.OperationalError) -> StoreError:
     wal = log_of(path).name
     if error.sqlite_errorname.startswith("SQLITE_IOERR_SHM"):
         return StoreError(
-            f"Reading {path} needs 32 KB of free space in its directory while rows wait in {wal}, but there is none. "
-            "Make room and try again."
+            f"{path} cannot be read while rows wait in {wal}, since its directory lacks the 32 KB of free space that "
+            "this takes. Make room and try again."
         )
     return StoreError(
-        f"Reading {path} needs its directory to be writable while rows wait in {wal}, but it is not. "
-        "Open the database once where it can be written, or copy both files to such a place."
+        f"{path} cannot be read while rows wait in {wal}, since its directory is not writable. Open the database "
+        "once where it can be written, or copy both files to such a place."
     )

@@ -29,8 +29,7 @@ def translated(target: StoreTarget) -> Iterator[None]:
         yield
     except (IntegrityError, DataError) as error:
         raise UsageError(
-            f"A row must keep the constraints of its table (db/tables/models.py), but: {_reason(error.orig)}. "
-            "Correct the value."
+            f"The database refuses the row (see db/tables/models.py): {_reason(error.orig)}. Correct the value."
         ) from error
     except DBAPIError as error:
         raise _store_error(target, error.orig or error) from error
@@ -40,11 +39,10 @@ def translated(target: StoreTarget) -> Iterator[None]:
         raise _corrupt(target, error) from error
     except OSError as error:  # a directory that may not be searched, a name that is too long
         raise StoreError(
-            f"The database must be readable, but {target.label} is not ({error.strerror}). "
-            "Give another one by --db or BLOCKTUNE_DB."
+            f"The database {target.label} cannot be read: {error.strerror}. Give another one by --db or BLOCKTUNE_DB."
         ) from error
     except OverflowError as error:
-        raise UsageError(f"A row must hold numbers that fit their columns, but: {error}. Correct the value.") from error
+        raise UsageError(f"A number of the row does not fit its column: {error}. Correct the value.") from error
 
 
 def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
@@ -53,7 +51,7 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
     name = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")):
         return StoreLockedError(
-            f"One process writes at a time, but another one kept {target.label} locked for the whole timeout. "
+            f"Another process kept {target.label} locked for the whole timeout, and only one can write at a time. "
             "Wait for it or end it, then try again; what was stored before is safe."
         )
     if name.startswith("SQLITE_INTERRUPT"):  # nothing else ends a statement: sqlite_file.py
@@ -62,21 +60,21 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
         return _corrupt(target, error)
     if name.startswith("SQLITE_READONLY"):
         return StoreError(
-            f"Writing needs write permission on {target.label} and its directory, but there is none "
-            f"({_reason(error)}). Give another place by --db or BLOCKTUNE_DB."
+            f"{target.label} or its directory cannot be written to ({_reason(error)}). Get write permission, or "
+            "name another place by --db or BLOCKTUNE_DB."
         )
     if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
-        return StoreError(f"Writing to {target.label} needs free space, but the disk is full. Make room and try again.")
+        return StoreError(f"The disk of {target.label} is full. Make room and try again.")
     return StoreError(
-        f"The database {target.label} must be reachable and in order, but it answers: {_reason(error)}. "
-        "See `tune doctor`, or give another one by --db or BLOCKTUNE_DB."
+        f"The database {target.label} does not work: {_reason(error)}. See `tune doctor`, or give another one by "
+        "--db or BLOCKTUNE_DB."
     )
 
 
 def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
     return StoreCorruptError(
-        f"The store must be a sound SQLite database, but {target.label} is not ({_reason(error)}). "
-        "`tune doctor --recover` saves what can be read; or give another one by --db or BLOCKTUNE_DB."
+        f"{target.label} is not a sound SQLite database ({_reason(error)}). `tune doctor --recover` saves what "
+        "can be read; or give another one by --db or BLOCKTUNE_DB."
     )
 
 

@@ -65,10 +65,12 @@ def window_of(given: Any) -> tuple[int, int]:
         sides = tuple(given)
     except TypeError as error:
         raise WrongTypeError(
-            f"`window_size` is (left, right), but got {given!r:.100}. (-1, -1) means no window."
+            f"`window_size` must be (left, right), but got {given!r:.100}. (-1, -1) means no window."
         ) from error
     if len(sides) != 2:
-        raise UsageError(f"`window_size` is (left, right), but got {len(sides)} numbers. (-1, -1) means no window.")
+        raise UsageError(
+            f"`window_size` must be (left, right), but got {len(sides)} numbers. (-1, -1) means no window."
+        )
     left, right = sides
     return whole_number("window_size", left), whole_number("window_size", right)
 

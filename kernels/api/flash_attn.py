@@ -261,7 +261,7 @@ def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
             )
     if bounds_q.shape != bounds_k.shape or bounds_q.shape[0] < 2:
         raise UsageError(
-            "`cu_seqlens_q` and `cu_seqlens_k` must bound the same sequences, one at least, but got "
-            f"{bounds_q.shape[0]} and {bounds_k.shape[0]} bounds. Give one more than there are sequences."
+            "`cu_seqlens_q` and `cu_seqlens_k` must describe the same number of sequences, at least one, but got "
+            f"{bounds_q.shape[0]} and {bounds_k.shape[0]} entries. Each needs one entry more than there are sequences."
         )
     return int(bounds_q.shape[0]) - 1

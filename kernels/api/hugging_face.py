@@ -58,16 +58,16 @@ def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatch
     trap = next((part for part in TRAPS if part in name), None)
     if trap is not None or not name:
         raise UsageError(
-            f"The name of an attention in transformers has none of {', '.join(TRAPS)} in it, which mean something "
-            f"there, but got {name!r}. Take the default, {DEFAULT_NAME!r}."
+            f"{name!r} cannot name an attention in transformers, where names with {', '.join(TRAPS)} in them have a "
+            f"meaning of their own. Use the default, {DEFAULT_NAME!r}."
         )
     try:
         from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
         from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
         raise ImportError(
-            f"`register_with_transformers` needs transformers 4.53 or newer, but: {error}. "
-            "Install it by `pip install 'blocktune[huggingface]'`."
+            f"`register_with_transformers` needs transformers 4.53 or newer: {error}. Install it with `pip install "
+            "'blocktune[huggingface]'`."
         ) from error
 
     serving = update_wrapper(partial(transformers_attention, dispatcher=dispatcher), transformers_attention)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.appending import append, append_in_one, capacity_of, new_rows, positions_from
+from blocktune.kernels.api.cache.checks import check_cache
 from blocktune.kernels.api.cache.descales import Descale, Descales, as_kernels_take, tensor_of
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
@@ -15,16 +16,14 @@ from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
-    check_fit,
     check_sinks,
-    check_sizes,
     check_slopes,
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
-from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
+from blocktune.kernels.dispatch.plan import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
@@ -118,7 +117,7 @@ def flash_attn_with_kvcache(
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    _check_cache(query, k_pages, v_pages, table, sinks, descales)
+    check_cache(query, k_pages, v_pages, table, sinks, descales)
     if new is not None:
         if descales is not None:
             descales.check_new(new, q)
@@ -193,7 +192,7 @@ def tree_attention(
     rows = CacheRows.of(query, None, None, block_table)
     lengths = _lengths(cache_seqlens, query, rows.capacity(key_cache))
     k_pages, v_pages, table = rows.as_pages(key_cache, value_cache)
-    _check_cache(query, k_pages, v_pages, table)
+    check_cache(query, k_pages, v_pages, table)
     asked = _asked(query, k_pages, lengths, table, scale, causal=False)
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     remember = None
@@ -282,31 +281,3 @@ def _asked(
         "page_size": page_size,
         "lengths": (query.shape[0], query.shape[2], capacity_of(k_cache, table)),
     }
-
-
-def _check_cache(
-    query: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    table: Tensor | None,
-    sinks: Tensor | None = None,
-    descales: Descales | None = None,
-) -> None:
-    """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them.
-
-    Raises:
-        UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.
-    """
-    if needs_gradients(query, k_cache, v_cache, sinks):
-        raise UsageError(
-            "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
-            "or another entry point."
-        )
-    caches = [cache.transpose(1, 2) for cache in (k_cache, v_cache)]
-    if table is not None:
-        caches = [cache[:1].expand(query.shape[0], -1, -1, -1) for cache in caches]
-    if descales is None:
-        check_sizes(query, *caches, names="queries and caches")
-    else:
-        descales.check(query, *caches)
-        check_fit(query, *caches, names="queries and caches")

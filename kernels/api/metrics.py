@@ -163,5 +163,6 @@ def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -
 
 def _missing(package: str, error: ImportError) -> UsageError:
     return UsageError(
-        f"Metrics need `{package}`, but it cannot be imported: {error}. `pip install blocktune[metrics]` brings it."
+        f"Metrics need `{package}`, which cannot be imported: {error}. Install it with `pip install "
+        "blocktune[metrics]`."
     )

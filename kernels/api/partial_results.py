@@ -41,6 +41,6 @@ def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
     if out_b.shape != out_a.shape or tuple(lse_a.shape) != rows or tuple(lse_b.shape) != rows:
         found = ", ".join(str(tuple(tensor.shape)) for tensor in (out_a, lse_a, out_b, lse_b))
         raise UsageError(
-            "Two outputs [..., seqlen, heads, dim] of one size and their log-sum-exps [..., heads, seqlen] can be "
-            f"merged, but got {found}. Give them as flash_attn_func returns them."
+            "Only two outputs [..., seqlen, heads, dim] of one size, with their log-sum-exps [..., heads, seqlen], "
+            f"can be merged, but got {found}. Pass them as flash_attn_func returns them."
         )

@@ -141,7 +141,7 @@ def _require_agreement(answers: list[dict[str, str]]) -> None:
     by_rank = "; ".join(f"rank {rank}: {text.rstrip('.')}" for rank, text in enumerate(told))
     raise UsageError(
         "All ranks must have the same kind of device, kernels, triton, ptxas and strictness to dispatch alike, but "
-        f"they answer {by_rank}. Give all ranks the same GPU and the same versions, or call without synchronising."
+        f"they report {by_rank}. Give all ranks the same GPU and the same versions, or call without synchronising."
     )
 
 

@@ -66,7 +66,10 @@ def varlen_attn(
     elif block_table is not None:
         raise UsageError("`block_table` needs seqused_k, but got none. Give the number of keys of every sequence.")
     if bounds_k is None:
-        raise UsageError("`cu_seq_k` says where keys begin, but got None. Only with block_table it may be left out.")
+        raise UsageError(
+            "`cu_seq_k` is required without block_table, but got None. Pass the offset at which the keys of each "
+            "sequence begin."
+        )
     left, right = window_of(window_size)
     causal = is_causal or right == 0
     asked: dict[str, Any] = {
@@ -106,7 +109,10 @@ def _used(key: Tensor, value: Tensor, begins: Tensor | None, bounds: Tensor) -> 
         UsageError: nothing says where.
     """
     if begins is None:
-        raise UsageError("`seqused_k` without block_table needs cu_seq_k, but got None. Give where sequences begin.")
+        raise UsageError(
+            "`seqused_k` needs cu_seq_k or block_table, but got neither. Pass the offset at which the keys of each "
+            "sequence begin."
+        )
     tokens = Tokens.of(bounds, key.shape[0])
     rows = (begins.long()[tokens.sequence] + tokens.place).clamp(max=max(key.shape[0] - 1, 0))
     return key[rows], value[rows]

@@ -41,9 +41,8 @@ def check_extras(features: Features, extras: Extras) -> None:
         or (extras.cu_seqlens_k is not None) is not varlen
     ):
         raise UsageError(
-            "The extras hold the tensors of the shape's features and no others, but for "
-            f"{features.label!r} that is not so of {', '.join(_misplaced(features, extras))}. Give what the shape asks "
-            "for."
+            f"The extras must be the tensors of the shape's features and no others, but for {features.label!r} these "
+            f"are missing or superfluous: {', '.join(_misplaced(features, extras))}. Pass what the features need."
         )
     if features.softcap and not extras.softcap > 0:
         raise UsageError(f"`softcap > 0` must hold, but got softcap={extras.softcap}. Leave the feature out for none.")

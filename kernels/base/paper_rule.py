@@ -3,7 +3,7 @@
 Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness" (arXiv 2205.14135),
 Algorithm 1, line 1: with on-chip memory of M elements and head dimension d,
 
-    Bc = ceil(M / 4d)  keys a tile        Br = min(ceil(M / 4d), d)  queries a tile
+    Bc = ceil(M / 4d)  keys per tile        Br = min(ceil(M / 4d), d)  queries per tile
 
 so that the tiles of Q, K, V and O fill the memory together.
 """

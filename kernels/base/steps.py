@@ -1,4 +1,4 @@
-"""Launches of several kernels: each goes the long way once and the short way from then on, with one workspace for all.
+"""Launches of several kernels: each takes the slow path once and the short one later, with one workspace for all.
 
 A backward starts three kernels, and `kernel[grid](...)` looks at the 20 to 40 arguments of each: most of what a
 training step costs on the host. What those look-ups find is the same for all tensors of one kind, so a launch is
@@ -189,7 +189,7 @@ class Launcher:
         self.prepared(*arguments, pins=False)(*arguments)
 
     def pinned(self, *arguments: Any) -> Launch:
-        """Launch twice, the long way and the short one, and return the shortest launcher for arguments like these.
+        """Launch by the slow path and by the short one, and return the shortest launcher for arguments like these.
 
         Raises:
             Exception: whatever Triton raises when a kernel cannot be compiled or launched.

@@ -143,7 +143,7 @@ class Served:
     def _gradients_of(
         self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of query, key and value the long way, which is recorded if it can be repeated."""
+        """Return the gradients of query, key and value by the slow path, which is recorded if it can be repeated."""
         plan, lse, tensors = self.backward, saved[4], saved[5:]
         assert plan is not None  # or autograd would not have recorded the call
         extras = self.extras_of(tensors, *of_call).with_grad_lse(grad_lse)
@@ -292,6 +292,6 @@ class FinalGradients(torch.autograd.Function):  # type: ignore[misc]
         """
         del ctx, grads
         raise UsageError(
-            "Attention can be differentiated once, but a gradient of its gradients is requested. Take "
+            "Attention is differentiable once, but a second derivative is requested. Use "
             "torch.nn.functional.scaled_dot_product_attention with SDPBackend.MATH for second derivatives."
         )

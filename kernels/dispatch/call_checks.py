@@ -44,7 +44,7 @@ def check_dimensions(layout: str, **tensors: Tensor) -> None:
     count = layout.count(",") + 1
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise WrongTypeError(f"`{name}` must be a tensor, but got {type(tensor).__name__}. Make one of it.")
+            raise WrongTypeError(f"`{name}` must be a tensor, but got {type(tensor).__name__}. Convert it.")
         if tensor.dim() != count:
             error = TooFewDimensionsError if tensor.dim() < count else UsageError
             raise error(f"`{name}` must be {layout}, but got {tuple(tensor.shape)}. Reshape it to {count} dimensions.")
@@ -188,8 +188,8 @@ def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> Non
     steps = [after - before for before, after in pairwise(values)]
     if values[0] != 0 or min(steps, default=0) < 0:
         raise UsageError(
-            f"`cu_seqlens_{letter}` must begin with 0 and ascend, but got {_some(values)}. Give the sums of the "
-            "lengths before each sequence, and of all."
+            f"`cu_seqlens_{letter}` must begin with 0 and ascend, but got {_some(values)}. Pass the cumulative sums "
+            "of the lengths."
         )
     if values[-1] > tokens:
         raise UsageError(
@@ -224,3 +224,21 @@ def _check_lengths(lengths: Tensor, capacity: int) -> None:
 
 def _some(values: list[int]) -> str:
     return str(values) if len(values) <= 8 else f"{[*values[:8]]}..."
+
+
+def check_capture(call: Call) -> None:
+    """Check that a CUDA graph can capture the mathematics that stand in for the call.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if call.features.dropout:
+        raise UsageError(
+            "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
+            f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
+        )
+    if call.features.varlen:
+        raise UsageError(
+            "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
+            f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
+        )

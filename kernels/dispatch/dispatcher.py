@@ -138,7 +138,8 @@ class Dispatcher(Engine):
                 return self._resolver.explain(query, named)
         if key is None or value is None:
             raise UsageError(
-                "`explain` takes an AttentionShape, or the query, key and value of a call; key or value is missing."
+                "`explain` takes an AttentionShape, or the query, key and value of a call, but key or value is "
+                "missing. Pass all three."
             )
         given = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         obstacle = type_obstacle(given)
@@ -237,7 +238,9 @@ def _require_callable(shape: AttentionShape) -> None:
             f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
         )
     if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
-        raise UsageError(f"`attention` is causal from the upper left, but got {shape.label}. Warm up another shape.")
+        raise UsageError(
+            f"`attention` aligns the causal mask to the upper left, but got {shape.label}. Warm up another shape."
+        )
 
 
 def _require_gpu() -> None:
@@ -274,7 +277,8 @@ def _example_options(shape: AttentionShape) -> dict[str, Any]:
     features = shape.features
     if features.names - {MaskKind.BOOLEAN, MaskKind.ADDITIVE, "dropout"}:
         raise UsageError(
-            f"`attention` has masks and dropout, but got {features.label!r}. Call the entry point of such calls once."
+            f"`attention` serves masks and dropout alone, but got {features.label!r}. Call the entry point that "
+            "serves these features once instead."
         )
     options: dict[str, Any] = {"is_causal": shape.causal is not Causal.NONE, "enable_gqa": shape.group_size > 1}
     if features.mask is not MaskKind.NONE:

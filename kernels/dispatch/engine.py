@@ -5,8 +5,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.call_checks import check_values
+from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import registered
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
@@ -23,21 +22,21 @@ from blocktune.kernels.dispatch.plan import (
     autocasted,
     call_obstacle,
     empty_output,
+    in_order_of,
     is_capturing,
     is_short_cache,
+    laid_out,
     needs_gradients,
-    strides_like,
 )
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import with_positive_scale
-from blocktune.kernels.dispatch.torch_math import is_pytorchs, mathematics
+from blocktune.kernels.dispatch.torch_math import gradients_of_mathematics, is_pytorchs, mathematics
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.background import MAX_SECONDS
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
 
 Remember = Callable[[Ways, Served], None]
@@ -173,10 +172,10 @@ class Engine:
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
         if lse or not is_pytorchs(query, key, call):
             if is_capturing(query):
-                self._check_capture(query, key, value, call)
+                check_capture(call)
             call = drawn(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
-        return _in_order_of(query, out), sums
+        return in_order_of(query, out), sums
 
     def serve(
         self,
@@ -275,7 +274,7 @@ class Engine:
                 remember(resolver.ways, Served(call, plan, None, lse=sums))
             return plan.forward(query, key, value, call.scale, call.extras)
         out, lse_of_rows = mathematics(query, key, value, call, lse=lse or call.features.dropout)
-        return _laid_out(out, empty_output(query, value.shape[-1])), lse_of_rows
+        return laid_out(out, empty_output(query, value.shape[-1])), lse_of_rows
 
     def backward(
         self,
@@ -298,14 +297,7 @@ class Engine:
                 remember(resolver.ways, Served(call, *plans, lse=True))
             extras = call.extras.with_grad_lse(grad_lse)
             return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
-        leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
-        with torch.enable_grad(), autograd_within_an_op():
-            wants_lse = call.features.dropout or grad_lse is not None
-            again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
-            outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
-            found = torch.autograd.grad(outputs, leaves, grads)
-        dq, dk, dv = (_laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
-        return dq, dk, dv
+        return gradients_of_mathematics(query, key, value, call, grad, grad_lse)
 
     def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -318,23 +310,6 @@ class Engine:
         if isinstance(forward, KernelPlan) and isinstance(backward, KernelPlan):
             return forward, backward
         return None
-
-    def _check_capture(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
-        """Check that no CUDA graph is captured.
-
-        Raises:
-            UsageError: the mathematics that stand in for the call cannot be captured.
-        """
-        if call.features.dropout:
-            raise UsageError(
-                "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
-                f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
-            )
-        if call.features.varlen:
-            raise UsageError(
-                "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
-                f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
-            )
 
     def _miss_lock(self) -> threading.RLock:
         """Return the lock that only misses take. A forked child may have inherited it locked by a thread that it does
@@ -353,33 +328,3 @@ def _may_repeat(query: Tensor, call: Call) -> bool:
     """Return whether further calls of this kind go the same way: on the CPU each has its lengths looked at, and what a
     CUDA graph captures may come from earlier plans."""
     return (call.lengths is None or query.device.type != "cpu") and not is_capturing(query)
-
-
-@contextmanager
-def autograd_within_an_op() -> Iterator[None]:
-    """Let autograd record here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
-    autograd then."""
-    keys = [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
-    excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
-    try:
-        for key in keys:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-        yield
-    finally:
-        for key, before in zip(keys, excluded, strict=True):
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, before)
-
-
-def _in_order_of(query: Tensor, out: Tensor) -> Tensor:
-    """Return the output with the dimension order of the query, without writing to memory: a transform may be
-    watching."""
-    strides = strides_like(query.stride(), out.shape)
-    if out.stride() == strides:
-        return out
-    order = sorted(range(out.dim()), key=strides.__getitem__, reverse=True)
-    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.dim())])
-
-
-def _laid_out(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the tensor with the strides of `like`."""
-    return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

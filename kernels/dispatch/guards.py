@@ -82,5 +82,5 @@ def _guards() -> Callable[..., Guard] | None:
             return make
         logger.info("PyTorch's guards answer otherwise than expected; plans are looked up by key.")
     except Exception as error:  # whatever another version of PyTorch says to such a call
-        logger.info("PyTorch's guards are not to be had (%s); plans are looked up by key.", error)
+        logger.info("PyTorch's guards are not available (%s); plans are looked up by key.", error)
     return None

@@ -208,3 +208,18 @@ def on_its_device(launch: Launch, index: int) -> Launch:
                 launch(*arguments)
 
     return guarded
+
+
+def in_order_of(query: Tensor, out: Tensor) -> Tensor:
+    """Return the output with the dimension order of the query, without writing to memory: a transform may be
+    watching."""
+    strides = strides_like(query.stride(), out.shape)
+    if out.stride() == strides:
+        return out
+    order = sorted(range(out.dim()), key=strides.__getitem__, reverse=True)
+    return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.dim())])
+
+
+def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return the tensor with the strides of `like`."""
+    return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

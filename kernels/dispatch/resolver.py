@@ -275,8 +275,8 @@ class Resolver:
         if explanation.rung is Rung.SDPA:
             return explanation
         raise UsageError(
-            f"A call must have run once before a CUDA graph captures it, since no kernel can be loaded meanwhile, but "
-            f"{shape.label} is new. Call it before, or `attention.warmup([shape])`."
+            "A CUDA graph cannot capture the first call of a shape, since no kernel can be loaded during the capture, "
+            f"but {shape.label} is new. Call it before, or `attention.warmup([shape])`."
         )
 
 

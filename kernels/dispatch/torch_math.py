@@ -1,12 +1,13 @@
 """What computes a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by autograd."""
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, is_short_cache
+from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, is_short_cache, laid_out
 from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
@@ -165,3 +166,33 @@ def _in_tree(tree: Tensor, keys: Tensor, lengths: Tensor, seqlen_q: int) -> Tens
     inside = drafts.clamp(0, seqlen_q - 1).expand(-1, seqlen_q, -1)
     words = tree.long().gather(2, inside // WORD_BITS)
     return (drafts < 0) | ((words >> inside % WORD_BITS & 1) != 0)
+
+
+def gradients_of_mathematics(
+    query: Tensor, key: Tensor, value: Tensor, call: Call, grad: Tensor, grad_lse: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of `mathematics` by autograd, with the strides of `torch.empty_like`. grad_lse: the gradient
+    of the log-sum-exp, None for 0."""
+    leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
+    with torch.enable_grad(), autograd_within_an_op():
+        wants_lse = call.features.dropout or grad_lse is not None
+        again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
+        outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
+        found = torch.autograd.grad(outputs, leaves, grads)
+    dq, dk, dv = (laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
+    return dq, dk, dv
+
+
+@contextmanager
+def autograd_within_an_op() -> Iterator[None]:
+    """Let autograd record here, even where a dispatch mode (a profiler, a checker) has called the op: it runs below
+    autograd then."""
+    keys = [torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.ADInplaceOrView]
+    excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
+    try:
+        for key in keys:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
+        yield
+    finally:
+        for key, before in zip(keys, excluded, strict=True):
+            torch._C._dispatch_tls_set_dispatch_key_excluded(key, before)

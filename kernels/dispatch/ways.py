@@ -2,7 +2,7 @@
 
 An entry point checks arguments, makes views and builds a `Call`, whose plans are looked up by a long key: 30 to 80 us
 of Python. All of it follows from the options and from type, sizes, strides, data type and device of the tensors, which
-PyTorch's guards compare in one call. So the first call of a kind goes the long way and leaves what it found here; the
+PyTorch's guards compare in one call. So the first call of a kind takes the slow path and leaves what it found here; the
 next ones find it in about 2 us, or in 5 where no guard lets them pass: many kinds take turns, memory is not aligned, or
 a tensor is in two places. Whatever else decides about a call is looked at in every call (`is_watched`), or is a state
 that guards and keys know of.

@@ -39,7 +39,9 @@ def require_unchanged(values: Mapping[str, Any], checksum: object) -> None:
         UsageError: they are not.
     """
     if checksum is not None and checksum_of(values) != checksum:
-        raise UsageError(f"A row must be as it was written, but its checksum {checksum!r:.40} says that it is not.")
+        raise UsageError(
+            f"The row was changed after it was written: its content does not match its checksum {checksum!r:.40}."
+        )
 
 
 def _plain(value: Any) -> Any:

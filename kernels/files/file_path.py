@@ -13,7 +13,7 @@ def file_path(path: str | os.PathLike[str]) -> Path:
         UsageError: it is no path, or it is in a home directory that is not known.
     """
     if not isinstance(path, (str, os.PathLike)) or isinstance(os.fspath(path), bytes) or not os.fspath(path):
-        raise UsageError(f"A path is text or a pathlib.Path, but got {path!r:.100}. Name a file.")
+        raise UsageError(f"A path must be text or a pathlib.Path, but got {path!r:.100}. Name a file.")
     try:
         named, expanded = Path(path), Path(path).expanduser()
     except RuntimeError as error:

@@ -126,7 +126,7 @@ class _Reader:
                 self._skip_blanks()
                 return value
         raise ValueError(
-            f"what begins at character {self._at} is no value, or one of more than {characters} characters"
+            f"the text at character {self._at} is no value, or is one of more than {characters} characters"
         )
 
     def _take(self, sign: str) -> None:

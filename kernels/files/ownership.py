@@ -27,8 +27,8 @@ def require_trusted(path: Path) -> None:
     reasons = () if is_owner_believed() else tuple(doubts(path))
     if reasons:
         raise StoreError(
-            f"What production reads must be writable by you or root alone, but {'; '.join(reasons)}. Change owner or "
-            f"mode (chown, chmod o-w), or say {VARIABLE}=1 to believe it."
+            f"What production reads must be writable by you or root alone, but {'; '.join(reasons)}. Change the owner "
+            f"or mode (chown, chmod o-w), or set {VARIABLE}=1 to trust it."
         )
 
 

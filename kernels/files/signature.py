@@ -88,8 +88,8 @@ def _loaders(*names: str) -> list[Callable[..., Any]]:
         from cryptography.hazmat.primitives import serialization
     except ImportError as error:
         raise UsageError(
-            f"Signatures need the package `cryptography`, but it cannot be imported: {error}. "
-            "`pip install blocktune[sign]` brings it."
+            f"Signatures need the package `cryptography`, which cannot be imported: {error}. Install it with `pip "
+            "install blocktune[sign]`."
         ) from error
     return [getattr(serialization, name) for name in names]
 
@@ -115,8 +115,8 @@ def _key_file(key: str | Path) -> bytes:
         with file_path(key).open("rb") as file:
             return file.read(_MAX_KEY_BYTES)
     except OSError as error:
-        raise UsageError(f"A key is a file that can be read, but {key} cannot be: {error.strerror}.") from error
+        raise UsageError(f"The key file {key} cannot be read: {error.strerror}. Name another file.") from error
 
 
 def _no_key(key: str | Path, wanted: str) -> UsageError:
-    return UsageError(f"The file of a key must hold {wanted}, but {key} does not. Make one: ssh-keygen -t ed25519")
+    return UsageError(f"{key} does not hold {wanted}. Make a key: ssh-keygen -t ed25519")

@@ -120,8 +120,8 @@ def entry_named(name: str) -> CatalogueEntry:
     entry = _by_any_name().get(_squashed(name))
     if entry is None:
         raise UnknownDeviceError(
-            f"A device must be in the catalogue, but got {name!r}. {_nearest(name)} `tune devices` lists all of them; "
-            f"a new one is a line in {Path(__file__).with_name(CATALOGUE_FILE)}."
+            f"No such device: {name!r}. {_nearest(name)} `tune devices` lists all of them; a new one is a line in "
+            f"{Path(__file__).with_name(CATALOGUE_FILE)}."
         )
     return entry
 

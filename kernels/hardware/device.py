@@ -74,18 +74,18 @@ class DeviceSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= 256:
-            raise UsageError(f"A device has a name of up to 256 signs, but got {self.name!r}.")
+            raise UsageError(f"The name of a device must have 1 to 256 characters, but got {self.name!r}.")
         if type(self.num_sms) is not int or not 0 < self.num_sms <= 4096:
-            raise UsageError(f"A device has 1 to 4096 SMs, but got num_sms={self.num_sms!r} for {self.name!r}.")
+            raise UsageError(f"`1 <= num_sms <= 4096` must hold, but got num_sms={self.num_sms!r} for {self.name!r}.")
         for names, types in ((_WHOLE_NUMBERS, (int,)), (_RATES, (int, float))):
             for name in names:
                 value = getattr(self, name)
                 if value is not None and (type(value) not in types or not 0 < value < _HIGHEST):
                     raise UsageError(f"`{name}` must be positive or unknown, but got {value!r} for {self.name!r}.")
         if self.source not in _SOURCES:
-            raise UsageError(f"The source of a device is one of {', '.join(_SOURCES)}, but got {self.source!r}.")
+            raise UsageError(f"The source of a device must be one of {', '.join(_SOURCES)}, but got {self.source!r}.")
         if self.uuid is not None and (not isinstance(self.uuid, str) or len(self.uuid) > 64):
-            raise UsageError(f"The UUID of a device is a short text or unknown, but got {self.uuid!r}.")
+            raise UsageError(f"The UUID of a device must be a short text or None, but got {self.uuid!r}.")
 
     @property
     def key(self) -> str:
@@ -108,19 +108,19 @@ class DeviceSpec:
             UsageError: a field is unknown, missing or out of range.
         """
         if not isinstance(data, dict) or not isinstance(data.get("cc"), str):
-            raise UsageError(f"A device is an object with a compute capability `cc`, but got {data!r}.")
+            raise UsageError(f"A device must be an object with a compute capability `cc`, but got {data!r}.")
         plain = {name: value for name, value in data.items() if name not in ("cc", "limits")}
         limits = _with_overlay(limits_for(parse_cc(data["cc"])), data.get("limits", {}))
         try:
             return cls(limits=limits, **plain)
         except TypeError as error:
-            raise UsageError(f"A device has the fields of `to_json`, but {error}.") from None
+            raise UsageError(f"A device must have the fields of `to_json`: {error}.") from None
 
 
 def _with_overlay(limits: ComputeLimits, overlay: dict[str, Any]) -> ComputeLimits:
     """Return the limits with some numbers replaced, after checking that they are numbers of limits."""
     if not isinstance(overlay, dict):
-        raise UsageError(f"`limits` is an object of limits that differ from the table, but got {overlay!r}.")
+        raise UsageError(f"`limits` must be an object of limits that differ from the table, but got {overlay!r}.")
     for name, value in overlay.items():
         if name not in _LIVE_LIMITS or type(value) is not int or not 0 <= value < _HIGHEST:
             raise UsageError(f"`limits` may replace {', '.join(_LIVE_LIMITS)} by integers, but got {name}={value!r}.")

@@ -179,5 +179,5 @@ def parse_cc(text: str) -> tuple[int, int]:
     """
     match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", text.strip().lower())
     if match is None:
-        raise UsageError(f"A compute capability is written as 9.0, 90 or sm_90, but got {text!r}.")
+        raise UsageError(f"A compute capability must be written as 9.0, 90 or sm_90, but got {text!r}.")
     return int(match[1]), int(match[2])

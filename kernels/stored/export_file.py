@@ -84,7 +84,7 @@ def _text(path: Path) -> str:
         with open(path, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
             if not stat.S_ISREG(state.st_mode):
-                raise _no_file(path, "no file")
+                raise _no_file(path, "not a file")
             if not state.st_size:  # the operating system's own files, which may block or never end, have no size
                 raise _no_file(path, "empty")
             require_trusted(path)
@@ -97,8 +97,8 @@ def _text(path: Path) -> str:
         ) from error
     if len(content) > MAX_SERVED_BYTES:
         raise StoreError(
-            f"A results file in production has up to {MAX_SERVED_BYTES >> 20} MiB, but {path} has more. Write a "
-            "smaller one with `tune freeze`: about 500 bytes a winner, without trials."
+            f"{path} is too large: production reads results files of up to {MAX_SERVED_BYTES >> 20} MiB. Write a "
+            "smaller one with `tune freeze`: about 500 bytes per winner, without trials."
         )
     try:
         return content.decode("utf-8")
@@ -114,22 +114,20 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 def _no_file(path: Path, state: str) -> StoreError:
-    return StoreError(
-        f"The results file is a file, but {path} is {state}. Write it with `tune freeze` or `tune export`."
-    )
+    return StoreError(f"The results file {path} is {state}. Write it with `tune freeze` or `tune export`.")
 
 
 def _parsed(name: str, text: str) -> Any:
     try:
         return loads_in_pieces(text)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"A results file holds JSON, but {name} does not: {error}. Export it again.") from error
+        raise StoreError(f"{name} is not JSON, as results files are: {error}. Export it again.") from error
 
 
 def _rows(name: str, document: Any) -> list[dict[str, Any]]:
     if not isinstance(document, dict) or (document.get("format"), document.get("schema")) != RESULTS_FORMAT:
         raise StoreError(
-            f"Exported results have format and schema {RESULTS_FORMAT}, but {name} has not. Export it again."
+            f"{name} is not a file of exported results, which have format and schema {RESULTS_FORMAT}. Export it again."
         )
     _require_unbroken_seal(name, document)
     try:
@@ -181,8 +179,8 @@ def _require_export(name: str, document: Mapping[str, Any]) -> None:
     bests = document.get("bests")
     if isinstance(bests, list) and any(isinstance(best, dict) and EXPORTED_ONLY not in best for best in bests):
         raise StoreError(
-            f"A frozen file carries the hash of its content, but {name} has none, nor what an export says of its "
-            f"winners (`{EXPORTED_ONLY}`). Freeze it again."
+            f"{name} is not a frozen file: it has neither the hash of its content nor the `{EXPORTED_ONLY}` of an "
+            "export. Freeze it again."
         )
 
 
@@ -196,6 +194,5 @@ def _require_unbroken_seal(name: str, document: Mapping[str, Any]) -> None:
         unbroken = False  # NaN, say, which no frozen file holds
     if not unbroken:
         raise StoreError(
-            f"A frozen file carries the hash of its content, but {name} was changed after it was frozen. "
-            "Freeze it again."
+            f"{name} was changed after it was frozen: its content does not match its hash. Freeze it again."
         )

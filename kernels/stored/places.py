@@ -40,7 +40,7 @@ def store_file(place: str) -> Path:
         return file_path(place)
     host, _, name = rest.partition("/")
     if "?" in rest:
-        raise UsageError(f"An SQLite URL must have no options, but got {rest[rest.index('?') :]!r:.80}. Give a path.")
+        raise UsageError(f"An SQLite URL cannot have options, but got {rest[rest.index('?') :]!r:.80}. Give a path.")
     if host or not name:
-        raise UsageError(f"The store must be a file, but `{place:.80}` names none. Write sqlite:////absolute/path.db.")
+        raise UsageError(f"`{place:.80}` names no file, and a store is one. Write sqlite:////absolute/path.db.")
     return file_path(unquote(name))

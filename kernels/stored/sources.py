@@ -43,8 +43,8 @@ class ConfigSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SqliteConfigs:
-    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
+class _File:
+    """A source in a file.
 
     Raises:
         UsageError: the path is invalid.
@@ -56,13 +56,22 @@ class SqliteConfigs:
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
 
+
+class SqliteConfigs(_File):
+    """The bests of a SQLite store, read-only and without SQLAlchemy. None is the user's own store.
+
+    Raises:
+        UsageError: the path is invalid.
+    """
+
+    __slots__ = ()
+
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         path = user_store_path() if self.path is None else Path(self.path)
         return usable_rows(SqliteRows(path).read(device), device, where=str(path))
 
 
-@dataclass(frozen=True, slots=True)
-class JsonConfigs:
+class JsonConfigs(_File):
     """The bests of a results file, as `tune freeze` and `tune export` write it. None is those that ship with the
     package.
 
@@ -70,11 +79,7 @@ class JsonConfigs:
         UsageError: the path is invalid.
     """
 
-    path: str | Path | None = None
-    reads_files: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", None if self.path is None else file_path(self.path))
+    __slots__ = ()
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         named = shipped_rows() if self.path is None else [(str(self.path), rows_in_file(self.path))]
@@ -104,7 +109,9 @@ class LayeredConfigs:
 
     def __post_init__(self) -> None:
         if not isinstance(self.layers, tuple):
-            raise UsageError(f"`layers` is a tuple of sources, but got {self.layers!r:.100}. Put them into a tuple.")
+            raise UsageError(
+                f"`layers` must be a tuple of sources, but got {self.layers!r:.100}. Put them into a tuple."
+            )
         for layer in self.layers:
             require_source(layer)
 
@@ -123,8 +130,8 @@ def require_source(source: object) -> None:
     """
     if isinstance(source, type) or not callable(getattr(source, "configs", None)):
         raise UsageError(
-            f"A source of configs has a method `configs(device)`, but got {source!r:.100}. "
-            'Name a file by JsonConfigs("h200.json") or SqliteConfigs("blocktune.db").'
+            f"A source of configs needs a method `configs(device)`, but got {source!r:.100}. Name a file by "
+            'JsonConfigs("h200.json") or SqliteConfigs("blocktune.db").'
         )
 
 
@@ -179,8 +186,8 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
     if path is None or not str(path).endswith(SUFFIX):
         named = "the shipped results" if isinstance(layer, JsonConfigs) else path or type(layer).__name__
         raise StoreError(
-            f"A strict dispatcher takes results files signed by the owner of {key} alone, but {named} is none. Name a "
-            f"signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
+            f"A strict dispatcher uses results files signed by the owner of {key} alone, and {named} is not one. Name "
+            f"a signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
         )
     return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 
@@ -249,13 +256,13 @@ def _kernel(config: KernelConfig) -> Any:
 def _document(value: Any) -> dict[str, Any]:
     document = json.loads(value) if isinstance(value, str) else value
     if not isinstance(document, dict):
-        raise UsageError(f"A shape or config is a JSON object, but got {document!r:.100}.")
+        raise UsageError(f"A shape or config must be a JSON object, but got {document!r:.100}.")
     return document
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise UsageError(f"The device, kernel and software of a row are texts, but got {value!r:.100}.")
+        raise UsageError(f"The device, kernel and software of a row must be texts, but got {value!r:.100}.")
     return value
 
 

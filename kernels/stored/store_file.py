@@ -73,7 +73,7 @@ def user_store_path() -> Path:
     place = user_place()
     if place.name.endswith(SUFFIX):
         raise StoreError(
-            f"A store is a SQLite file, but BLOCKTUNE_DB names the results file {place}. Give a store's path."
+            f"BLOCKTUNE_DB names the results file {place}, but a store is a SQLite file. Give the path of a store."
         )
     return place
 
@@ -87,9 +87,9 @@ def user_place() -> Path:
     named = os.environ.get("BLOCKTUNE_DB", "")
     if is_server(named):
         raise StoreError(
-            f"The dispatcher reads SQLite files only, and results files, but BLOCKTUNE_DB is a "
-            f"{named.partition('://')[0]!r:.40} URL. Freeze its results with `tune freeze` and name that file, or pass "
-            "a source of your own to `Dispatcher`."
+            f"The dispatcher cannot read the {named.partition('://')[0]!r:.40} URL in BLOCKTUNE_DB: it reads SQLite "
+            "files and results files. Freeze its results with `tune freeze` and name that file, or pass a source of "
+            "your own to `Dispatcher`."
         )
     try:
         return store_file(named) if named else default_store_path()
@@ -118,8 +118,8 @@ class SqliteRows:
             rows, changed = unchanged_rows(self._read_in_time(Selection(self.view, device, values)))
         except OSError as error:  # a directory that may not be searched, a name that is too long
             raise StoreError(
-                f"The store must be readable, but {self.path} is not ({error.strerror}). "
-                "Give yourself read permission, or name another one by BLOCKTUNE_DB."
+                f"The store {self.path} cannot be read: {error.strerror}. Give yourself read permission, or name "
+                "another one by BLOCKTUNE_DB."
             ) from error
         except sqlite3.Error as error:
             raise _explained(error, self.path) from error
@@ -141,17 +141,16 @@ class SqliteRows:
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._missing("missing") from error
         if not stat.S_ISREG(state.st_mode):
-            raise self._missing("none")
+            raise self._missing("not a file")
         if not state.st_size:
             raise ForeignStoreError(
-                f"The store must be a database of blocktune, but {self.path} is empty. "
-                "Give another one by BLOCKTUNE_DB; `tune run` fills it."
+                f"{self.path} is empty, and not a database of blocktune. Give another one by BLOCKTUNE_DB; `tune run` "
+                "fills it."
             )
 
     def _missing(self, state: str) -> StoreError:
         return StoreError(
-            f"The store is a file, but {self.path} is {state}. "
-            "`tune run` creates it; until then untuned configs are used."
+            f"The store {self.path} is {state}. `tune run` creates it; until then untuned configs are used."
         )
 
     def _read_in_time(self, selection: Selection) -> list[Row]:
@@ -234,30 +233,26 @@ def _explained(error: sqlite3.Error, path: Path) -> StoreError:
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return StoreLockedError(
-            f"The store must answer within {READ_SECONDS:g} s, but another process holds the lock of {path}. "
-            "Configs it holds are not used until `Dispatcher.reload()`."
+            f"Another process has held the lock of {path} for more than {READ_SECONDS:g} s. The configs in it are not "
+            "used until `Dispatcher.reload()`."
         )
     if name.startswith("SQLITE_INTERRUPT"):
         return StoreLockedError(
-            f"The store must be read within {READ_SECONDS:g} s, but {path} took longer. "
-            "Put it on a local disk, or call `Dispatcher.reload()`."
+            f"Reading {path} took more than {READ_SECONDS:g} s. Put it on a local disk, or call `Dispatcher.reload()`."
         )
     if name.startswith("SQLITE_TOOBIG"):
         return StoreCorruptError(
-            f"No value of a store is larger than {_LIMITS[sqlite3.SQLITE_LIMIT_LENGTH] >> 20} MiB, but {path} makes or "
-            "holds one. See `tune doctor`."
+            f"{path} makes or holds a value larger than {_LIMITS[sqlite3.SQLITE_LIMIT_LENGTH] >> 20} MiB, which no "
+            "store does. See `tune doctor`."
         )
     if name.startswith(("SQLITE_NOTADB", "SQLITE_CORRUPT")):
         return _corrupt(error, path)
     if name == "SQLITE_ERROR":
         return ForeignStoreError(
-            f"The store must be a database of blocktune, but {path} is not ({error}). "
-            "Give another one by BLOCKTUNE_DB; `tune run` fills it."
+            f"{path} is not a database of blocktune ({error}). Give another one by BLOCKTUNE_DB; `tune run` fills it."
         )
-    return StoreError(f"The store must be readable, but {path} is not ({name}: {error}). See `tune doctor`.")
+    return StoreError(f"The store {path} cannot be read ({name}: {error}). See `tune doctor`.")
 
 
 def _corrupt(error: Exception, path: Path) -> StoreCorruptError:
-    return StoreCorruptError(
-        f"A SQLite database is required, but {path} is damaged or none ({error}). See `tune doctor`."
-    )
+    return StoreCorruptError(f"{path} is damaged or is not a SQLite database ({error}). See `tune doctor`.")

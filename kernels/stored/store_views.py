@@ -78,8 +78,8 @@ def columns_of(connection: sqlite3.Connection, view: StoreView, where: str) -> t
     columns = view.columns.get(digest_of(definitions[0])) if len(definitions) == 1 else None
     if columns is None or tables != len(view.tables):
         raise ForeignStoreError(
-            f"The store must be a database of blocktune, but the view `{view.name}` of {where} is not the one that "
-            "blocktune makes. Give another store by BLOCKTUNE_DB, or open this one with the commands that keep it."
+            f"The view `{view.name}` of {where} is not the one that blocktune makes. Give another store by "
+            "BLOCKTUNE_DB, or look at this one with `tune doctor`."
         )
     return columns
 

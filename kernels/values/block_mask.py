@@ -69,11 +69,13 @@ class BlockMask:
         _check_blocks(self.block_q, self.block_k)
         if not isinstance(self.mask, Tensor) or self.mask.dtype is not torch.bool:
             got = self.mask.dtype if isinstance(self.mask, Tensor) else type(self.mask).__name__
-            raise UsageError(f"`mask` of a BlockMask is a boolean tensor, but got {got}. Convert it with `mask != 0`.")
+            raise UsageError(
+                f"`mask` of a BlockMask must be a boolean tensor, but got {got}. Convert it with `mask != 0`."
+            )
         if self.mask.dim() != 4 or 0 in self.mask.shape:
             raise UsageError(
-                "`mask` of a BlockMask is [batch or 1, heads or 1, query blocks, key blocks], none of them 0, but got "
-                f"{tuple(self.mask.shape)}. Take `BlockMask.from_dense` for a mask of single pairs."
+                "`mask` of a BlockMask must be [batch or 1, heads or 1, query blocks, key blocks], none of them 0, "
+                f"but got {tuple(self.mask.shape)}. Use `BlockMask.from_dense` for a mask of single pairs."
             )
 
     @classmethod
@@ -90,7 +92,7 @@ class BlockMask:
         _check_blocks(block_q, block_k)
         if mask.dtype is not torch.bool or not 2 <= mask.dim() <= 4 or 0 in mask.shape:
             raise UsageError(
-                "`mask` is boolean and [seqlen_q, seqlen_k], with heads, or batch and heads, in front, but got "
+                "`mask` must be boolean and [seqlen_q, seqlen_k], with heads, or batch and heads, in front, but got "
                 f"{mask.dtype} {tuple(mask.shape)}."
             )
         dense = mask.reshape((1,) * (4 - mask.dim()) + tuple(mask.shape))
@@ -129,7 +131,7 @@ class BlockMask:
         active = predicate(rows, columns)
         if not isinstance(active, Tensor) or active.dtype is not torch.bool or active.dim() > 4:
             got = f"{active.dtype} {tuple(active.shape)}" if isinstance(active, Tensor) else type(active).__name__
-            raise UsageError(f"The predicate returns a boolean tensor of at most four dimensions, but got {got}.")
+            raise UsageError(f"The predicate must return a boolean tensor of at most four dimensions, but got {got}.")
         sizes = (1,) * (4 - active.dim()) + tuple(active.shape)
         return cls(block_q, block_k, active.reshape(sizes).expand(*sizes[:2], len(rows), columns.shape[1]).contiguous())
 
@@ -169,13 +171,14 @@ class BlockMask:
         if tuple(blocks) != wanted:
             raise UsageError(
                 f"A BlockMask of {self.block_q}x{self.block_k} blocks for (seqlen_q={shape.seqlen_q}, "
-                f"seqlen_k={shape.seqlen_k}) has {wanted} blocks, but got {tuple(blocks)}. Make it for these lengths."
+                f"seqlen_k={shape.seqlen_k}) must have {wanted} blocks, but got {tuple(blocks)}. Make it for these "
+                "lengths."
             )
         if batch not in (1, shape.batch) or heads not in (1, shape.num_heads):
             raise UsageError(
-                "A BlockMask has a batch of 1 or the tensors' and 1 head or all query heads, but got "
-                f"(batch={batch}, heads={heads}) for (batch={shape.batch}, num_heads={shape.num_heads}). "
-                "Give 1 for a dimension that shares the mask."
+                "A BlockMask must have the batch of the tensors or 1, and all query heads or 1, but got "
+                f"(batch={batch}, heads={heads}) for (batch={shape.batch}, num_heads={shape.num_heads}). Give 1 for a "
+                "dimension that shares the mask."
             )
 
     def strides(self, lists: BlockLists) -> tuple[int, int, int]:
@@ -210,8 +213,8 @@ def _refuse_partial(partial: Tensor, block_q: int, block_k: int) -> None:
         return
     batch, head, row, column = partial.nonzero()[0].tolist()
     raise UsageError(
-        f"Blocks of {block_q}x{block_k} must be visible as a whole or not at all, but the one of queries "
-        f"{row * block_q}.. and keys {column * block_k}.. (batch {batch}, head {head}) is visible in part, as are "
+        f"Blocks of {block_q}x{block_k} must be visible as a whole or not at all, but the block of queries "
+        f"{row * block_q}.. and keys {column * block_k}.. (batch {batch}, head {head}) is partly visible, and so are "
         f"{int(partial.sum()) - 1} more. Take smaller blocks, `attn_mask` for any pairs, or a causal call for the "
         "diagonal."
     )

@@ -37,7 +37,7 @@ class KernelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not _NAME.fullmatch(self.kernel):
             raise UsageError(
-                f"A kernel's name has lower-case letters, digits and underscores, but got {self.kernel!r}."
+                f"A kernel's name must consist of lower-case letters, digits and underscores, but got {self.kernel!r}."
             )
         if type(self.block_m) is not int or self.block_m % MIN_BLOCK or not 0 < self.block_m <= MAX_BLOCK:
             raise UsageError(
@@ -54,7 +54,7 @@ class KernelConfig:
         object.__setattr__(self, "extra", tuple(sorted((name, value) for name, value in self.extra)))
         for name, value in self.extra:
             if not isinstance(name, str) or not _NAME.fullmatch(name) or type(value) is not int or abs(value) > 1 << 20:
-                raise UsageError(f"A kernel's own parameter is a name and an integer, but got {name!r}={value!r}.")
+                raise UsageError(f"A kernel's own parameter must be a name and an integer, but got {name!r}={value!r}.")
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -96,7 +96,7 @@ class KernelConfig:
             UsageError: a value is missing or out of range.
         """
         if not isinstance(data, dict) or not isinstance(data.get("kernel"), str):
-            raise UsageError(f"A config is an object with a `kernel` name, but got {data!r}.")
+            raise UsageError(f"A config must be an object with a `kernel` name, but got {data!r}.")
         return cls.of(data["kernel"], {name: value for name, value in data.items() if name != "kernel"})
 
 

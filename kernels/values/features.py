@@ -68,17 +68,20 @@ class Features:
             window = tuple(self.window)
             if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
                 raise UsageError(
-                    f"`window` is (left, right) in keys, each >= 0, or {UNLIMITED}: no bound, but got {self.window!r}."
+                    f"`window` must be (left, right) in keys, each >= 0, or {UNLIMITED} for no bound, but got "
+                    f"{self.window!r}."
                 )
             object.__setattr__(self, "window", None if window == (UNLIMITED, UNLIMITED) else window)
         if type(self.page_size) is not int or self.page_size < 0 or self.page_size & (self.page_size - 1):
-            raise UsageError(f"`page_size` is 0 or a power of two, but got page_size={self.page_size!r}.")
+            raise UsageError(f"`page_size` must be 0 or a power of two, but got page_size={self.page_size!r}.")
         if self.page_size and not self.cached:
-            raise UsageError(f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`.")
+            raise UsageError(
+                f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`. Add it."
+            )
         if self.is_short and not self.cached:
-            raise UsageError(f"Keys of 8 bits are those of a cache, but got kv={self.kv} without `cached`. Add it.")
+            raise UsageError(f"8-bit keys need a cache, but got kv={self.kv} without `cached`. Add it.")
         if self.token_scales and not self.is_short:
-            raise UsageError("Scales of tokens belong to an 8-bit cache, but got token_scales without `kv`. Add it.")
+            raise UsageError("Scales per token need an 8-bit cache, but got token_scales without `kv`. Add it.")
 
     def __bool__(self) -> bool:
         """Return whether the call has any feature."""
@@ -136,8 +139,9 @@ class Features:
                     values["mask"] = MaskKind(word)
             except ValueError:
                 raise UsageError(
-                    f"A feature is one of window=LEFT:RIGHT, page=SIZE, {', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
-                    f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}, but got {word!r}."
+                    f"No such feature: {word!r}. The features are window=LEFT:RIGHT, page=SIZE, "
+                    f"{', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
+                    f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}."
                 ) from None
         return cls(**values)  # type: ignore[arg-type]
 

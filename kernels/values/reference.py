@@ -46,8 +46,8 @@ def attention_reference(
 
     if features.names - KNOWN_FEATURES:
         raise UsageError(
-            f"A feature of the reference must be one of {', '.join(sorted(KNOWN_FEATURES))}, but got "
-            f"{features.label!r}. Turn others into a boolean mask."
+            f"The reference serves {', '.join(sorted(KNOWN_FEATURES))} alone, but got {features.label!r}. Turn other "
+            "features into a boolean mask."
         )
     dtype = torch.float32 if dtype is None else dtype
     scale = q.shape[-1] ** -0.5 if scale is None else scale

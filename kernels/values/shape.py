@@ -211,9 +211,12 @@ class AttentionShape:
         Raises:
             UsageError: a field is unknown, missing or out of range.
         """
-        unknown = set(data).difference(_FIELDS)
-        if unknown or not isinstance(data, dict):
-            raise UsageError(f"A shape has the fields {sorted(_FIELDS)}, but got also {sorted(unknown)}.")
+        if not isinstance(data, dict):
+            raise UsageError(f"A shape must be an object with the fields of `to_json`, but got {data!r:.100}.")
+        if unknown := set(data).difference(_FIELDS):
+            raise UsageError(
+                f"A shape has no {', '.join(sorted(unknown))}. Its fields are {', '.join(sorted(_FIELDS))}."
+            )
         for name, value in data.items():
             if isinstance(value, int) and value > MAX_SIZE:
                 raise UsageError(
@@ -221,11 +224,11 @@ class AttentionShape:
                 )
         missing = [name for name in _SIZES if name not in data]
         if missing:
-            raise UsageError(f"A stored shape has all of {', '.join(_SIZES)}, but {', '.join(missing)} is missing.")
+            raise UsageError(f"A stored shape needs {', '.join(_SIZES)}, but {', '.join(missing)} is missing.")
         for name, known in _STORED_NAMES.items():
             if name in data and data[name] not in known:
                 raise UsageError(
-                    f"`{name}` of a stored shape is one of {', '.join(known)}, but got {data[name]!r:.100}."
+                    f"`{name}` of a stored shape must be one of {', '.join(known)}, but got {data[name]!r:.100}."
                 )
         try:
             return cls(**data)

@@ -31,7 +31,8 @@ def tree_words(parents: Sequence[int | None]) -> "Tensor":
 
     if not 0 < len(parents) <= MAX_DRAFTS:
         raise UsageError(
-            f"A tree has 1 to {MAX_DRAFTS} drafts, but got {len(parents)}. Cut it, or verify it in several calls."
+            f"A tree must have 1 to {MAX_DRAFTS} drafts, but got {len(parents)}. Shorten it, or verify it in several "
+            "calls."
         )
     seen: list[int] = []
     for draft, parent in enumerate(parents):

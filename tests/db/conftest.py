@@ -1,6 +1,5 @@
 """Records to store, and the places to store them in."""
 
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.stores.new_stores import new_store
-from tests.support.stores.postgres_server import missing_part, running_server
+from tests.support.stores.postgres_server import EmptyDatabases, missing_part, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
@@ -189,22 +188,29 @@ def bests(best: Best) -> list[Best]:
 
 
 @pytest.fixture(scope="session")
-def new_postgres_database() -> Iterator[Callable[[], str]]:
-    """Makes empty databases on a real server that lives as long as the session."""
+def postgres_databases() -> Iterator[EmptyDatabases]:
+    """Empty databases of a real server that lives as long as the session."""
     if missing_part():
         pytest.skip(missing_part())
-    numbers = itertools.count()
     with running_server() as server:
-        yield lambda: server.create_database(f"test_{next(numbers)}")
+        yield EmptyDatabases(server)
+
+
+@pytest.fixture(scope="session")
+def new_postgres_database(postgres_databases: EmptyDatabases) -> Callable[[], str]:
+    """Makes a database that no other test gets."""
+    return postgres_databases.new
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def target(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A place for a new store: a file, and a database of a PostgreSQL server where there is one."""
     if request.param == "sqlite":
         (tmp_path / "store").mkdir()
-        return str(tmp_path / "store" / "blocktune.db")
-    return str(request.getfixturevalue("new_postgres_database")())
+        yield str(tmp_path / "store" / "blocktune.db")
+    else:
+        with request.getfixturevalue("postgres_databases").one() as url:
+            yield url
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ def test_files_are_private_and_bounded(
         recorder.record(trial)
         (file,) = spools(path)
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
-        with pytest.raises(StoreError, match="measurements wait for their database"):
+        with pytest.raises(StoreError, match="measurements that may wait for their database"):
             recorder.record(numbered(trial, 1))
         assert file.stat().st_size <= 3000
 
@@ -229,7 +229,7 @@ def test_a_file_that_others_may_write_is_not_believed(
     file.chmod(0o666)
     assert fold_left(short).is_empty
     assert file.exists()
-    assert "another user can change" in caplog.text
+    assert "Another user can change" in caplog.text
 
 
 @pytest.mark.few(1)

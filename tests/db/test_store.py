@@ -191,7 +191,7 @@ def test_an_absurd_trial_is_refused(store: ResultStore, trial: Trial, change: di
 
 
 def test_a_number_that_no_column_holds_is_refused(store: ResultStore, trial: Trial) -> None:
-    with pytest.raises(UsageError, match="A row must"):
+    with pytest.raises(UsageError, match=r"does not fit its column|out of range"):
         store.record(replace(trial, shape=replace(trial.shape, batch=10**30)))
     assert store.trials() == []
 
@@ -238,7 +238,7 @@ def test_a_store_that_is_only_read_refuses_to_write(store: ResultStore, target: 
     store.record(trial)
     with ResultStore.open(target, read_only=True) as reader:
         assert reader.trials() == [trial]
-        with pytest.raises(StoreError, match="opened to be read"):
+        with pytest.raises(StoreError, match="opened for reading"):
             reader.record(trial)
 
 
@@ -293,11 +293,11 @@ def test_the_environment_variable_names_the_store(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("url", "rule"),
     [
-        (":memory:", "must be a file"),
-        ("sqlite://", "must be a file"),
-        ("sqlite:///file.db?mode=ro", "no options"),
+        (":memory:", "in memory"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///file.db?mode=ro", "cannot have options"),
         ("postgresql://user:secret@host:port/name", "cannot be parsed"),
-        ("nosuch://user:secret@host/name", "installed driver"),
+        ("nosuch://user:secret@host/name", "is not installed"),
     ],
 )
 def test_a_place_that_is_none(url: str, rule: str) -> None:
@@ -308,7 +308,7 @@ def test_a_place_that_is_none(url: str, rule: str) -> None:
 
 def test_a_server_that_is_not_there() -> None:
     pytest.importorskip("psycopg")
-    with pytest.raises(StoreError, match="must be reachable") as caught:
+    with pytest.raises(StoreError, match="does not work") as caught:
         ResultStore.open("postgresql+psycopg://user:secret@127.0.0.1:1/name?password=secret")
     assert "secret" not in str(caught.value)
 

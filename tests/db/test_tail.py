@@ -118,6 +118,6 @@ def test_changed_rows_are_left_out(sqlite_store: ResultStore, trial: Trial, capl
 
 
 def test_a_store_that_is_not_there_is_not_made(tmp_path) -> None:
-    with pytest.raises(StoreError, match="must exist"):
+    with pytest.raises(StoreError, match="No such database"):
         StoreTail.open(tmp_path / "missing.db")
     assert list(tmp_path.iterdir()) == []

@@ -126,11 +126,11 @@ def test_a_value_that_blocktune_never_wrote_is_refused_with_its_row(
             for table in (table for table, names in columns.items() if column in names):
                 connection.execute(f"UPDATE {table} SET {column} = ?, checksum = NULL", (value,))
         if column in columns["user_best"]:
-            with pytest.raises(StoreCorruptError, match="values that blocktune wrote") as caught:
+            with pytest.raises(StoreCorruptError, match="value that blocktune did not write") as caught:
                 store.bests(user_best.device)
             assert len(str(caught.value)) < 1000
         if column in columns["user_trial"] - {"kernel", "source_hash", "problem"}:  # these are filtered by
-            with pytest.raises(StoreCorruptError, match="values that blocktune wrote"):
+            with pytest.raises(StoreCorruptError, match="value that blocktune did not write"):
                 stored(store, user_trial)
 
 

@@ -15,6 +15,8 @@ from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.features import Features
 from tests.support.programs import sanitize, sanitizer_case
 
+pytestmark = pytest.mark.triton_free
+
 HOPPER = limits_for((9, 0))
 INTERPRETED = ("--device=cpu", "--dtype=float32", "--first=1")
 CHECKER = """#!{python}

@@ -144,8 +144,7 @@ def tuned_config(store: ResultStore, device: DeviceSpec, shape: AttentionShape) 
         return None
     if problem := _unusable(best):
         raise NoFeasibleConfigError(
-            f"To be compared a winner must have been measured on {device.name}, but {problem} for {shape.label}. "
-            f"Tune it again: {tune_command(shape)}"
+            f"No winner of {shape.label} was measured on {device.name}: {problem}. Tune it again: {tune_command(shape)}"
         )
     return best.config
 

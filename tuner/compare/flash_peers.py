@@ -65,7 +65,7 @@ class FlashPeer:
     def _require(self, shape: AttentionShape) -> None:
         unknown = sorted(shape.features.names - KNOWN_FEATURES)
         if unknown:
-            raise UsageError(f"{self.title} is compared without {', '.join(unknown)}. Compare a shape without.")
+            raise UsageError(f"{self.title} is compared without {', '.join(unknown)}. Compare a shape without them.")
         if shape.causal is Causal.UPPER_LEFT and shape.seqlen_q != shape.seqlen_k:
             raise UsageError(
                 f"{self.title} aligns the causal mask to the lower right, but the shape is {shape.label}. "
@@ -93,8 +93,8 @@ class FlashPeer:
             except ImportError as error:
                 problems.append(f"{module}: {error}")
         raise UsageError(
-            f"{self.title} must be importable, but {'; '.join(problems)}. Install {' or '.join(self.packages)} to "
-            "compare with it."
+            f"{self.title} cannot be imported: {'; '.join(problems)}. Install {' or '.join(self.packages)} to compare "
+            "with it."
         ) from None
 
     def _options(self, shape: AttentionShape, extras: Extras) -> dict[str, Any]:

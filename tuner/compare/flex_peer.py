@@ -39,7 +39,7 @@ def flex_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
     """
     unknown = sorted(shape.features.names - KNOWN_FEATURES)
     if unknown:
-        raise UsageError(f"FlexAttention is compared without {', '.join(unknown)}. Compare a shape without.")
+        raise UsageError(f"FlexAttention is compared without {', '.join(unknown)}. Compare a shape without them.")
     inputs = getattr(question, "inputs", None)
     attend = _compiled(shape, inputs.extras if inputs is not None else NO_EXTRAS, question.q.device)
     return for_question(attend, question)

@@ -23,7 +23,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.ladder_ideas import IDEAS, PAPER, PLAIN, PYTORCH, V2
-from blocktune.tuner.compare.ladder_presets import Preset
+from blocktune.tuner.compare.ladder_presets import Preset, common_blocks, plain_config
 from blocktune.tuner.compare.ladder_steps import (
     Step,
     bytes_of,
@@ -43,18 +43,13 @@ from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.forward import require_memory
-from blocktune.tuner.cost.model import missing_rates, predict_us
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.bench import WrongResultError
 from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.traffic.model import standard_memory_problem
-
-COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))
-"""(block_m, block_n, num_warps, num_stages) that the plain steps share, best first; v1 has one stage in any case."""
-
-AS_FIRST_WRITTEN = {"schedule": 0, "reduce": 0}
-"""The parameters of a kernel's own that a plain step sets: computed in order, dQ added by the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +105,7 @@ def climb(
         UsageError: the shape has features, or does not fit the device's memory.
     """
     if shape.features:
-        raise UsageError(f"The ladder climbs attention without features, but got {shape.label}. Leave them out.")
+        raise UsageError(f"The ladder compares attention without features, but got {shape.label}. Leave them out.")
     ideas, torch_steps = IDEAS[shape.direction], pytorch_steps(shape.direction, measured=clock is not None)
     steps = [
         replace(_modelled(step, shape, device, compiler), idea=ideas[step.name])
@@ -128,7 +123,7 @@ def listed_steps(
     shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig], preset: Preset | None = None
 ) -> list[Step]:
     """Return every step with a kernel and the config that it takes, or why it has none."""
-    blocks = _common_blocks(shape, limits) if preset is None else preset.blocks
+    blocks = common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
     for name in (step for step in IDEAS[shape.direction] if step not in PYTORCH):
         reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, shape, preset)]
@@ -138,7 +133,7 @@ def listed_steps(
         elif name == PAPER:
             steps.append(_paper_step(able[0], shape, limits))
         elif name in PLAIN[shape.direction]:
-            steps.append(Step(name=name, config=_plain_config(able[0], blocks, shape, limits)))
+            steps.append(Step(name=name, config=plain_config(able[0], blocks, shape, limits)))
         else:
             steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
     return steps
@@ -154,36 +149,6 @@ def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeL
     config = paper_config(kernel, shape, limits)
     problem = "" if config else f"no block of the paper's rule fits compute capability {limits.name}, or the queries"
     return Step(name=PAPER, config=config, problem=problem)
-
-
-def _common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
-    """Return the first common blocks that every step that runs at all can run."""
-    kernels = [kernels_of(name, shape.direction)[0] for name in PLAIN[shape.direction]]
-    able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
-
-    def fits(blocks: tuple[int, int, int, int]) -> bool:
-        return all(not kernel.violations(_with_blocks(kernel, blocks, shape, limits), shape, limits) for kernel in able)
-
-    return next(filter(fits, COMMON_BLOCKS), COMMON_BLOCKS[-1])
-
-
-def _with_blocks(
-    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
-) -> KernelConfig:
-    """Return the kernel's default with these blocks, as the algorithm was first written."""
-    m, n, warps, stages = blocks
-    own = kernel.default_config(shape, limits).parameters
-    most = max(kernel.parameters["num_stages"])
-    given = {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": min(stages, most)}
-    plain = {name: value for name, value in AS_FIRST_WRITTEN.items() if name in own}
-    return KernelConfig.of(kernel.name, own | given | plain)
-
-
-def _plain_config(
-    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
-) -> KernelConfig:
-    wanted = _with_blocks(kernel, blocks, shape, limits)
-    return kernel.default_config(shape, limits) if kernel.violations(wanted, shape, limits) else wanted
 
 
 def _best_config(

@@ -1,4 +1,4 @@
-"""Problems that the ladder is known to teach well, each with the device, the blocks and the kernels that show it.
+"""The blocks of plain steps, and problems that the ladder teaches well, with the device and the kernels that show it.
 
 ladder = climb(preset.shape, device, compiler=farm, preset=preset)
 """
@@ -6,8 +6,18 @@ ladder = climb(preset.shape, device, compiler=farm, preset=preset)
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compare.ladder_ideas import V2
+from blocktune.tuner.compare.ladder_ideas import PLAIN, V2
+from blocktune.tuner.compare.ladder_steps import kernels_of
+
+COMMON_BLOCKS = ((64, 64, 4, 2), (64, 64, 4, 1), (64, 32, 4, 2), (64, 32, 4, 1), (32, 32, 4, 1))
+"""(block_m, block_n, num_warps, num_stages) that the plain steps share, best first; v1 has one stage in any case."""
+
+AS_FIRST_WRITTEN = {"schedule": 0, "reduce": 0}
+"""The parameters of a kernel's own that a plain step sets: computed in order, dQ added by the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,3 +49,34 @@ PRESETS = {
     ),
 }  # fmt: skip
 """By name."""
+
+
+def common_blocks(shape: AttentionShape, limits: ComputeLimits) -> tuple[int, int, int, int]:
+    """Return the first common blocks that every step that runs at all can run."""
+    kernels = [kernels_of(name, shape.direction)[0] for name in PLAIN[shape.direction]]
+    able = [kernel for kernel in kernels if kernel.unsupported(shape, limits) is None]
+
+    def fits(blocks: tuple[int, int, int, int]) -> bool:
+        return all(not kernel.violations(_with_blocks(kernel, blocks, shape, limits), shape, limits) for kernel in able)
+
+    return next(filter(fits, COMMON_BLOCKS), COMMON_BLOCKS[-1])
+
+
+def _with_blocks(
+    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
+) -> KernelConfig:
+    """Return the kernel's default with these blocks, as the algorithm was first written."""
+    m, n, warps, stages = blocks
+    own = kernel.default_config(shape, limits).parameters
+    most = max(kernel.parameters["num_stages"])
+    given = {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": min(stages, most)}
+    plain = {name: value for name, value in AS_FIRST_WRITTEN.items() if name in own}
+    return KernelConfig.of(kernel.name, own | given | plain)
+
+
+def plain_config(
+    kernel: AttentionKernel, blocks: tuple[int, int, int, int], shape: AttentionShape, limits: ComputeLimits
+) -> KernelConfig:
+    """Return the kernel's default with these blocks, or the default itself if it cannot run with them."""
+    wanted = _with_blocks(kernel, blocks, shape, limits)
+    return kernel.default_config(shape, limits) if kernel.violations(wanted, shape, limits) else wanted

@@ -87,8 +87,8 @@ def run_stock_autotune(
     able = [result.config for result in results if result.outcome is Outcome.OK]
     if not able:
         raise NoFeasibleConfigError(
-            f"At least one config must compile for {shape.label}, but of {len(configs)} none does. "
-            f"For example: {results[0].error if results else 'no config was given'}. Leave stock autotune out."
+            f"No config compiles for {shape.label}, of {len(configs)} tried. For example: "
+            f"{results[0].error if results else 'no config was given'}. Leave stock autotune out."
         )
     failures: list[str] = []
     started = time.perf_counter()
@@ -103,8 +103,8 @@ def run_stock_autotune(
     winner, time_us = min(winners, key=lambda pair: sys.float_info.max if pair[1] is None else pair[1])
     if time_us == math.inf:
         raise NoFeasibleConfigError(
-            f"At least one config must run for {shape.label}, but of {len(able)} none does. "
-            f"For example: {failures[0]}. Leave stock autotune out."
+            f"No config runs for {shape.label}, of {len(able)} that compile. For example: {failures[0]}. Leave stock "
+            "autotune out."
         )
     return StockTuning(
         winner=winner,

@@ -112,7 +112,7 @@ def _result(entry: dict[str, Any]) -> CompileResult | None:
         return None
     outcome = Outcome(entry["outcome"])
     if outcome not in REMEMBERED or (outcome is Outcome.OK) != (entry["resources"] is not None):
-        raise UsageError(f"An entry is {sorted(REMEMBERED)} with resources if ok, but got {outcome}.")
+        raise UsageError(f"An entry must have {sorted(REMEMBERED)}, and resources if ok, but got {outcome}.")
     return CompileResult(
         config=KernelConfig.from_json(entry["config"]),
         outcome=outcome,

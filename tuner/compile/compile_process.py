@@ -43,8 +43,8 @@ class CompileProcess(Child):
         except ChildLostError as lost:
             said = lost.last_words or "it said nothing"
             raise RuntimeError(
-                f"A compile worker must start within {START_TIMEOUT_S:.0f} s, but it did not: {said}. "
-                f"Try `python -P -c 'import {self._worker}'`."
+                f"The compile worker did not start within {START_TIMEOUT_S:.0f} s: {said}. Try `python -P -c 'import "
+                f"{self._worker}'`."
             ) from None
 
     def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def _spills_and_barriers(compiled: Any, stack_bytes: int, log: str) -> tuple[int
         log = _ptxas_log(compiled)
     spills, barriers = _SPILL_STORES.search(log), _BARRIERS_USED.search(log)
     if spills is None or barriers is None:
-        raise RuntimeError(f"`ptxas -v` must report spill stores and barriers, but said {log[:500]!r}.")
+        raise RuntimeError(f"`ptxas -v` reported no spill stores and barriers: {log[:500]!r}")
     return int(spills[1]), int(barriers[1])
 
 

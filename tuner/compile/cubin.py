@@ -43,9 +43,7 @@ def usage_of(cubin: bytes, sm_arch: int, cuobjdump: str) -> CubinUsage:
         report = subprocess.run(command, capture_output=True, text=True, check=False)
     match = _USAGE.search(report.stdout)
     if match is None:
-        raise RuntimeError(
-            f"cuobjdump must report REG, STACK and SHARED, but said {(report.stdout + report.stderr)[:500]!r}."
-        )
+        raise RuntimeError(f"cuobjdump reported no REG, STACK and SHARED: {(report.stdout + report.stderr)[:500]!r}")
     reserve = RESERVED_SHARED_BYTES if sm_arch >= 90 else 0
     return CubinUsage(
         registers=int(match["registers"]),

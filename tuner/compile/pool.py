@@ -72,7 +72,7 @@ class WorkerPool:
         job = _Job(message | {"timeout_s": self._timeout_s}, answered, lost, Future[Result]())
         with self._lock:
             if self._closed:
-                raise RuntimeError("A closed farm compiles nothing. Submit inside its `with` block.")
+                raise RuntimeError("The farm is closed and compiles nothing. Submit inside its `with` block.")
             self._jobs.put(job)
             self._add_worker(eager=False)
         return job.future

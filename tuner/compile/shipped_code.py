@@ -93,5 +93,5 @@ def _plain(name: str) -> str:
         UsageError: it is a path.
     """
     if not name or name != os.path.basename(name) or name in (".", ".."):
-        raise UsageError(f"Shipped code has plain file names, but got {name!r:.80}.")
+        raise UsageError(f"Shipped code must have plain file names, but got {name!r:.80}.")
     return name

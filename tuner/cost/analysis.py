@@ -22,12 +22,20 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.cost.breakdown import CostBreakdown
-from blocktune.tuner.cost.model import density_of, folded_forward, missing_rates, predict_launches
-from blocktune.tuner.cost.roofline import Roofline, block_intensity, library_instruction, roofline, waves_of
+from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
+from blocktune.tuner.cost.roofline import (
+    Roofline,
+    block_intensity,
+    library_instruction,
+    missing_rates,
+    roofline,
+    waves_of,
+)
 from blocktune.tuner.cost.term_texts import lifts_of
-from blocktune.tuner.occupancy.calculator import Occupancy, Waves, occupancy
+from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
+from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from blocktune.tuner.traffic.by_kernel import is_plain_v2, traffic_of
 from blocktune.tuner.traffic.launches import Pass, Passes

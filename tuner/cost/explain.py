@@ -47,8 +47,8 @@ def _best(shape: AttentionShape, device: DeviceSpec) -> tuple[KernelConfig, floa
     found = best_config(shape, device)
     if found.config is None:
         raise NoFeasibleConfigError(
-            f"An explanation needs a kernel that computes the shape, but none computes {shape.label} on {device.name}. "
-            "PyTorch's scaled_dot_product_attention would."
+            f"No kernel computes {shape.label} on {device.name}, so there is nothing to explain. PyTorch's "
+            "scaled_dot_product_attention would."
         )
     return found.config, found.time_us if found.rung is Rung.EXACT else None
 

@@ -21,6 +21,7 @@ from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.estimated_resources import estimated_second_resources
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK, KeyIterations, joined
+from blocktune.tuner.cost.roofline import require_rates
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.by_kernel import traffic_of
@@ -60,7 +61,7 @@ def predict(
     """
     require_rates(device)
     if occupied.blocks_per_sm == 0:
-        raise UsageError(f"A config must fit an SM to be timed, but {config.label} does not fit {device.name}.")
+        raise UsageError(f"{config.label} does not fit an SM of {device.name}, so it has no time. Take smaller blocks.")
     softmax = softmax or SoftmaxCost()
     iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
     return _Launch(shape, config, iterations, occupied, device, softmax, parts, constants, least_bytes).breakdown()
@@ -154,26 +155,6 @@ def parts_of(folded: AttentionShape, shape: AttentionShape) -> int:
     """Return into how many shares a kernel cuts the keys of a shape, by the forward that it turns the shape into: every
     share is a batch entry of its own."""
     return max(1, folded.batch // shape.batch)
-
-
-def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
-    """Return the rates that a prediction needs and this device lacks."""
-    names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
-    return tuple(name for name in names if getattr(device, name) is None)
-
-
-def require_rates(device: DeviceSpec) -> None:
-    """Check that the device has every rate that a prediction needs.
-
-    Raises:
-        UsageError: a rate that a prediction needs is unknown.
-    """
-    missing = missing_rates(device)
-    if missing:
-        raise UsageError(
-            f"A prediction needs the rates of the device, but {', '.join(missing)} of {device.name} is unknown. "
-            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
-        )
 
 
 def _moving_us(

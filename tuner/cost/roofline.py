@@ -1,11 +1,11 @@
 """Which ceiling of a device a config meets first: arithmetic, device memory, or exponentials.
 
-    ridge_point(device)                       # FLOP a byte at which both ceilings meet: 206 on an H200
-    block_intensity(shape, block_m=128)       # 128 FLOP a byte of keys that a block reads at 2-byte types
+    ridge_point(device)                       # FLOP per byte at which both ceilings meet: 206 on an H200
+    block_intensity(shape, block_m=128)       # 128 FLOP per byte of keys that a block reads at 2-byte types
     block_intensity(decode_shape, 64)         # 1: a single query uses every key once
     roofline(shape, traffic, device)          # against device memory
 
-A kernel that performs fewer FLOP a byte than the ridge point cannot use all of the arithmetic (Williams, Waterman and
+A kernel that performs fewer FLOP per byte than the ridge point cannot use all of the arithmetic (Williams, Waterman and
 Patterson, CACM 52(4), 2009). The model in `tuner/cost/model.py` predicts a time; this says why it cannot be less.
 """
 
@@ -18,7 +18,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.iterations import matrix_rate
-from blocktune.tuner.occupancy.calculator import Occupancy, Waves
+from blocktune.tuner.occupancy.calculator import Occupancy
+from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.traffic.model import Traffic
 
 
@@ -116,9 +117,28 @@ def library_instruction(dtype: str) -> str:
     return "none" if dtype == "float32" and not allows_tf32() else "mma"
 
 
+def missing_rates(device: DeviceSpec) -> tuple[str, ...]:
+    """Return the rates that a prediction needs and this device lacks."""
+    names = ("tensor_flops_per_clock", "clock_mhz", "memory_gbs")
+    return tuple(name for name in names if getattr(device, name) is None)
+
+
+def require_rates(device: DeviceSpec) -> None:
+    """Check that the device has every rate that a prediction needs.
+
+    Raises:
+        UsageError: a rate that a prediction needs is unknown.
+    """
+    missing = missing_rates(device)
+    if missing:
+        raise UsageError(
+            f"Nothing can be predicted for {device.name}: its {', '.join(missing)} is unknown. Add its row to "
+            "kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
+        )
+
+
 def ridge_point(device: DeviceSpec) -> float:
-    """Return FLOP a byte at which a device's 16-bit matrix products, as Triton makes them, and its memory take equally
-    long.
+    """Return FLOP per byte at which a device's 16-bit matrix products, as Triton makes them, take as long as memory.
 
     Raises:
         UsageError: a rate of the device is unknown.
@@ -146,9 +166,7 @@ def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: 
         UsageError: no block fits an SM.
     """
     if occupied.blocks_per_sm == 0:
-        raise UsageError(
-            "Waves need a block that fits an SM, but this one needs more than there is. Take smaller blocks."
-        )
+        raise UsageError("The block does not fit an SM, so it has no waves. Take smaller blocks.")
     tiles = -(-shape.seqlen_q // block_m)
     return Waves(grid_blocks=tiles * shape.batch * shape.num_heads, resident_blocks=occupied.blocks_per_sm * num_sms)
 
@@ -162,7 +180,7 @@ def _known(device: DeviceSpec, name: str) -> float:
     rate: float | None = getattr(device, name)
     if rate is None:
         raise UsageError(
-            f"A roofline needs both ceilings of the device, but {name} of {device.name} is unknown. "
-            "Add its row to kernels/hardware/gpus.csv, or name a similar device of `tune devices`."
+            f"{device.name} has no roofline: its {name} is unknown. Add its row to kernels/hardware/gpus.csv, or name "
+            "a similar device of `tune devices`."
         )
     return rate

@@ -20,9 +20,6 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.compiler import compile_key
 
-NOT_FOUND = (ImportError, AttributeError, ValueError)
-"""What is raised by a name that nothing has."""
-
 _hook_lock = threading.Lock()
 
 
@@ -75,12 +72,17 @@ def object_named(name: str) -> Any:
     """Return what a module has under the name `module:qualified.name`.
 
     Raises:
-        one of NOT_FOUND: nothing has this name, or its module cannot be imported.
+        UsageError: nothing has this name, or its module cannot be imported.
     """
     module, _, path = name.partition(":")
-    if module.startswith("."):
-        raise ImportError("a name that begins with a dot is relative, and there is nothing that it could belong to")
-    return reduce(getattr, path.split("."), import_module(module))
+    try:
+        if module.startswith("."):
+            raise ImportError("a name that begins with a dot is relative to a package, and there is none")
+        return reduce(getattr, path.split("."), import_module(module))
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{name} cannot be imported: {error}. Write `module:function`, and look at the spelling and at PYTHONPATH."
+        ) from error
 
 
 def function_named(name: str) -> Any:
@@ -89,14 +91,7 @@ def function_named(name: str) -> Any:
     Raises:
         UsageError: there is none.
     """
-    try:
-        found = object_named(name)
-    except NOT_FOUND as error:
-        raise UsageError(
-            f"A kernel is named `module:function`, importable from here, but {name} is not: {error}. Look at the "
-            "spelling, and at PYTHONPATH."
-        ) from error
-    return jitted_function(found)
+    return jitted_function(object_named(name))
 
 
 def is_importable(call: Call) -> bool:

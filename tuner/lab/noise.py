@@ -152,7 +152,7 @@ def _that_run(configs: Sequence[KernelConfig], runners: Collection[Runner]) -> t
             running.append(config)
         if not running:
             raise NoFeasibleConfigError(
-                f"What is studied must run, but {config.label} does not. Tune the shape again by `tune run`."
+                f"{config.label} does not run, so its noise cannot be measured. Tune the shape again by `tune run`."
             )
     return tuple(running)
 

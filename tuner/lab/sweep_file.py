@@ -92,14 +92,14 @@ class Sweep:
         kept = tuple(trial for trial in self.trials if trial.config.kernel not in kernels)
         if not any(trial.outcome is Outcome.OK for trial in kept):
             raise UsageError(
-                f"A sweep must hold times of other kernels than are left out, but that of {self.label} has none "
-                f"besides {', '.join(sorted(kernels))}. Leave out fewer kernels, or name other sweeps."
+                f"The sweep of {self.label} has no times besides those of {', '.join(sorted(kernels))}, which are "
+                "left out. Leave out fewer kernels, or name other sweeps."
             )
         return replace(self, trials=kept)
 
     @property
     def label(self) -> str:
-        """The shape, with the regime where it is not the one of old."""
+        """The shape, with the regime where it is not the default."""
         regime = self.environment.regime
         return self.shape.label if regime is Regime.SUSTAINED else f"{self.shape.label} {regime}"
 
@@ -158,7 +158,7 @@ def save_sweep(sweep: Sweep, folder: str | Path) -> Path:
     try:
         save_bytes(gzip.compress(text.encode(), compresslevel=9, mtime=0), path)
     except OSError as error:
-        raise UsageError(f"A sweep needs a folder that can be written to, but {path} cannot be: {error}.") from error
+        raise UsageError(f"No sweep can be written to {path}: {error}. Name another folder.") from error
     return path
 
 
@@ -184,8 +184,8 @@ def sweep_files(places: Iterable[str | Path]) -> list[Path]:
         inside = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place] if place.exists() else []
         if not inside:
             raise UsageError(
-                f"A place of sweeps is a file *{SUFFIX} or a folder with such files, but {place} is neither. "
-                "`tune run --exhaustive` records a sweep and `tune sweeps` writes its file."
+                f"{place} is neither a sweep (*{SUFFIX}) nor a folder of sweeps. `tune run --exhaustive` records a "
+                "sweep and `tune sweeps` writes its file."
             )
         found += inside
     return list({path.name: path for path in found}.values())
@@ -231,15 +231,16 @@ def _unpacked(path: Path) -> Any:
     try:
         with gzip.open(path) as file:
             text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise ImportRejectedError(
-                f"A sweep must have up to {MAX_FILE_BYTES >> 20} MiB of text, but {path} has more."
-            )
-        return json.loads(text)
-    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        document = json.loads(text) if len(text) <= MAX_FILE_BYTES else None
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ImportRejectedError(
-            f"A sweep file must hold JSON in gzip, but {path} does not: {error}. Write it again by `tune sweeps`."
+            f"{path} is not JSON in gzip, as sweeps are: {error}. Write it again by `tune sweeps`."
         ) from error
+    except OSError as error:
+        raise ImportRejectedError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ImportRejectedError(f"{path} is too large: a sweep has up to {MAX_FILE_BYTES >> 20} MiB of text.")
+    return document
 
 
 def _sweep(document: Any, path: Path) -> Sweep:

@@ -54,6 +54,6 @@ def require_no_regime(regime: Regime | None, device: DeviceSpec) -> None:
     """
     if regime is not None:
         raise UsageError(
-            f"A regime says how a GPU works while it is measured, but {device.name} is not here and got {regime}: "
-            "predictions have none. Leave it out."
+            f"The regime {regime} can only be measured, but {device.name} is not in this machine: predictions have no "
+            "regime. Leave it out."
         )

@@ -1,10 +1,7 @@
 """Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
 
-import contextlib
 import logging
-import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -14,16 +11,14 @@ from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.compile.child_process import ChildDiedError, ChildTimeoutError
 from blocktune.tuner.measure.energy import Burst
-from blocktune.tuner.measure.load import Monitor, Watch
+from blocktune.tuner.measure.load import Monitor
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Energies, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
+from blocktune.tuner.measure.worker_process import WORKER_COMMAND, Deadlines, WorkerFailedError, WorkerProcess
 
 _log = logging.getLogger(__name__)
-
-WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
-"""-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
 
 _FINALS_ATTEMPTS = 2
 
@@ -55,30 +50,6 @@ class Runner(Protocol):
         """End all processes; harmless when repeated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """Seconds that a worker may take for each stage before it is killed.
-
-    running covers checks and timed rounds of one config; running_launches further launches as long as the anchor's are
-    granted on top, so that a slow GPU or a long sequence is not mistaken for a hang.
-    """
-
-    setup: float = 180.0
-    compiling: float = 60.0
-    running: float = 15.0
-    running_launches: int = 400
-    finals: float = 120.0
-    burst: float = 5.0
-
-
-class _Failed(Exception):
-    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text."""
-
-    def __init__(self, outcome: str, text: str):
-        super().__init__(text)
-        self.outcome = outcome
-
-
 @dataclass
 class GpuRunner:
     """Drives one worker process at a time and replaces it when it is lost.
@@ -102,26 +73,22 @@ class GpuRunner:
     terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
-        self._child: Child | None = None
+        self._worker = WorkerProcess(self.command, self.environment)
         self._is_set_up = False
         self._generation = 0
         self._anchor_us = 0.0
-        self._telemetry = Telemetry()
         self._vain_repeats = 0
 
     def prepare(self) -> None:
-        if self._child is not None:
-            return
-        self._child = Child(self.command, os.environ | self.environment)
-        self._is_set_up = False
-        self._send_setup()
+        if self._worker.start():
+            self._is_set_up = False
+            self._send_setup()
 
     def _send_setup(self) -> None:
         """Have the worker make the tensors of the shape; `_finish_setup` waits for them."""
-        assert self._child is not None
         terms = replace(self.terms, seed=self.terms.seed + self._generation)  # every worker asks another question
         self._generation += 1
-        self._child.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
+        self._worker.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
 
     def turn_to(self, shape: AttentionShape, anchor: KernelConfig | None = None, terms: Terms | None = None) -> None:
         """Turn to another shape in the worker that is there.
@@ -136,7 +103,7 @@ class GpuRunner:
         self.shape, self.anchor, self._anchor_us = shape, anchor, 0.0
         self.terms = terms or self.terms
         self._is_set_up = False
-        if self._child is not None:
+        if self._worker.pid is not None:
             self._send_setup()
 
     def measure(self, config: KernelConfig) -> Measurement:
@@ -165,29 +132,30 @@ class GpuRunner:
         self._ensure_ready()
         try:
             one, other = self._ask_finals([config, config])
-        except _Failed as failed:
-            raise BlocktuneError(f"A config must run to meet itself, but {config.label} did not: {failed}.") from failed
+        except WorkerFailedError as failed:
+            raise BlocktuneError(
+                f"{config.label} does not run, so it cannot be compared with itself: {failed}."
+            ) from failed
         return one, other
 
     def _ask_finals(self, configs: Sequence[KernelConfig]) -> list[tuple[float, ...]]:
         command = {"command": "finals", "configs": [config.to_json() for config in configs]}
-        self._telemetry = Telemetry()
         result = self._ask(command, self.deadlines.finals + self._launches_seconds())
         return [tuple(rounds) for rounds in result["samples_us"]]
 
     def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
         """Measure the energy of configs in turns. If the worker is lost there are no energies, and the log says why."""
         self._ensure_ready()
-        self._telemetry = Telemetry()
         command = {"command": "energies", "configs": [config.to_json() for config in configs], "rounds": rounds}
         try:
             result = self._ask(command, self._running_seconds() + len(configs) * rounds * self.deadlines.burst)
-        except _Failed as failed:
+        except WorkerFailedError as failed:
             _log.warning("No energies of launches: %s.", failed)
             return Energies()
         bursts = [tuple(Burst(**burst) for burst in each) for each in result["bursts"]]
         return Energies(
-            bursts=dict(zip(configs, bursts, strict=True)) if bursts else {}, disturbance=disturbance(self._telemetry)
+            bursts=dict(zip(configs, bursts, strict=True)) if bursts else {},
+            disturbance=disturbance(self._worker.telemetry),
         )
 
     def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
@@ -198,7 +166,7 @@ class GpuRunner:
             self._ensure_ready()
             try:
                 samples = self._ask_finals(remaining)
-            except _Failed:
+            except WorkerFailedError:
                 again = {config: self.measure(config) for config in remaining}
                 failures |= {config: found for config, found in again.items() if found.outcome is not Outcome.OK}
                 remaining = [config for config in remaining if config not in failures]
@@ -207,8 +175,8 @@ class GpuRunner:
             return Finals(
                 samples_us=dict(zip(remaining, samples, strict=True)),
                 failures=failures,
-                disturbance=disturbance(self._telemetry) or disturbance(after),
-                telemetry=self._telemetry,
+                disturbance=disturbance(self._worker.telemetry) or disturbance(after),
+                telemetry=self._worker.telemetry,
             )
         return Finals(samples_us={}, failures=failures)
 
@@ -216,14 +184,12 @@ class GpuRunner:
         self._ensure_ready()
         try:
             self._ask({"command": "confirm", "config": config.to_json()}, self._running_seconds())
-        except _Failed as failed:
+        except WorkerFailedError as failed:
             return _failure(failed)
         return Measurement(outcome=Outcome.OK)
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.end()
-            self._child = None
+        self._worker.close()
 
     def _measure_undisturbed(self, config: KernelConfig) -> Measurement:
         """Return a measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
@@ -242,13 +208,12 @@ class GpuRunner:
         return _remarked(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
 
     def _measure(self, config: KernelConfig) -> Measurement:
-        self._telemetry = Telemetry()
         try:
             answer = self._ask({"command": "measure", "config": config.to_json()}, self._running_seconds())
             measurement = Measurement.from_json(answer)
-        except _Failed as failed:
+        except WorkerFailedError as failed:
             measurement = _failure(failed)
-        return replace(measurement, telemetry=self._telemetry)
+        return replace(measurement, telemetry=self._worker.telemetry)
 
     def _ensure_ready(self) -> None:
         """Make sure of a worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that
@@ -263,14 +228,14 @@ class GpuRunner:
         measurement = self._measure(anchor)
         if measurement.outcome is Outcome.OK:
             self._set_anchor(anchor, measurement)
-        elif self._child is None:  # it took the worker with it
+        elif self._worker.pid is None:  # it took the worker with it
             self.prepare()
             self._finish_setup()
 
     def _finish_setup(self) -> None:
         try:
-            self._receive(self.deadlines.setup)
-        except (_Failed, ChildDiedError, ChildTimeoutError) as failed:
+            self._worker.receive(self.deadlines.setup)
+        except (WorkerFailedError, ChildDiedError, ChildTimeoutError) as failed:
             self.close()
             raise _setup_error(self.shape, failed) from failed
         self._is_set_up = True
@@ -286,66 +251,27 @@ class GpuRunner:
         return self.deadlines.running_launches * self._anchor_us / 1e6
 
     def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
-        """Return the result of a command; a worker that hangs, dies or lost its context is gone afterwards."""
-        assert self._child is not None
-        stage, seconds = "compiling", self.deadlines.compiling
-        watching = contextlib.ExitStack()
-        try:
-            self._child.send(command)
-            while True:
-                answer = self._receive(seconds)
-                watching.close()  # the rounds are over, if it was them
-                if "stage" not in answer:
-                    result: dict[str, Any] = answer["result"]
-                    return result
-                stage, seconds = answer["stage"], running_seconds
-                if stage == "timing" and self.monitor is not None:
-                    self._begin_watch(watching, self.monitor)
-        except ChildTimeoutError as error:
-            self.close()
-            outcome = Outcome.COMPILE_TIMEOUT if stage == "compiling" else Outcome.RUN_TIMEOUT
-            raise _Failed(outcome, f"{error} while {stage}") from error
-        except ChildDiedError as error:
-            self.close()
-            raise _Failed(Outcome.RUN_ERROR, str(error)) from error
-        finally:
-            watching.close()
-
-    def _begin_watch(self, watching: contextlib.ExitStack, monitor: Monitor) -> None:
-        """Sample the GPU until `watching` is closed, and keep what was seen."""
-
-        def keep(watch: Watch) -> None:
-            self._telemetry = watch.telemetry()
-
-        watch = Watch(monitor)
-        watching.callback(keep, watch)
-        watching.enter_context(watch)
-
-    def _receive(self, seconds: float) -> dict[str, Any]:
-        """Return the worker's next answer, a stage or a result."""
-        assert self._child is not None
-        answer = self._child.receive(seconds)
-        failure = answer.get("failure")
-        if failure is not None:
-            if failure["fatal"]:
-                self.close()
-            raise _Failed(failure["outcome"], failure["error"])
-        return answer
+        return self._worker.ask(
+            command,
+            compiling_seconds=self.deadlines.compiling,
+            running_seconds=running_seconds,
+            monitor=self.monitor,
+        )
 
 
 def _remarked(measurement: Measurement, remark: str) -> Measurement:
     return replace(measurement, error=f"{remark}; {measurement.error}" if measurement.error else remark)
 
 
-def _failure(failed: _Failed) -> Measurement:
+def _failure(failed: WorkerFailedError) -> Measurement:
     outcome = Outcome.RUN_ERROR if failed.outcome == OUT_OF_MEMORY else Outcome(failed.outcome)
     return Measurement(outcome=outcome, error=str(failed))
 
 
 def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:
-    if isinstance(failed, _Failed) and failed.outcome == OUT_OF_MEMORY:
+    if isinstance(failed, WorkerFailedError) and failed.outcome == OUT_OF_MEMORY:
         return UsageError(
-            f"The tensors of a shape must fit the GPU's free memory, but {shape.label} does not: {failed}. "
+            f"The tensors of a shape must fit the GPU's free memory, but those of {shape.label} do not: {failed}. "
             "Take a smaller batch, fewer heads or a shorter sequence, or end what else runs on the GPU."
         )
     return BlocktuneError(f"The GPU worker cannot start: {failed}. `tune doctor` checks the GPU and its software.")

@@ -103,8 +103,8 @@ def require_energy(device: DeviceSpec) -> None:
     """
     if GpuMonitor(device.uuid).energy_j() is None:
         raise UsageError(
-            f"The objective energy needs a GPU that is here and tells its energy by NVML, but {device.name} does not. "
-            "Take `--objective time`."
+            "The objective energy needs a GPU in this machine that reports its energy through NVML, but "
+            f"{device.name} does not. Use `--objective time`."
         )
 
 

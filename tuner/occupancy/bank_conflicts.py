@@ -114,13 +114,13 @@ def xor_swizzled(addresses: Sequence[int], row_bytes: int, *, unit_bytes: int = 
     """
     if any(size < 1 or size & (size - 1) for size in (row_bytes, unit_bytes, phases)):
         raise UsageError(
-            "A swizzle needs sizes that are powers of two, but got "
-            f"row_bytes={row_bytes}, unit_bytes={unit_bytes}, phases={phases}."
+            f"The sizes of a swizzle must be powers of two, but got row_bytes={row_bytes}, unit_bytes={unit_bytes}, "
+            f"phases={phases}."
         )
     if row_bytes < unit_bytes * phases:
         raise UsageError(
             f"`row_bytes >= unit_bytes * phases` must hold, but got {row_bytes} < {unit_bytes} * {phases}: the "
-            "permutation would leave the row. Take fewer phases."
+            "permutation would leave the row. Use fewer phases."
         )
     return tuple(address ^ (address // row_bytes % phases * unit_bytes) for address in addresses)
 
@@ -140,9 +140,9 @@ def _agree_in_pairs(addresses: Sequence[int]) -> bool:
 
 def _check(addresses: Sequence[int], access_bytes: int) -> None:
     if access_bytes not in ACCESS_BYTES:
-        raise UsageError(f"A lane accesses {', '.join(map(str, ACCESS_BYTES))} bytes, but got {access_bytes}.")
+        raise UsageError(f"`access_bytes` must be one of {', '.join(map(str, ACCESS_BYTES))}, but got {access_bytes}.")
     if not 1 <= len(addresses) <= WARP_SIZE:
-        raise UsageError(f"A warp has 1 to {WARP_SIZE} active lanes, but got {len(addresses)} addresses.")
+        raise UsageError(f"A warp must have 1 to {WARP_SIZE} active lanes, but got {len(addresses)} addresses.")
     wrong = [address for address in addresses if address < 0 or address % access_bytes]
     if wrong:
         raise UsageError(f"Addresses must be multiples of the {access_bytes} bytes of an access, but got {wrong[0]}.")

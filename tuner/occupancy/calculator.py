@@ -6,7 +6,7 @@
 
 `blocktune.tuner.occupancy.text.explain(result)` says it in words. The model is NVIDIA's own, limit for limit and tie
 for tie: `tests/tuner/occupancy/test_occupancy_differential.py` compares it with `cuda_occupancy.h`. What that model
-lacks is kept apart: `tensor_memory_blocks` and `Waves` here, spills in `KernelResources`.
+lacks is kept apart: `tensor_memory_blocks` here, `Waves` in waves.py, spills in `KernelResources`.
 """
 
 from collections.abc import Mapping
@@ -155,23 +155,6 @@ class Requirement:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waves:
-    """How often a grid fills the GPU. Below one wave the occupancy is not reached, whatever the limits allow."""
-
-    grid_blocks: int
-    resident_blocks: int  # on all SMs together
-
-    @property
-    def count(self) -> float:
-        return self.grid_blocks / self.resident_blocks
-
-    @property
-    def efficiency(self) -> float:
-        """The mean fill of the waves, 1.0 if the last one is full."""
-        return self.count / -(-self.grid_blocks // self.resident_blocks)
-
-
 def occupancy(resources: KernelResources, limits: ComputeLimits, *, carveout_percent: int | None = None) -> Occupancy:
     """Return the blocks of this kernel that one SM holds at once.
 
@@ -259,14 +242,14 @@ def tensor_memory_blocks(columns: int, limits: ComputeLimits) -> int | None:
 def _check(resources: KernelResources, carveout_percent: int | None) -> None:
     sizes = (resources.registers, resources.shared_bytes, resources.static_shared_bytes, resources.barriers)
     if resources.num_warps < 1 or min(sizes) < 0:
-        raise UsageError(f"A kernel has at least one warp and no negative resource, but got {resources}.")
+        raise UsageError(f"A kernel needs at least one warp and no negative resource, but got {resources}.")
     if carveout_percent is not None and not 0 <= carveout_percent <= 100:
-        raise UsageError(f"A carve-out is 0 to 100 percent, but got {carveout_percent}.")
+        raise UsageError(f"The carve-out must be 0 to 100 percent, but got {carveout_percent}.")
 
 
 def _check_blocks(blocks: int) -> None:
     if blocks < 1:
-        raise UsageError(f"A number of resident blocks is at least 1, but got {blocks}.")
+        raise UsageError(f"The number of resident blocks must be at least 1, but got {blocks}.")
 
 
 def _round_up(value: int, unit: int) -> int:

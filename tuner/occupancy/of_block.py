@@ -55,6 +55,7 @@ def _limits(device: DeviceSpec | str | None, cc: str | None) -> ComputeLimits:
     if device is not None:
         name = device if isinstance(device, str) else device.name
         raise UsageError(
-            f"A device has its own compute capability, but got device={name!r} and cc={cc!r}. Leave one of them out."
+            "`device` and `cc` exclude each other, since a device has its own compute capability, but got "
+            f"device={name!r} and cc={cc!r}. Leave one of them out."
         )
     return limits_for(parse_cc(cc))

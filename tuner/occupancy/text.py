@@ -14,10 +14,10 @@ from blocktune.tuner.occupancy.calculator import (
     Limiter,
     Occupancy,
     Requirement,
-    Waves,
     requirement,
     tensor_memory_blocks,
 )
+from blocktune.tuner.occupancy.waves import Waves
 
 _WORDS = {
     Limiter.WARPS: "warps",

@@ -11,8 +11,7 @@ from typing import Any
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK
-from blocktune.tuner.cost.model import require_rates
-from blocktune.tuner.cost.roofline import library_instruction, peak_tflops
+from blocktune.tuner.cost.roofline import library_instruction, peak_tflops, require_rates
 from blocktune.tuner.measure.telemetry import gpu_lock
 
 
@@ -96,7 +95,7 @@ def _current(device: DeviceSpec) -> DeviceSpec:
         raise NoDeviceError(f"Ceilings are measured on the GPU itself: {error}") from error
     if here.key != device.key:
         raise NoDeviceError(
-            f"Ceilings are measured on the current GPU, which is {here.name}, but got {device.name}. Leave out "
-            "`--device`, or `--measure` for what the catalogue says."
+            f"Ceilings are measured on the current GPU, {here.name}, but got {device.name}. Leave out `--device`, or "
+            "leave out `--measure` for the catalogue's figures."
         )
     return here

@@ -95,8 +95,8 @@ class CounterFile:
         head, _, csv = text.partition("\n")
         if not cls.says_of_what(text):
             raise UsageError(
-                f"A file of counters says in its first line which config they are of, but {name} does not. Add it: "
-                f"tune profile FLAGS --from FILE --out NAME{SUFFIX}, with the flags of the config."
+                f"The first line of {name} does not name the config of its counters. Add it: tune profile FLAGS "
+                f"--from FILE --out NAME{SUFFIX}, with the flags of the config."
             )
         Counters.parse(csv)
         try:
@@ -104,8 +104,8 @@ class CounterFile:
             return cls(_analysis(data), csv, str(data["recorded_on"]))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UsageError(
-                f"The first line of a file of counters is the JSON of `tune profile --out`, but {name} has another: "
-                f"{type(error).__name__} {error}. Write it again, or leave it out."
+                f"The first line of {name} is not the JSON that `tune profile --out` writes: {type(error).__name__} "
+                f"{error}. Write it again, or leave it out."
             ) from error
 
 

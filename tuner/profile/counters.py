@@ -60,8 +60,8 @@ class Counters:
             if any(launch.metrics for launch in launches):
                 return cls(launches)
         raise UsageError(
-            'Counters are a CSV of Nsight Compute, whose first column is "ID", but there is none. '
-            "Write one: ncu --import FILE.ncu-rep --csv --page raw > counters.csv"
+            'This is no CSV of Nsight Compute: its first column is not "ID". Write one: ncu --import FILE.ncu-rep '
+            "--csv --page raw > counters.csv"
         )
 
     def total(self, metric: str) -> float | None:

@@ -64,7 +64,7 @@ def disassembled(cubin: bytes, nvdisasm: str) -> tuple[Instruction, ...]:
         Path(file.name).write_bytes(cubin)
         found = subprocess.run([nvdisasm, "-g", "-c", file.name], capture_output=True, text=True, check=False)
     if found.returncode:
-        raise RuntimeError(f"nvdisasm must list the code, but said {found.stderr[:500]!r}.")
+        raise RuntimeError(f"nvdisasm did not list the code: {found.stderr[:500]!r}")
     return parsed(found.stdout)
 
 

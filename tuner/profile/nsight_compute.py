@@ -33,7 +33,7 @@ def record_command(shape: AttentionShape, config: KernelConfig, ncu: str = "ncu"
     """
     if shape.features != NO_FEATURES:
         raise UsageError(
-            f"A profile launches plain attention, but got the features {shape.features.label!r}. Leave them out, or "
+            f"Only plain attention can be profiled, but got the features {shape.features.label!r}. Leave them out, or "
             "profile your own program and give its counters by `--from`."
         )
     task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
@@ -62,15 +62,15 @@ def read_counters(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"Counters are a CSV or a report (*{REPORT}), but {path} cannot be read: {error}.") from error
+        raise UsageError(f"{path} cannot be read: {error}. Counters are a CSV or a report (*{REPORT}).") from error
 
 
 def _ncu() -> str:
     found = shutil.which("ncu")
     if found is None:
         raise NoDeviceError(
-            "Counters need Nsight Compute, but `ncu` is not on the PATH. Install it, or record them elsewhere, by "
-            "`tune profile ... --out counters.csv`, and read them here by `--from counters.csv`."
+            "Nsight Compute is missing: `ncu` is not on the PATH. Install it, or record counters elsewhere, by `tune "
+            "profile ... --out counters.csv`, and read them here by `--from counters.csv`."
         )
     return found
 
@@ -82,15 +82,13 @@ def _printed(command: tuple[str, ...]) -> str:
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, env=dict(os.environ)
         )
     except subprocess.TimeoutExpired as error:
-        raise UsageError(
-            f"A profile takes at most {TIMEOUT_S} s, but this one took longer: a smaller shape?"
-        ) from error
+        raise UsageError(f"The profile took more than {TIMEOUT_S} s and was stopped. Take a smaller shape.") from error
     said = found.stdout + found.stderr
     if NO_PERMISSION in said:
         raise NoDeviceError(
-            f"Counters need the driver's permission, but it refuses ({NO_PERMISSION}). NVIDIA says how to give it: "
+            f"The driver does not permit to read counters ({NO_PERMISSION}). NVIDIA says how to permit it: "
             "https://developer.nvidia.com/ERR_NVGPUCTRPERM"
         )
     if found.returncode:
-        raise UsageError(f"`ncu` must succeed, but it left with {found.returncode}: {said.strip()[-800:]}")
+        raise UsageError(f"`ncu` failed with exit status {found.returncode}: {said.strip()[-800:]}")
     return found.stdout

@@ -15,8 +15,7 @@ from blocktune.kernels.hardware.limits import (
     limits_for,
 )
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK
-from blocktune.tuner.cost.model import missing_rates
-from blocktune.tuner.cost.roofline import peak_tflops
+from blocktune.tuner.cost.roofline import missing_rates, peak_tflops
 
 HARDWARE = {
     "warp_size": WARP_SIZE,

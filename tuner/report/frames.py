@@ -57,7 +57,8 @@ def _frame(trials: Iterable[Trial], library: str) -> Any:
         frames = import_module(library)
     except ImportError as error:
         raise UsageError(
-            f'Data frames need {library}, but {error.name} is not installed: pip install "blocktune[frames]".'
+            f"Data frames need {library}, but {error.name} is not installed. Install it: pip install "
+            '"blocktune[frames]"'
         ) from error
     rows = [row | {"created_at": datetime.fromisoformat(row["created_at"])} for row in trial_rows(trials)]
     return frames.DataFrame(rows, **LIBRARIES[library])

@@ -13,7 +13,8 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.breakdown import CostBreakdown
-from blocktune.tuner.cost.model import missing_rates, predict_launches
+from blocktune.tuner.cost.model import predict_launches
+from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.traffic.by_kernel import traffic_of

@@ -28,8 +28,9 @@ from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
-from blocktune.tuner.cost.model import missing_rates, predict_us, require_rates
+from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.cost.roofline import missing_rates, require_rates
 from blocktune.tuner.measure.device_choice import choose_device, is_present, require_no_regime
 from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
 from blocktune.tuner.measure.locked_runner import gpu_runner

@@ -85,7 +85,7 @@ def fused_backward_traffic(
 
     Args:
         shape: the problem, with its window and mask tensor, if any.
-        block_m: queries a tile.
+        block_m: queries per tile.
         block_n: keys per tile.
         perfect_l2: rows that several blocks of a launch read, or add to, come from memory once.
         own_lse: the launch before also writes the log-sum-exp in a form of its own.

@@ -35,7 +35,7 @@ def general_traffic(
 
     Args:
         shape: the problem.
-        block_m: queries a tile.
+        block_m: queries per tile.
         block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, and the mask until the
             last head of all.
@@ -86,7 +86,7 @@ def laid_mask_traffic(
     Args:
         shape: the problem.
         forward: the traffic of the forward without its mask.
-        block_m: queries a tile.
+        block_m: queries per tile.
         block_n: keys per tile.
         perfect_l2: as of `general_traffic`.
     """

@@ -119,7 +119,7 @@ def v1_traffic(shape: AttentionShape, block_m: int, block_n: int, *, output_byte
 
     Args:
         shape: the problem.
-        block_m: queries a tile, Br of the paper.
+        block_m: queries per tile, Br of the paper.
         block_n: keys per tile, Bc of the paper.
         output_bytes: of one element of the output between its updates: it is accumulated there, so float32.
     """
@@ -148,7 +148,7 @@ def v2_traffic(
 
     Args:
         shape: the problem.
-        block_m: queries a tile.
+        block_m: queries per tile.
         block_n: keys per tile.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them, so that they come from
             device memory once.
@@ -187,8 +187,9 @@ def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | 
         return None
     each = _size(score_matrix_bytes(shape))
     return (
-        f"Standard attention keeps all scores, {each} a head and {_size(needed)} in all with "
-        f"its tensors, but {device.name} has {_size(has)}. Take fewer heads, a smaller batch or a shorter sequence."
+        f"The scores of standard attention do not fit {device.name}: they take {each} per head and "
+        f"{_size(needed)} in all with the other tensors, and it has {_size(has)}. Take fewer heads, a smaller "
+        "batch or a shorter sequence."
     )
 
 

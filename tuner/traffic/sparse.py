@@ -74,7 +74,7 @@ def sparse_forward_traffic(
 
     Args:
         shape: the problem.
-        block_m: queries a tile, a divisor of the mask's blocks.
+        block_m: queries per tile, a divisor of the mask's blocks.
         block_n: keys per tile, likewise.
         blocks: the mask.
         perfect_l2: L2 keeps a head's keys until the last query head of its group has read them.

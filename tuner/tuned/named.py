@@ -13,7 +13,7 @@ from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.jitted.specialization import NOT_FOUND, object_named
+from blocktune.tuner.jitted.specialization import object_named
 from blocktune.tuner.tuned.autotune import TunedAutotuner, autotune
 from blocktune.tuner.tuned.decide import decide
 
@@ -44,13 +44,7 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
     Raises:
         UsageError: there is no such kernel, or none of the two has configs.
     """
-    try:
-        found = object_named(name)
-    except NOT_FOUND as error:
-        raise UsageError(
-            f"A kernel is named `module:function`, importable from here, but {name} is not: {error}. Look at the "
-            "spelling, and at PYTHONPATH."
-        ) from error
+    found = object_named(name)
     function, tuner = jitted_function(found), _tuner_in(found)
     if tuner is None and not space:
         raise UsageError(

@@ -22,7 +22,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.cost.model import missing_rates, predict_us
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
 from blocktune.tuner.search.loop import Limit, Search, Subject

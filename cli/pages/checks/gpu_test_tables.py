@@ -50,7 +50,7 @@ def read_run(path: Path) -> dict[str, Any]:
     """
     wanted = next((FORMATS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if wanted is None:
-        raise UsageError(f"A recorded run is named *{SUITE} or *{COSTS}, but {path} is not. Name another file.")
+        raise UsageError(f"{path} is not a recorded run, which is named *{SUITE} or *{COSTS}. Name another file.")
     return read_document(path, "recorded run", wanted, SCHEMA)
 
 

@@ -49,6 +49,7 @@ def _is_present(winner: Mapping[str, Any]) -> bool:
     kernel = KERNELS.get(_kernel(winner))
     if kernel is None:
         raise UsageError(
-            f"A winner that ships needs a kernel of {', '.join(KERNELS)}, but one is of {_kernel(winner)}. Withdraw it."
+            f"A shipped winner is of {_kernel(winner)}, which is not among the kernels {', '.join(KERNELS)}. Withdraw "
+            "it."
         )
     return bool(winner["kernel_hash"] == kernel.source_hash)

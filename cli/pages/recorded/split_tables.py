@@ -50,7 +50,7 @@ def _chosen(device: DeviceSpec) -> Iterator[list[str]]:
     untuned = shipped_untuned(device)
     if untuned is None:
         raise UsageError(
-            f"A table of splits needs a correction, but none ships for {device.name}. See `tune calibrate`."
+            f"No correction ships for {device.name}, so there is no table of its splits. See `tune calibrate`."
         )
     for heads, heads_kv in HEADS:
         for keys in KEYS:

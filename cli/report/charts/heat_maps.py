@@ -1,5 +1,6 @@
 """Heat maps of a sweep: block_m by block_n, one small map for every number of warps and stages."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,52 +63,54 @@ def heat_map(measure: Measure) -> Spec:
     y = alt.Y("block_m:O", title="block_m", sort="descending")
     base = alt.Chart(rows("cells"))
     timed, other = base.transform_filter("datum.state == 'timed'"), base.transform_filter("datum.state != 'timed'")
-    brush = alt.selection_interval(name="brush", encodings=["x", "y"])
-    tooltip = [alt.Tooltip(f"{name}:N", title=title) for name, title in FACTS.items()]
-    squares = (
-        timed.mark_rect(cursor="pointer", stroke="white", strokeWidth=1)
-        .encode(
-            x=x,
-            y=y,
-            color=alt.Color("value:Q", scale=measure.scale, title=measure.title, legend=alt.Legend(gradientLength=160)),
-            tooltip=tooltip,
-            opacity=alt.condition(brush, alt.value(1), alt.value(0.35)),
-        )
-        .add_params(brush)
-    )
-    hatched = other.mark_point(shape=HATCH, size=900, strokeWidth=1, opacity=0.5, color="#808080").encode(
-        x=x, y=y, tooltip=[alt.Tooltip("config:N", title="config"), alt.Tooltip("reason:N", title="not timed")]
-    )
-    readable = alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff"))
-    numbers = timed.mark_text(fontSize=10, cursor="pointer").encode(
-        x=x,
-        y=y,
-        text="number:N",
-        color=readable,
-        tooltip=tooltip,
-    )
-    spills = timed.transform_filter("datum.spill_bytes > 0").mark_point(
-        shape="triangle-up", filled=True, size=64, color=RED, stroke="white", strokeWidth=0.7,
-        xOffset=CELL // 3, yOffset=-CELL // 3,
-    )  # fmt: skip
-    picked = timed.transform_filter("datum.picked != ''").mark_rect(filled=False, strokeWidth=3, stroke=RED)
-    letters = timed.transform_filter("datum.picked != ''").mark_text(
-        fontSize=11, fontWeight="bold", xOffset=-CELL // 3, yOffset=-CELL // 3
-    )
+    layers = (_squares(timed, measure), _hatched(other), *_marks(timed))
     chart = (
-        alt.layer(
-            squares,
-            hatched,
-            numbers,
-            spills.encode(x=x, y=y, tooltip=tooltip),
-            picked.encode(x=x, y=y),
-            letters.encode(x=x, y=y, text="picked:N", color=readable),
-        )
+        alt.layer(*(layer.encode(x=x, y=y) for layer in layers))
         .properties(width=alt.Step(CELL), height=alt.Step(CELL))
         .facet(row=_facet(alt.Row, "num_warps", "warps"), column=_facet(alt.Column, "num_stages", "stages"), spacing=14)
         .add_params(alt.param(name="low", value=0), alt.param(name="high", value=1))
     )
     return spec_of(chart, f"{measure.title} of every tile of one kernel, by warps and stages.")
+
+
+def _tooltip() -> list[alt.Tooltip]:
+    return [alt.Tooltip(f"{name}:N", title=title) for name, title in FACTS.items()]
+
+
+def _squares(timed: alt.Chart, measure: Measure) -> alt.Chart:
+    """Return a coloured square for each cell, in which an area can be brushed."""
+    brush = alt.selection_interval(name="brush", encodings=["x", "y"])
+    return (
+        timed.mark_rect(cursor="pointer", stroke="white", strokeWidth=1)
+        .encode(
+            color=alt.Color("value:Q", scale=measure.scale, title=measure.title, legend=alt.Legend(gradientLength=160)),
+            tooltip=_tooltip(),
+            opacity=alt.condition(brush, alt.value(1), alt.value(0.35)),
+        )
+        .add_params(brush)
+    )
+
+
+def _hatched(other: alt.Chart) -> alt.Chart:
+    """Return a hatched square for each cell without a time."""
+    return other.mark_point(shape=HATCH, size=900, strokeWidth=1, opacity=0.5, color="#808080").encode(
+        tooltip=[alt.Tooltip("config:N", title="config"), alt.Tooltip("reason:N", title="not timed")]
+    )
+
+
+def _marks(timed: alt.Chart) -> Iterator[alt.Chart]:
+    """Yield what stands on a square: its number, a triangle for spills, and the frame and letter of a picked config."""
+    readable = alt.condition("datum.light", alt.value("#101010"), alt.value("#ffffff"))
+    yield timed.mark_text(fontSize=10, cursor="pointer").encode(text="number:N", color=readable, tooltip=_tooltip())
+    yield timed.transform_filter("datum.spill_bytes > 0").mark_point(
+        shape="triangle-up", filled=True, size=64, color=RED, stroke="white", strokeWidth=0.7,
+        xOffset=CELL // 3, yOffset=-CELL // 3,
+    ).encode(tooltip=_tooltip())  # fmt: skip
+    picked = timed.transform_filter("datum.picked != ''")
+    yield picked.mark_rect(filled=False, strokeWidth=3, stroke=RED)
+    yield picked.mark_text(fontSize=11, fontWeight="bold", xOffset=-CELL // 3, yOffset=-CELL // 3).encode(
+        text="picked:N", color=readable
+    )
 
 
 def _facet(kind: type[Any], name: str, words: str) -> Any:

@@ -31,8 +31,9 @@ def new_rows(
     for name, new, cache in (("k", k, k_cache), ("v", v, v_cache)):
         if (new.shape[0], *new.shape[2:]) != (q.shape[0], *cache.shape[2:]) or new.shape[1] != k.shape[1]:
             raise UsageError(
-                f"`{name}` must be [batch, new, heads, dim] with batch {q.shape[0]} and the heads and dim of its cache "
-                f"{tuple(cache.shape)}, as many rows in k and v, but got {tuple(new.shape)}. Check which is which."
+                f"`{name}` must be [batch, new, heads, dim], with batch {q.shape[0]}, the heads and dim of its cache "
+                f"{tuple(cache.shape)}, and as many rows in k as in v, but got {tuple(new.shape)}. Check the order of "
+                "the arguments."
             )
     return k, v
 

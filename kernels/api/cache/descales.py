@@ -33,15 +33,15 @@ class Descales:
         if k_cache.dtype not in CACHE_TYPES or k_cache.dtype is q.dtype:
             if k_descale is not None or v_descale is not None:
                 raise UsageError(
-                    f"`k_descale` and `v_descale` are for caches of {_types()} under queries of more bits, but got a "
+                    f"`k_descale` and `v_descale` need a cache of {_types()} and queries with more bits, but got a "
                     f"cache of {k_cache.dtype} and queries of {q.dtype}. Leave them out."
                 )
             return None
         found = cls(_scale("k_descale", k_descale, q, k_cache), _scale("v_descale", v_descale, q, v_cache))
         if found.of_tokens and not (_is_of_tokens(found.k) and _is_of_tokens(found.v)):
             raise UsageError(
-                "`k_descale` and `v_descale` are of tokens together, but only one of them is. Expand the other one to "
-                f"{tuple(k_cache.shape[:3])}."
+                "`k_descale` and `v_descale` must both have a scale per token, or neither, but only one of them has. "
+                f"Expand the other one to {tuple(k_cache.shape[:3])}."
             )
         return found
 
@@ -58,7 +58,7 @@ class Descales:
         """
         if v_cache.dtype != k_cache.dtype or not q.is_floating_point():
             raise UsageError(
-                "A cache of 8 bits has keys and values of one type under floating-point queries, but got "
+                "Under floating-point queries, the keys and values of an 8-bit cache must have one type, but got "
                 f"{k_cache.dtype}, {v_cache.dtype} and queries of {q.dtype}. Convert them."
             )
         if k_cache.device != q.device or v_cache.device != q.device:
@@ -82,13 +82,13 @@ class Descales:
         """
         if self.of_tokens:
             raise UsageError(
-                "New rows cannot be appended where every token has its own scale: what theirs is, only the caller "
-                "knows. Write k / k_descale, v / v_descale and the scales into the cache, and call without k and v."
+                "No rows can be appended to a cache with a scale per token, since only the caller knows their scales. "
+                "Write k / k_descale, v / v_descale and the scales into the cache, and call without k and v."
             )
         if any(rows.dtype != q.dtype for rows in new):
             raise UsageError(
-                f"`k` and `v` must be {q.dtype} as q is, to be rounded into the cache, but got {new[0].dtype} and "
-                f"{new[1].dtype}. Convert them."
+                f"`k` and `v` must have the type of q, {q.dtype}, since they are rounded into the cache, but got "
+                f"{new[0].dtype} and {new[1].dtype}. Convert them."
             )
 
     def shortened(self, new: tuple[Tensor, Tensor], caches: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -111,7 +111,7 @@ def tensor_of(name: str, descale: Descale, q: Tensor) -> Tensor | None:
         return descale
     if isinstance(descale, bool) or not isinstance(descale, (int, float)):
         raise WrongTypeError(
-            f"`{name}` must be a float32 tensor or a number, but got {type(descale).__name__}. Make one."
+            f"`{name}` must be a float32 tensor or a number, but got {type(descale).__name__}. Convert it."
         )
     return torch.full((), float(descale), dtype=torch.float32, device=q.device)
 
@@ -134,16 +134,17 @@ def _scale(name: str, scale: Tensor | None, q: Tensor, cache: Tensor) -> Tensor 
     if scale is None:
         if cache.dtype is torch.int8:
             raise UsageError(
-                f"`{name}` says what an int8 cache stands for, but got none. Pass the number or tensor that its values "
-                "were divided by."
+                f"An int8 cache needs `{name}`, but got None. Pass the number or tensor that its values were divided "
+                "by."
             )
         return None
     batch, heads = q.shape[0], cache.shape[2]
     shapes = (), (heads,), (batch, heads), tuple(cache.shape[:3])
     if scale.dtype is not torch.float32 or tuple(scale.shape) not in shapes:
         raise UsageError(
-            f"`{name}` must be a number or float32 [num_heads_kv], [batch, num_heads_kv] or, of tokens, [entries or "
-            f"pages, rows, num_heads_kv], here {shapes[1:]}, but got {scale.dtype} {tuple(scale.shape)}. Reshape it."
+            f"`{name}` must be a number, or a float32 tensor [num_heads_kv], [batch, num_heads_kv] or, with a scale "
+            f"per token, [entries or pages, rows, num_heads_kv], here {shapes[1:]}, but got {scale.dtype} "
+            f"{tuple(scale.shape)}. Reshape it."
         )
     if scale.device != q.device:
         raise UsageError(f"`{name}` must be on the device of q, but got {scale.device} and {q.device}. Move it.")

@@ -37,7 +37,7 @@ class Rotary:
             raise UsageError("`rotary_cos` and `rotary_sin` are given together, but one is missing. Give both or none.")
         if new is None:
             raise UsageError(
-                "`rotary_cos` turns queries and the keys that are appended, but got no new keys. Pass k and v, or turn "
+                "`rotary_cos` rotates the queries and the appended keys, but got no new keys. Pass k and v, or rotate "
                 "the queries before the call."
             )
         _check_angles(cos, sin, q)

@@ -41,7 +41,7 @@ class CacheRows:
         if index is not None or padding is not None:
             name = "cache_batch_idx" if index is not None else "cache_leftpad"
             raise UsageError(
-                f"`{name}` belongs to a contiguous cache, but got a block_table with it. Let the table name the pages."
+                f"`{name}` and `block_table` exclude each other, but both are given. Let the table name the pages."
             )
         check_dimensions("[batch, max_pages]", block_table=table)
         if table.dtype != torch.int32 or table.shape[0] != q.shape[0]:

@@ -30,7 +30,8 @@ def engine_of(number: int) -> "Engine":
     engine = _engines.get(number)
     if engine is None:
         raise UsageError(
-            f"A compiled graph runs where its dispatcher is, but dispatcher {number} is gone or was another process's. "
-            "Keep the dispatcher as long as the graph; to export a graph, take the default one, `blocktune.attention`."
+            f"A compiled graph needs its dispatcher, but dispatcher {number} no longer exists or belongs to another "
+            "process. Keep the dispatcher as long as the graph; to export a graph, use the default one, "
+            "`blocktune.attention`."
         )
     return engine

@@ -45,7 +45,7 @@ def _makes(device: str) -> Callable[..., Any] | None:
     try:
         made = None if make is None else make((2, 3), (1, 2), torch.float16)
     except Exception as error:  # whatever another version of PyTorch says to such a call
-        logger.info("PyTorch's shortest way to memory is not to be had (%s).", error)
+        logger.info("PyTorch's shortest way to memory is not available (%s).", error)
         return None
     if made is None or (made.shape, made.stride(), made.dtype) != ((2, 3), (1, 2), torch.float16):
         return None

@@ -108,7 +108,7 @@ def test_a_preset_has_a_shape_a_device_blocks_and_kernels_of_its_own(tune) -> No
     ("words", "says"),
     [
         ((), "give `--seq` and `--dim`, or `--preset rtx2070`"),
-        (("--preset", "gtx480"), "A preset is one of rtx2070"),
+        (("--preset", "gtx480"), "The presets are rtx2070"),
         (("--preset", "rtx2070", "--device", "h200"), "Leave out `--device`"),
         (("--preset", "rtx2070", "--seq", 1024, "--dim", 64), "Leave out `--device` and the sizes"),
         (("--preset", "rtx2070", "--batch", 3), "--batch came without --seq"),
@@ -182,7 +182,7 @@ def test_a_backward_has_a_ladder_of_its_own(tune, tmp_path: Path) -> None:
 def test_features_have_no_ladder(tune) -> None:
     result = tune(*LADDER, "--features", "softcap")
     assert result.exit_code == 2
-    assert "climbs attention without features" in result.stderr
+    assert "compares attention without features" in result.stderr
 
 
 def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,11 +237,11 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has format blocktune-ladder"):
         read_ladder(path)
     path.write_text("no JSON")
-    with pytest.raises(UsageError, match="holds JSON"):
+    with pytest.raises(UsageError, match="is not JSON"):
         read_ladder(path)
     path.unlink()
     LadderFile(path, device_named("h200"), ENVIRONMENT).add({"shape": 1}, "tune ladder", "now")
-    with pytest.raises(UsageError, match="differs in device"):
+    with pytest.raises(UsageError, match="another device"):
         LadderFile(path, device_named("rtx2070"), ENVIRONMENT)
 
 

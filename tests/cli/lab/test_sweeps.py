@@ -109,7 +109,7 @@ def test_what_is_no_sweep_is_refused(tune, tmp_path: Path) -> None:
     (tmp_path / "a.sweep.json.gz").write_text("no")
     result = tune("sweeps", "show", tmp_path / "a.sweep.json.gz")
     assert result.exit_code == 2
-    assert "must hold JSON in gzip" in result.stderr
+    assert "is not JSON in gzip" in result.stderr
 
 
 def test_the_name_of_the_command_may_be_left_out(tune, winner, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_full_disk_behind_the_output_is_said() -> None:
     with Path("/dev/full").open("w") as full:
         result = subprocess.run(COMMAND, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert result.returncode == 2
-    assert result.stderr == "error: The output must be writable, but it is not (No space left on device). " + (
+    assert result.stderr == "error: The output cannot be written: No space left on device. " + (
         "Send it to another place.\n"
     )
 

@@ -78,5 +78,5 @@ def test_a_block_is_filled_with_the_command_and_its_output() -> None:
 
 
 def test_a_command_that_fails_has_no_place_in_a_page() -> None:
-    with pytest.raises(errors.UsageError, match=r"`tune occupancy --cc 1\.0` ended with 2"):
+    with pytest.raises(errors.UsageError, match=r"`tune occupancy --cc 1\.0` of a page ended with 2"):
         output("occupancy --cc 1.0")

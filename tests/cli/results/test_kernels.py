@@ -109,7 +109,7 @@ def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
         ),
         (
             ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK"],
-            "is NAME=VALUE",
+            "must be NAME=VALUE",
         ),
         (
             ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK=100"],

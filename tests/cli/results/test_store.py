@@ -48,7 +48,7 @@ def test_two_devices_are_listed_and_not_exported_together(tune, winner) -> None:
     assert len(json.loads(tune("list", "--json").stdout)["bests"]) == 2
     result = tune("export", "-")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "An export holds one device" in result.stderr
+    assert "An export is of one device" in result.stderr
 
 
 def test_what_ships_is_listed_beside_a_database_when_it_is_asked_for(tune, winner) -> None:

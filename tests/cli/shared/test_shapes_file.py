@@ -63,9 +63,9 @@ def test_a_list_stands_for_each_of_its_values_and_a_shape_stands_once(tmp_path: 
 @pytest.mark.parametrize(
     ("text", "reasons"),
     [
-        ("", ["at least one table"]),
+        ("", ["has no table"]),
         ("seq = 512", ["`seq` outside of any"]),
-        ("[a]\nseq = ", ["holds TOML"]),
+        ("[a]\nseq = ", ["is not TOML"]),
         ("[a]\nseq = 512", ["[a]", "`dim`"]),
         ("[[a]]\nseq = 512\ndim = 64\n[[a]]\ndim = 64", ["[[a]] number 2", "`seq`"]),
         ("[a]\nseq = 512\ndim = 64\nhead = 3", ["[a]", "`head`", "kv-heads"]),

@@ -55,7 +55,7 @@ def test_ray_leaves_the_other_name_of_the_command_alone() -> None:
         (("--executor", "ray", "--exclude", "triton"), "NAME=VERSION"),
         (("--executor", "slurm"), "slurm"),
         (("--shard", "3/2"), "1 <= I <= N"),
-        (("--shard", "3/3"), "must leave a shape of 2"),
+        (("--shard", "3/3"), "leaves no shape of 2"),
     ],
     ids=str,
 )

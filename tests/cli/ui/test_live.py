@@ -201,7 +201,7 @@ def test_a_sweep_that_is_not_there_is_a_message(server: LiveServer, name: str) -
     opened(server)
     status, answer = server.ask(f"table/{name}")
     assert status == 422
-    assert "is one that the page lists" in answer["message"]
+    assert "that the page lists" in answer["message"]
 
 
 def test_a_search_runs_until_it_has_a_winner_or_is_silent(winner: Callable[..., Best]) -> None:

@@ -123,10 +123,10 @@ def test_trouble_with_the_store_is_a_message_in_the_page(page: Page, db: Path) -
     for path in [path for path in db.parent.iterdir() if path != db]:
         path.unlink()
     overwritten_middle(db)
-    wait_for_text(page, "#problem", "must be a sound SQLite database")
+    wait_for_text(page, "#problem", "is not a sound SQLite database")
     assert "Traceback" not in page.page.content()
     page.page.reload()
-    wait_for_text(page, "#problem", "must be a sound SQLite database")
+    wait_for_text(page, "#problem", "is not a sound SQLite database")
     db.write_bytes(sound)
     wait_for_text(page, "#live", f"{KNOWN} trials")
     page.page.locator("#problem .message").wait_for(state="detached", timeout=WAIT_MS)

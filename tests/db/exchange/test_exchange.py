@@ -94,7 +94,7 @@ def test_winners_alone_are_small(store: ResultStore, bests: list[Best], trial: T
 
 
 def test_the_device_is_named_unless_there_is_one(store: ResultStore, best: Best) -> None:
-    with pytest.raises(UsageError, match="knows: none"):
+    with pytest.raises(UsageError, match="has results of none"):
         store.export_json()
     store.set_best(best)
     store.set_best(replace(best, device=device_named("h100-sxm")))
@@ -133,7 +133,7 @@ def test_a_file_comes_back_as_it_was_saved(tmp_path: Path, document: Document) -
 def test_a_file_that_is_no_json(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "bad.json"
     file.write_bytes(content)
-    with pytest.raises(ImportRejectedError, match="must hold JSON"):
+    with pytest.raises(ImportRejectedError, match="is not JSON"):
         load_document(file)
 
 

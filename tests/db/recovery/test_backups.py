@@ -158,7 +158,7 @@ def test_a_backup_that_is_damaged_is_passed_over(filled: Path, bests: list[Best]
 
 def test_a_directory_is_no_store(tmp_path: Path) -> None:
     for place in (Path("/"), tmp_path):
-        with pytest.raises(StoreError, match=f"must be a file, but {place} is a directory"):
+        with pytest.raises(StoreError, match=f"{place} is a directory"):
             restore(place)
 
 

@@ -95,7 +95,7 @@ def test_a_newer_store_is_not_recovered_by_an_older_blocktune(path: Path, best: 
 
 def test_a_pipe_is_no_store(path: Path) -> None:
     os.mkfifo(path)
-    with pytest.raises(StoreError, match="must be a file"):
+    with pytest.raises(StoreError, match="is not a file"):
         recover(path)
 
 
@@ -117,9 +117,9 @@ def test_what_cannot_be_recovered_is_refused(tmp_path: Path) -> None:
     assert files_in(tmp_path) == ["h200.txt"]
     with pytest.raises(UsageError, match="results file by its name"):
         recover(tmp_path / "h200.json")
-    with pytest.raises(UsageError, match="Only a SQLite file"):
+    with pytest.raises(UsageError, match="only a SQLite file"):
         recover("postgresql+psycopg://user:secret@host/name")
-    with pytest.raises(StoreError, match="there is no"):
+    with pytest.raises(StoreError, match="No such store"):
         recover(tmp_path / "missing.db")
 
 

@@ -104,7 +104,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: Path, trial: Trial, mon
         pages = path.stat().st_size // 4096
         full = (*sqlite_file.CONNECTION_PRAGMAS, f"PRAGMA max_page_count = {pages}")
         monkeypatch.setattr(sqlite_file, "CONNECTION_PRAGMAS", full)
-        with pytest.raises(StoreError, match="disk is full"):
+        with pytest.raises(StoreError, match=r"The disk of .* is full"):
             store.record(replace(trial, kernel_hash="f" * 16, error="x" * 100_000))
         assert store.trials() == [trial]
         assert store.health().integrity == "ok"
@@ -113,7 +113,9 @@ def test_a_full_disk_loses_nothing_that_was_stored(path: Path, trial: Trial, mon
 def test_a_truncated_store_is_reported(sqlite_store: ResultStore, path: Path, trial: Trial) -> None:
     sqlite_store.record(trial)
     path.write_bytes(path.read_bytes()[: 4096 * 3])
-    with pytest.raises(StoreCorruptError, match="not \\(database disk image is malformed\\)"):
+    with pytest.raises(
+        StoreCorruptError, match="is not a sound SQLite database \\(database disk image is malformed\\)"
+    ):
         ResultStore.open(path).trials()
 
 
@@ -129,7 +131,7 @@ def test_a_row_that_blocktune_never_wrote_is_reported(sqlite_store: ResultStore,
     sqlite_store.record(trial)
     run_sql(path, """UPDATE config SET document = '{"kernel": "flash_fwd", "ir_override": "/tmp/x"}'""")
     run_sql(path, "UPDATE trial SET checksum = NULL")
-    with pytest.raises(StoreCorruptError, match="blocktune wrote"):
+    with pytest.raises(StoreCorruptError, match="blocktune did not write"):
         sqlite_store.trials()
 
 
@@ -184,7 +186,7 @@ def test_a_directory_that_cannot_be_made_is_named(unwritable: Path, monkeypatch:
     monkeypatch.delenv("BLOCKTUNE_DB", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(unwritable / "deeper"))
     lose_write_permission(unwritable)
-    with pytest.raises(StoreError, match="must be writable"):
+    with pytest.raises(StoreError, match="is not writable"):
         ResultStore.open()
 
 

@@ -130,7 +130,7 @@ def test_a_writer_waits_as_long_as_it_was_told(stored: Path, trial: Trial) -> No
 def test_a_pipe_is_no_store(path: Path) -> None:
     os.mkfifo(path)
     for enter in (ResultStore.open, ResultStore.open_to_read):
-        with pytest.raises(StoreError, match="must be a file"):
+        with pytest.raises(StoreError, match="is not a file"):
             enter(path)
 
 
@@ -149,6 +149,6 @@ def test_a_link_that_leads_nowhere_is_said_by_every_reader(stored: Path, best: B
         changed(stored, f"UPDATE {table} SET checksum = NULL")
     with ResultStore.open_to_read(stored) as store:
         for read in (store.bests, store.trials):
-            with pytest.raises(StoreCorruptError, match=r"refer to a .*that is there"):
+            with pytest.raises(StoreCorruptError, match=r"refers to a .*that does not exist"):
                 read()
         assert "links between rows lead nowhere" in store.health().integrity

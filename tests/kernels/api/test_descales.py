@@ -17,7 +17,8 @@ from tests.kernels.api.test_flash_api import DEVICES, assert_ours, no_plans, ran
 
 __all__ = ["no_plans"]  # a fixture of every test
 
-pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+CONVERSION = "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
+pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings(CONVERSION)]
 
 REFERENCE = Dispatcher()
 """Serves the calls in float64, by PyTorch: the plans of the dispatcher under test are to be ours alone."""
@@ -239,15 +240,15 @@ BOTH = {"k_descale": 1.0, "v_descale": 1.0}
 @pytest.mark.parametrize(
     ("message", "caches", "given"),
     [
-        ("`k_descale` says what an int8 cache stands for", (INT8, INT8), {}),
-        ("`v_descale` says what an int8 cache stands for", (INT8, INT8), {"k_descale": 1.0}),
-        ("`k_descale` must be a number or float32", (E4M3, E4M3), {"k_descale": torch.ones(3)}),
-        ("`v_descale` must be a number or float32", (E4M3, E4M3), {"v_descale": torch.ones(2).half()}),
-        ("are of tokens together", (E4M3, E4M3), {"v_descale": TOKENS}),
+        ("An int8 cache needs `k_descale`", (INT8, INT8), {}),
+        ("An int8 cache needs `v_descale`", (INT8, INT8), {"k_descale": 1.0}),
+        ("`k_descale` must be a number, or a float32 tensor", (E4M3, E4M3), {"k_descale": torch.ones(3)}),
+        ("`v_descale` must be a number, or a float32 tensor", (E4M3, E4M3), {"v_descale": torch.ones(2).half()}),
+        ("must both have a scale per token", (E4M3, E4M3), {"v_descale": TOKENS}),
         ("only the caller knows", (E4M3, E4M3), {"k_descale": TOKENS, "v_descale": TOKENS, "k": NEW, "v": NEW}),
-        ("`k` and `v` must be torch.float32 as q is", (INT8, INT8), BOTH | {"k": NEW.half(), "v": NEW}),
-        ("are for caches of torch.float8_e4m3fn or torch.int8", (E4M3.float(), E4M3.float()), {"k_descale": 1.0}),
-        ("keys and values of one type", (INT8, E4M3), BOTH),
+        ("`k` and `v` must have the type of q, torch.float32", (INT8, INT8), BOTH | {"k": NEW.half(), "v": NEW}),
+        ("need a cache of torch.float8_e4m3fn or torch.int8", (E4M3.float(), E4M3.float()), {"k_descale": 1.0}),
+        ("must have one type", (INT8, E4M3), BOTH),
         ("computes no gradients", (INT8, INT8), BOTH | {"q": Q.clone().requires_grad_()}),
         ("`num_heads % num_heads_kv == 0`", (INT8[:, :, :1].expand(2, 32, 3, 16),) * 2, BOTH),
         ("must agree in batch", (INT8[:1], INT8[:1]), BOTH),

@@ -13,6 +13,8 @@ from blocktune.kernels.dispatch.dispatcher import attention
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.values.errors import UsageError
 
+pytestmark = pytest.mark.triton_free
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 BOUND = {"cpu": 1e-5, "cuda": 1.5e-2}
 """Relative Frobenius error: float32 on the CPU, bfloat16 on a GPU."""
@@ -270,8 +272,8 @@ def bounds(*values: int, dtype: torch.dtype = torch.int32) -> Tensor:
         ("max_seqlen_q >= 0", {"max_seqlen_q": -1}),
         ("must be int32", {"cu_seqlens_q": bounds(0, 4, 10, dtype=torch.int64)}),
         ("must be int32", {"cu_seqlens_q": bounds(0, 0, 4, 4, 10, 10)[::2]}),
-        ("same sequences", {"cu_seqlens_q": bounds(0, 10)}),
-        ("same sequences", {"cu_seqlens_q": bounds(0), "cu_seqlens_k": bounds(0)}),
+        ("same number of sequences", {"cu_seqlens_q": bounds(0, 10)}),
+        ("same number of sequences", {"cu_seqlens_q": bounds(0), "cu_seqlens_k": bounds(0)}),
     ],
 )
 def test_bad_bounds_of_sequences_are_refused(message: str, given: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tensors, tuned
 
+pytestmark = pytest.mark.triton_free
+
 
 @pytest.fixture(autouse=True)
 def kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> PlainKernel:

@@ -25,6 +25,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction
 
+pytestmark = pytest.mark.triton_free
+
 flash = torch.ops.aten._scaled_dot_product_flash_attention
 
 

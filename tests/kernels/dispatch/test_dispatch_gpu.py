@@ -183,7 +183,7 @@ def test_a_new_shape_during_a_capture_is_refused_and_leaves_the_stream_usable() 
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        with pytest.raises(UsageError, match="run once before a CUDA graph"):
+        with pytest.raises(UsageError, match="cannot capture the first call"):
             dispatcher(*new)
         out = dispatcher(*arguments)  # the capture goes on
     graph.replay()

@@ -12,6 +12,8 @@ from blocktune import attention
 from blocktune.kernels.dispatch.graphs.graph_call import TENSORS, GraphCall
 from tests.kernels.dispatch.test_ops import BACKWARD, CALL, DROPOUT, FORWARD, SDPA, inputs, kernels, traced_on_the_cpu
 
+pytestmark = pytest.mark.triton_free
+
 __all__ = ["kernels", "traced_on_the_cpu"]  # fixtures
 
 OPTIONS: dict[str, Any] = {

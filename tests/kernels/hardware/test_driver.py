@@ -12,6 +12,8 @@ from blocktune.kernels.hardware import driver
 from blocktune.kernels.hardware.driver import LiveDevice, read_driver, read_torch
 from tests.support.fakes.fake_driver import H200_UUID, FakeDriver, FakeGpu
 
+pytestmark = pytest.mark.triton_free
+
 
 def test_one_gpu() -> None:
     report = read_driver(FakeDriver(gpus=[FakeGpu()]))

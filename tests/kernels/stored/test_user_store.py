@@ -81,13 +81,13 @@ def test_the_variable_may_name_a_frozen_file(frozen: Path, monkeypatch: pytest.M
     ("text", "message"),
     [
         (None, "is missing"),
-        ("{", "holds JSON"),
+        ("{", "is not JSON"),
         ("[]", "format and schema"),
-        ("[" * 100_000, "holds JSON"),
+        ("[" * 100_000, "is not JSON"),
         ("changed", "changed after it was frozen"),
         ("NaN", "changed after it was frozen"),
         ("folder", "Is a directory"),
-        ("pipe", "is no file"),
+        ("pipe", "is not a file"),
         ("", "is empty"),
         ("binary", "cannot be read"),
     ],
@@ -116,6 +116,6 @@ def test_a_frozen_file_that_cannot_be_read_costs_one_problem_that_names_it(
 
 def test_a_server_is_not_read_and_its_password_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BLOCKTUNE_DB", "postgresql://me:secret@host/db")
-    with pytest.raises(StoreError, match="SQLite files only") as caught:
+    with pytest.raises(StoreError, match="SQLite files and results files") as caught:
         SqliteConfigs().configs(H200)
     assert "secret" not in str(caught.value)

@@ -106,7 +106,7 @@ def test_block_sizes(size: Any) -> None:
 
 @pytest.mark.parametrize("mask", [torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2, dtype=torch.uint8), [[True]]])
 def test_a_mask_is_boolean(mask: Any) -> None:
-    with pytest.raises(UsageError, match="is a boolean tensor"):
+    with pytest.raises(UsageError, match="must be a boolean tensor"):
         BlockMask(64, 64, mask)
 
 
@@ -121,14 +121,14 @@ def test_constructors_refuse_what_is_no_mask() -> None:
         BlockMask.from_dense(torch.ones(64, 64), block_q=64, block_k=64)
     with pytest.raises(UsageError, match="Lengths must be positive"):
         BlockMask.from_predicate(lambda q, k: q == k, seqlen_q=0, seqlen_k=64, block_q=64, block_k=64)
-    with pytest.raises(UsageError, match="returns a boolean tensor"):
+    with pytest.raises(UsageError, match="must return a boolean tensor"):
         BlockMask.from_predicate(lambda q, k: q - k, seqlen_q=64, seqlen_k=64, block_q=64, block_k=64)
 
 
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ((1, 1, 4, 4), r"has \(4, 5\) blocks, but got \(4, 4\)"),
+        ((1, 1, 4, 4), r"must have \(4, 5\) blocks, but got \(4, 4\)"),
         ((3, 1, 4, 5), r"batch=3, heads=1"),
         ((1, 2, 4, 5), r"batch=1, heads=2"),  # key heads: the mask counts query heads
     ],

@@ -72,7 +72,7 @@ def test_a_window_without_bounds_is_none() -> None:
     ["windows", "window=3", "window=a:b", "window=1:2:3", "page=x", "softcap=2", "sparse", "softcap=True", "kv=fp8"],
 )
 def test_words_that_are_no_feature_are_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="A feature is one of window=LEFT:RIGHT, page=SIZE, softcap"):
+    with pytest.raises(UsageError, match="The features are window=LEFT:RIGHT, page=SIZE, softcap"):
         Features.parse(text)
     with pytest.raises(UsageError):
         AttentionShape.from_json(shape().to_json() | {"features": text})
@@ -81,7 +81,7 @@ def test_words_that_are_no_feature_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"window": (-2, 0)}, r"`window` is \(left, right\) in keys"),
+        ({"window": (-2, 0)}, r"`window` must be \(left, right\) in keys"),
         ({"window": (1,)}, r"but got \(1,\)"),
         ({"window": (1.0, 2)}, "each >= 0, or -1"),
         ({"page_size": 48, "cached": True}, "a power of two, but got page_size=48"),

@@ -55,7 +55,7 @@ def test_features_and_direction_may_be_names() -> None:
         ({"dtype": None}, "but got None"),
         ({"causal": "yes"}, "`causal` must be one of none, upper_left, lower_right, but got 'yes'"),
         ({"direction": "bwd"}, "`direction` must be one of forward, backward, but got 'bwd'"),
-        ({"features": "colour"}, "but got 'colour'"),
+        ({"features": "colour"}, "No such feature: 'colour'"),
         ({"seqlen_k": 0}, "`seqlen_k > 0` must hold"),
         ({"batch": True}, "`batch > 0` must hold, but got batch=True"),
         ({"num_heads_kv": 3}, "`num_heads % num_heads_kv == 0` must hold"),
@@ -89,6 +89,12 @@ def test_a_shape_is_a_value() -> None:
 def test_a_stored_shape_holds_the_names_alone(change: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         AttentionShape.from_json(FULL.to_json() | change)
+
+
+@pytest.mark.parametrize("document", [None, [], "b2 h32 s8192 d64 bf16"])
+def test_a_stored_shape_is_an_object(document: Any) -> None:
+    with pytest.raises(UsageError, match="must be an object"):
+        AttentionShape.from_json(document)
 
 
 @pytest.mark.parametrize("name", ["num_heads_kv", "seqlen_k", "head_dim_v", "batch"])
@@ -132,5 +138,5 @@ def test_pairs_of_the_longest_windows_are_counted_at_once() -> None:
 
 @pytest.mark.parametrize("word", ["window=99999999999999999999:0", "window=0:2147483648", "page=4294967296"])
 def test_a_size_that_no_kernel_can_be_given_is_refused(word: str) -> None:
-    with pytest.raises(UsageError, match="A feature is one of"):
+    with pytest.raises(UsageError, match="No such feature"):
         Features.parse(word)

@@ -9,7 +9,7 @@ import torch
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import dispatcher, plan, resolver
-from blocktune.kernels.dispatch.engine import autograd_within_an_op
+from blocktune.kernels.dispatch.torch_math import autograd_within_an_op
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras

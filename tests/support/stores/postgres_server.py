@@ -1,6 +1,7 @@
 """A PostgreSQL server of a test's own: it can be stopped, killed, followed by a standby and given certificates."""
 
 import glob
+import itertools
 import os
 import pwd
 import shutil
@@ -114,6 +115,17 @@ class PostgresServer:
         self.execute(f"CREATE DATABASE {name}")
         return self.url(name)
 
+    def empty(self, url: str) -> bool:
+        """Remove all tables of a database, and return whether that was possible at once."""
+        import psycopg
+
+        name = url.partition("@/")[2].partition("?")[0]
+        try:
+            self.execute("SET lock_timeout = '1s'", "DROP SCHEMA public CASCADE", "CREATE SCHEMA public", database=name)
+        except psycopg.errors.LockNotAvailable:
+            return False
+        return True
+
     def url(self, database: str, user: str = ADMIN) -> str:
         """Return the URL of a database, by the socket."""
         return f"postgresql+psycopg://{user}:secret@/{database}?host={self.folder}"
@@ -136,6 +148,27 @@ class PostgresServer:
                 cursor = connection.execute(statement.encode())
                 rows = cursor.fetchall() if cursor.description else []
             return rows
+
+
+class EmptyDatabases:
+    """Empty databases of a server. One that was emptied is used again, since making and removing one takes longer."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._numbers = itertools.count()
+        self._free: list[str] = []
+
+    def new(self) -> str:
+        """Make another one and return its URL."""
+        return self._server.create_database(f"test_{next(self._numbers)}")
+
+    @contextmanager
+    def one(self) -> Iterator[str]:
+        """Yield the URL of one that is emptied afterwards; one that is still in use then is left behind."""
+        url = self._free.pop() if self._free else self.new()
+        yield url
+        if self._server.empty(url):
+            self._free.append(url)
 
 
 def _binaries() -> Path | None:

@@ -108,7 +108,7 @@ def test_no_step_is_predicted_below_its_bytes() -> None:
 def test_an_old_card_has_no_tensor_cores_no_hopper_and_too_little_memory_for_all_scores() -> None:
     ladder = climb(complete_shape(8192, 64, dtype="fp16"), RTX2070, compiler=Compiler(tensor_cores="none"))
     assert ladder.step("v2").tensor_cores == "none"
-    assert "Standard attention keeps all scores, 256 MiB a head" in ladder.step("standard").problem
+    assert "The scores of standard attention do not fit" in ladder.step("standard").problem
     assert "wgmma" in ladder.step("hopper").problem
     assert ladder.step("v1").over_before is None
     assert ladder.step("v2").over_before is not None
@@ -191,7 +191,7 @@ def test_chunks_of_16_bits_add_no_error_of_their_own() -> None:
 
 def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
     question, _ = questions_of(SMALL, device="cpu", seed=0)
-    with pytest.raises(UsageError, match="keeps all scores, 256 MiB a head"):
+    with pytest.raises(UsageError, match="they take 256 MiB per head"):
         standard_compute(LONG, RTX2070, question)
     with pytest.raises(UsageError, match="has no features here"):
         standard_compute(replace(LONG, features=Features(softcap=True)), H200, question)
@@ -200,7 +200,7 @@ def test_standard_attention_is_refused_where_it_does_not_fit() -> None:
 
 @pytest.mark.parametrize("direction", Direction)
 def test_features_have_no_ladder(direction: Direction) -> None:
-    with pytest.raises(UsageError, match="climbs attention without features"):
+    with pytest.raises(UsageError, match="compares attention without features"):
         climb(replace(LONG, direction=direction, features=Features(softcap=True)), H200, compiler=Compiler())
 
 

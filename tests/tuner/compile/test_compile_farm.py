@@ -141,7 +141,7 @@ def test_farm_close_cancels_all_and_leaves_no_process(make_farm: MakeFarm, fakes
     with pytest.raises(CancelledError):
         pending.result(timeout=0)
     assert all(gone(pid) for pid in pids)
-    with pytest.raises(RuntimeError, match="closed farm"):
+    with pytest.raises(RuntimeError, match="farm is closed"):
         submit(farm, fakes, "product")
 
 

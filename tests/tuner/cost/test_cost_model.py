@@ -17,11 +17,11 @@ from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import (
     CostBreakdown,
-    missing_rates,
     predict,
     predict_us,
 )
 from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.occupancy.calculator import occupancy
 
 pytestmark = pytest.mark.triton_free
@@ -280,14 +280,14 @@ def test_keys_beyond_l2_are_read_again() -> None:
 def test_a_missing_rate_is_named(rate: str) -> None:
     unknown = replace(H200, **{rate: None})
     assert missing_rates(unknown) == (rate,)
-    with pytest.raises(UsageError, match=f"{rate} of NVIDIA H200 is unknown"):
+    with pytest.raises(UsageError, match=f"NVIDIA H200: its {rate} is unknown"):
         predicted(shape(), config(64, 64), unknown)
     assert usefulness(KERNEL, config(64, 64), shape(), unknown) > 0
 
 
 def test_a_config_that_does_not_fit_is_an_error_and_useless() -> None:
     too_large = config(256, 256, num_stages=4)
-    with pytest.raises(UsageError, match="does not fit NVIDIA H200"):
+    with pytest.raises(UsageError, match="does not fit an SM of NVIDIA H200"):
         predicted(shape(128), too_large)
     assert usefulness(KERNEL, too_large, shape(128), H200) == float("inf")
 

@@ -85,7 +85,7 @@ def test_an_unadvertised_peak_follows_from_the_clock() -> None:
 
 @pytest.mark.parametrize("missing", [{"memory_gbs": None}, {"tensor_tflops": None, "clock_mhz": None}])
 def test_an_unknown_ceiling_is_named(missing: dict[str, None]) -> None:
-    with pytest.raises(UsageError, match=f"{next(iter(missing))} of NVIDIA H200 is unknown"):
+    with pytest.raises(UsageError, match=f"its {next(iter(missing))} is unknown"):
         ridge_point(replace(H200, **missing))
 
 
@@ -110,5 +110,5 @@ def test_waves_count_a_block_for_every_query_tile_of_every_head(causal: Causal) 
 
 def test_a_block_that_does_not_fit_has_no_waves() -> None:
     too_large = KernelResources(registers=128, shared_bytes=300_000, num_warps=4, tensor_cores="wgmma")
-    with pytest.raises(UsageError, match="fits an SM"):
+    with pytest.raises(UsageError, match="does not fit an SM"):
         waves_of(complete_shape(1000, 64), 128, occupancy(too_large, H200.limits), 132)

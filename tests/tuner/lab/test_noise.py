@@ -105,7 +105,7 @@ def test_a_study_ends_in_time_and_both_regimes_have_the_same_of_it(minutes: int)
 
 def test_what_is_studied_must_run() -> None:
     wall = Wall()
-    with pytest.raises(NoFeasibleConfigError, match="What is studied must run"):
+    with pytest.raises(NoFeasibleConfigError, match="its noise cannot be measured"):
         study_noise({Regime.BURST: FakeGpu(Regime.BURST, wall)}, (BROKEN, FIRST), seconds=60.0, now=wall)
 
 

@@ -8,6 +8,8 @@ import pytest
 from blocktune.tuner.measure.environment import COMMIT_VARIABLE, source_commit
 from tests.support.programs import ROOT
 
+pytestmark = pytest.mark.triton_free
+
 
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,7 +15,8 @@ from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.measure.measurement import REPEATED, Measurement, Terms
-from blocktune.tuner.measure.runner import Deadlines, GpuRunner
+from blocktune.tuner.measure.runner import GpuRunner
+from blocktune.tuner.measure.worker_process import Deadlines
 from tests.support.fakes.fake_kernels import SHAPE
 from tests.support.programs import program, python
 
@@ -65,8 +66,8 @@ def runner() -> Iterator[GpuRunner]:
 
 
 def group_of(runner: GpuRunner) -> int:
-    assert runner._child is not None
-    return runner._child.pid
+    assert runner._worker.pid is not None
+    return runner._worker.pid
 
 
 def members(group: int) -> list[str]:
@@ -202,7 +203,7 @@ def test_a_config_can_meet_itself(runner: GpuRunner) -> None:
     one, other = runner.duel(config("honest"))
     assert len(one) == len(other) > 0
     assert one != other
-    with pytest.raises(BlocktuneError, match=r"must run to meet itself, but raises .* no such instruction"):
+    with pytest.raises(BlocktuneError, match=r"cannot be compared with itself: .* no such instruction"):
         runner.duel(config("raises"))
 
 
@@ -244,7 +245,7 @@ class ScriptedRunner(GpuRunner):
 
     def _ask(self, command: dict[str, Any], running_seconds: float) -> dict[str, Any]:
         self.asked += 1
-        self._telemetry = self.next_state()
+        self._worker.telemetry = self.next_state()
         if command["command"] == "finals":
             return {"samples_us": [[float(self.asked)] * 3 for _ in command["configs"]]}
         return Measurement(

@@ -17,8 +17,9 @@ from blocktune.tuner.lab.noise import study_noise
 from blocktune.tuner.lab.noise_report import summarize
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import CudaClock
-from blocktune.tuner.measure.runner import Deadlines, GpuRunner
+from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.measure.worker_process import Deadlines
 from blocktune.tuner.search.verdict import speedup
 from tests.support.programs import program
 

@@ -12,6 +12,8 @@ from blocktune.tuner.measure.bench import Bench, WrongResultError
 from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import RACE_ROUNDS, Rounds
 
+pytestmark = pytest.mark.triton_free
+
 ANCHOR_US = 1000.0
 
 

@@ -14,7 +14,6 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.occupancy.calculator import (
     Limiter,
     Occupancy,
-    Waves,
     occupancy,
     registers_for,
     requirement,
@@ -22,6 +21,7 @@ from blocktune.tuner.occupancy.calculator import (
     tensor_memory_blocks,
 )
 from blocktune.tuner.occupancy.text import explain
+from blocktune.tuner.occupancy.waves import Waves
 
 pytestmark = pytest.mark.triton_free
 

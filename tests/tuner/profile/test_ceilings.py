@@ -31,7 +31,7 @@ def test_the_catalogues_ceilings_are_those_of_the_models() -> None:
 
 
 def test_a_device_without_rates_has_no_ceilings() -> None:
-    with pytest.raises(UsageError, match="memory_gbs of NVIDIA H200 is unknown"):
+    with pytest.raises(UsageError, match="NVIDIA H200: its memory_gbs is unknown"):
         catalogue_ceilings(replace(H200, memory_gbs=None))
 
 
@@ -75,7 +75,7 @@ def test_measured_ceilings_stand_next_to_the_catalogues(monkeypatch: pytest.Monk
 
 def test_only_the_current_gpu_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings_module, "current_device", lambda: device_named("a10g"))
-    with pytest.raises(NoDeviceError, match="the current GPU, which is NVIDIA A10G, but got NVIDIA H200"):
+    with pytest.raises(NoDeviceError, match="the current GPU, NVIDIA A10G, but got NVIDIA H200"):
         measured_ceilings(H200, print)
 
 

@@ -44,5 +44,5 @@ def test_another_first_line_is_refused(old: str, new: str) -> None:
 
 def test_a_first_line_without_counters_is_refused() -> None:
     head = CounterFile(analysis_of("flash_fwd"), CSV).text().partition("\n")[0]
-    with pytest.raises(UsageError, match="Counters are a CSV"):
+    with pytest.raises(UsageError, match="no CSV of Nsight Compute"):
         CounterFile.parse(f"{head}\nno counters")

@@ -99,5 +99,5 @@ def test_lines_that_are_too_short_or_too_long_are_read_as_far_as_they_go() -> No
     ],
 )
 def test_what_holds_no_counters_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="Counters are a CSV of Nsight Compute"):
+    with pytest.raises(UsageError, match="no CSV of Nsight Compute"):
         Counters.parse(text)

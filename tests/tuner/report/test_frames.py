@@ -69,7 +69,7 @@ def test_another_library_is_refused() -> None:
 
 def test_a_file_that_is_no_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.sweep.json.gz").write_text("no")
-    with pytest.raises(ImportRejectedError, match="must hold JSON in gzip"):
+    with pytest.raises(ImportRejectedError, match="is not JSON in gzip"):
         blocktune.load_sweep(tmp_path / "a.sweep.json.gz")
 
 

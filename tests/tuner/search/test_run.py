@@ -122,7 +122,7 @@ def test_the_report_names_the_bound_that_ended_the_search(store: ResultStore) ->
 
 
 def test_what_is_not_here_has_no_regime(store: ResultStore) -> None:
-    with pytest.raises(UsageError, match="predictions have none"):
+    with pytest.raises(UsageError, match="predictions have no regime"):
         run(store, None, device=device_named("h200"), regime=Regime.BURST)
 
 

@@ -12,6 +12,8 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.tuner.turns import outputs
 from blocktune.tuner.turns.outputs import OutputCheck
 
+pytestmark = pytest.mark.triton_free
+
 FIRST, OTHER = (UserConfig("m:f", (("BLOCK", block),)) for block in (1, 2))
 
 

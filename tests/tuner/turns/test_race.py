@@ -12,6 +12,8 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.tuner.turns import race as race_module
 from blocktune.tuner.turns.race import BATCH, LAST_ROUNDS, LAST_SECONDS, LEAST_ROUNDS, STAGES, TIE, Samples, race
 
+pytestmark = pytest.mark.triton_free
+
 
 def configs(count: int) -> list[UserConfig]:
     return [UserConfig("m:f", (("BLOCK", number),)) for number in range(count)]

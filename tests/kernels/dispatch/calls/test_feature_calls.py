@@ -13,6 +13,8 @@ from blocktune.kernels.dispatch.dispatcher import attention
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.values.errors import UsageError
 
+pytestmark = pytest.mark.triton_free
+
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 HEADS, HEADS_KV, DIM = 8, 2, 64
 

@@ -16,6 +16,8 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200
 
+pytestmark = pytest.mark.triton_free
+
 Seen = list[dict[str, Any]]
 ALLOWED = {
     "flash": backends.flash_sdp_enabled,

@@ -7,23 +7,24 @@ from torch import Tensor
 from blocktune.kernels.dispatch.launches import memory
 from blocktune.kernels.dispatch.launches.memory import new_like
 
+pytestmark = pytest.mark.triton_free
+
+LIKE = {
+    "transposed": torch.empty(2, 3, 4, 5, dtype=torch.bfloat16).transpose(1, 2),
+    "float32": torch.empty(6, 7, dtype=torch.float32),
+    "bytes": torch.empty(300, dtype=torch.uint8),
+}
+FILLS = (None, 0.0, float("-inf"))
+
 
 @pytest.mark.parametrize("is_short", [True, False])
-@pytest.mark.parametrize("fill", [None, 0.0, float("-inf")])
 @pytest.mark.parametrize(
-    "like",
-    [
-        torch.empty(2, 3, 4, 5, dtype=torch.bfloat16).transpose(1, 2),
-        torch.empty(6, 7, dtype=torch.float32),
-        torch.empty(300, dtype=torch.uint8),
-    ],
-    ids=["transposed", "float32", "bytes"],
+    ("name", "fill"), [(name, fill) for name in LIKE for fill in FILLS[: 2 if name == "bytes" else None]]
 )
 def test_new_memory_is_like_a_tensor(
-    like: Tensor, fill: float | None, is_short: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, fill: float | None, is_short: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if like.dtype is torch.uint8 and fill:
-        pytest.skip("bytes are not infinite")
+    like = LIKE[name]
     if not is_short:
         monkeypatch.setattr(memory, "_makes", lambda device: None)
     new = new_like(like, fill)

@@ -15,6 +15,8 @@ from blocktune.kernels.dispatch import guards
 from blocktune.kernels.dispatch.ways import MAX_GUARDS, Ways
 from tests.support.fakes.dispatch_fakes import shape_like, tensors
 
+pytestmark = pytest.mark.triton_free
+
 SHAPE = shape_like(32)
 Three = tuple[Tensor, Tensor, Tensor]
 OPTIONS = ("a call", False, None)

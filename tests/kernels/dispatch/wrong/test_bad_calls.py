@@ -21,6 +21,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from tests.support.fakes.dispatch_fakes import H200, ListSource
 from tests.support.fakes.feature_fakes import SERVED, FeatureBackward, FeatureForward
 
+pytestmark = pytest.mark.triton_free
+
 Q, KV = torch.ones(2, 4, 20, 16), torch.ones(2, 2, 24, 16)
 PACKED, PACKED_KV = torch.ones(10, 4, 16), torch.ones(10, 2, 16)
 CACHE = torch.ones(2, 32, 2, 16)

@@ -13,7 +13,7 @@ from blocktune import attention
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 L, S, E = 9, 23, 8
 LAYOUTS = [torch.strided, torch.jagged]
-pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")]
 
 
 def outcome(function: Any, *arguments: Any, **options: Any) -> Tensor | type[Exception]:

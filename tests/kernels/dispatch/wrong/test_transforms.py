@@ -14,7 +14,8 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop because we have not yet implemented")
+NOT_BATCHED = "ignore:There is a performance drop because we have not yet implemented"
+pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings(NOT_BATCHED)]
 
 Attention = Callable[..., Tensor]
 Transformed = Callable[..., Any]

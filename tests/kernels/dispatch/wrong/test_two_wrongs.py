@@ -28,6 +28,8 @@ from tests.kernels.dispatch.wrong.test_wrong_calls import (
 )
 from tests.support.fakes.dispatch_fakes import ListSource
 
+pytestmark = pytest.mark.triton_free
+
 NO_KEYS = {"no keys", "no heads of keys"}
 REFUSED = {"dropout -0.1", "dropout nan"}
 """PyTorch's mathematics compute without dropout what its fused backends refuse; our kernels refuse it."""

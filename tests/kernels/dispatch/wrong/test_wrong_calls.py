@@ -24,6 +24,8 @@ from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import H200, ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward
 
+pytestmark = pytest.mark.triton_free
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Answer = Tensor | BaseException
 

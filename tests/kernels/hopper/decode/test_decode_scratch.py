@@ -8,6 +8,8 @@ import torch
 
 from blocktune.kernels.hopper.decode.scratch import scratch
 
+pytestmark = pytest.mark.triton_free
+
 CPU = torch.device("cpu")
 
 

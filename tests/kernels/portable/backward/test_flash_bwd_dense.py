@@ -243,7 +243,7 @@ def test_the_copy_engine_has_rules() -> None:
 @pytest.mark.parametrize(
     ("features", "extras", "message"),
     [
-        ("boolean", NO_EXTRAS, "not so of mask"),
+        ("boolean", NO_EXTRAS, "missing or superfluous: mask"),
         ("softcap", NO_EXTRAS, "`softcap > 0` must hold, but got softcap=0.0"),
         ("dropout", Extras(dropout_p=1.0), "`0 <= dropout_p < 1` must hold"),
     ],

@@ -195,10 +195,10 @@ def test_packed_sequences_are_computed_like_single_ones() -> None:
 @pytest.mark.parametrize(
     ("features", "extras", "message"),
     [
-        ("boolean", NO_EXTRAS, "not so of mask"),
-        ("alibi varlen", NO_EXTRAS, "not so of alibi_slopes, cu_seqlens_q, cu_seqlens_k"),
+        ("boolean", NO_EXTRAS, "missing or superfluous: mask"),
+        ("alibi varlen", NO_EXTRAS, "missing or superfluous: alibi_slopes, cu_seqlens_q, cu_seqlens_k"),
         ("softcap", NO_EXTRAS, "`softcap > 0` must hold, but got softcap=0.0"),
-        ("softcap", Extras(softcap=1.0, mask=torch.ones(1)), "not so of mask"),
+        ("softcap", Extras(softcap=1.0, mask=torch.ones(1)), "missing or superfluous: mask"),
         ("dropout", Extras(dropout_p=1.0), "`0 <= dropout_p < 1` must hold"),
     ],
 )

@@ -1,0 +1,141 @@
+"""One GPU worker: what it is sent, what it answers within its time, and how it is lost."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blocktune.db.records.records import Outcome, Telemetry
+from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
+from blocktune.tuner.measure.load import Monitor, Watch
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
+"""-P keeps the working directory off the import path: a folder `kernels` or `blocktune` there must not be taken."""
+
+
+class WorkerFailedError(Exception):
+    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text."""
+
+    def __init__(self, outcome: str, text: str):
+        super().__init__(text)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds that a worker may take for each stage before it is killed.
+
+    running covers checks and timed rounds of one config; running_launches further launches as long as the anchor's are
+    granted on top, so that a slow GPU or a long sequence is not mistaken for a hang.
+    """
+
+    setup: float = 180.0
+    compiling: float = 60.0
+    running: float = 15.0
+    running_launches: int = 400
+    finals: float = 120.0
+    burst: float = 5.0
+
+
+class WorkerProcess:
+    """A worker that can be started again after it is lost.
+
+    Args:
+        command: starts it.
+        environment: is added to that of this process.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.telemetry = Telemetry()
+        """What the monitor saw while the last command was timed."""
+        self._command = command
+        self._environment = environment
+        self._child: Child | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None while there is none."""
+        return None if self._child is None else self._child.pid
+
+    def start(self) -> bool:
+        """Start it unless it is there, and return whether that was needed."""
+        if self._child is not None:
+            return False
+        self._child = Child(self._command, os.environ | self._environment)
+        return True
+
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send a command whose answer `receive` waits for.
+
+        Raises:
+            ChildDiedError: the worker has ended.
+        """
+        assert self._child is not None
+        self._child.send(command)
+
+    def receive(self, seconds: float) -> dict[str, Any]:
+        """Return the next answer, a stage or a result.
+
+        Raises:
+            WorkerFailedError: it is a failure; where its context is lost, the worker is gone afterwards.
+            ChildDiedError: the worker ended instead.
+            ChildTimeoutError: nothing came for so long.
+        """
+        assert self._child is not None
+        answer = self._child.receive(seconds)
+        failure = answer.get("failure")
+        if failure is not None:
+            if failure["fatal"]:
+                self.close()
+            raise WorkerFailedError(failure["outcome"], failure["error"])
+        return answer
+
+    def ask(
+        self, command: Mapping[str, Any], *, compiling_seconds: float, running_seconds: float, monitor: Monitor | None
+    ) -> dict[str, Any]:
+        """Return the result of a command, and keep what the monitor sees while it is timed.
+
+        Raises:
+            WorkerFailedError: it failed. A worker that hangs, dies or lost its context is gone afterwards.
+        """
+        self.telemetry = Telemetry()
+        stage, seconds = "compiling", compiling_seconds
+        watching = contextlib.ExitStack()
+        try:
+            self.send(command)
+            while True:
+                answer = self.receive(seconds)
+                watching.close()  # the rounds are over, if it was them
+                if "stage" not in answer:
+                    result: dict[str, Any] = answer["result"]
+                    return result
+                stage, seconds = answer["stage"], running_seconds
+                if stage == "timing" and monitor is not None:
+                    self._begin_watch(watching, monitor)
+        except ChildTimeoutError as error:
+            self.close()
+            outcome = Outcome.COMPILE_TIMEOUT if stage == "compiling" else Outcome.RUN_TIMEOUT
+            raise WorkerFailedError(outcome, f"{error} while {stage}") from error
+        except ChildDiedError as error:
+            self.close()
+            raise WorkerFailedError(Outcome.RUN_ERROR, str(error)) from error
+        finally:
+            watching.close()
+
+    def _begin_watch(self, watching: contextlib.ExitStack, monitor: Monitor) -> None:
+        """Sample the GPU until `watching` is closed, and keep what was seen."""
+
+        def keep(watch: Watch) -> None:
+            self.telemetry = watch.telemetry()
+
+        watch = Watch(monitor)
+        watching.callback(keep, watch)
+        watching.enter_context(watch)
+
+    def close(self) -> None:
+        """End it; harmless when repeated."""
+        if self._child is not None:
+            self._child.end()
+            self._child = None
