@@ -76,7 +76,7 @@ class FlashBackwardHopper(AttentionKernel):
     """
 
     name = "flash_bwd_hopper"
-    ladder_steps = ("hopper",)
+    ladder_steps: ClassVar[tuple[str, ...]] = ("hopper",)
     direction = Direction.BACKWARD
     loops = BackwardLoops(rewrites_lse=True, parts="group_parts")
     features = frozenset(("window", "softcap", "varlen", "deterministic"))
