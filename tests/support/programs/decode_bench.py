@@ -148,7 +148,14 @@ def queries_table(time: Callable[..., list[Timed]]) -> Table:
         found = time({str(queries): decoding(batch, seqlen_q=queries) for queries in QUERIES})
         gigabytes = 2 * batch * 8 * 8192 * 128 * 2 / 1e3
         rows += [
-            [str(batch), one.label, label_of(one.config), f"{one.time_us:.1f}", f"{gigabytes / one.time_us:.0f}", f"{one.as_fast_as(found[0]):.3f}"]
+            [
+                str(batch),
+                one.label,
+                label_of(one.config),
+                f"{one.time_us:.1f}",
+                f"{gigabytes / one.time_us:.0f}",
+                f"{one.as_fast_as(found[0]):.3f}",
+            ]
             for one in found
         ]
     return "decode-queries", ("batch", "queries", "config", "µs", "GB/s", "of one query's"), rows
@@ -173,7 +180,14 @@ def short_table(time: Callable[..., list[Timed]]) -> Table:
         shapes = {"": decoding(batch)} | {kind: decoding(batch, kind) for kind in SHORT}
         wide, *found = time(shapes)
         rows += [
-            [str(batch), one.label, f"{wide.time_us:.1f}", label_of(one.config), f"{one.time_us:.1f}", f"{one.as_fast_as(wide):.2f}"]
+            [
+                str(batch),
+                one.label,
+                f"{wide.time_us:.1f}",
+                label_of(one.config),
+                f"{one.time_us:.1f}",
+                f"{one.as_fast_as(wide):.2f}",
+            ]
             for one in found
         ]
     return "decode8", ("batch", "cache", "16 bits, µs", "config", "µs", "times as fast"), rows
@@ -185,7 +199,14 @@ def peers_table(time: Callable[..., list[Timed]]) -> Table:
         shape = decoding(batch)
         own, *found = time({"": shape}, peers(shape))
         rows += [
-            [str(batch), label_of(own.config), f"{own.time_us:.1f}", one.label, f"{one.time_us:.1f}", f"{own.as_fast_as(one):.3f}"]
+            [
+                str(batch),
+                label_of(own.config),
+                f"{own.time_us:.1f}",
+                one.label,
+                f"{one.time_us:.1f}",
+                f"{own.as_fast_as(one):.3f}",
+            ]
             for one in found
         ]
     return "decode-peers", ("batch", "config", "µs", "peer", "its µs", "times as fast"), rows
