@@ -12,7 +12,7 @@ FlashAttention-4's):
    branch that stops it.
 3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both. Where
    few slots fit, as with 256 columns, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
-   where two pairs and a half would be, and V is awaited where it is needed, behind the scores of the next block.
+   where two pairs and a half would be, and V is awaited where it is needed, after the scores of the next block.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal. Tiles that differ in length are
    fetched when the copies of the one before have been issued (`fetch`).
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
@@ -30,7 +30,7 @@ Why nothing hangs, whatever the lengths:
   is that very number.
 - ONE_RING: a tile takes 2 (last - first + 1) slots in the order of use: K of the first step, then K of a block and V of
   the one before, then V. The first K is given back as the V before the second block would be, so that all steps are
-  alike. Of blocks that a consumer does not see, one tile lies among its own (`passed_over`): V of the last one behind
+  alike. Of blocks that a consumer does not see, one tile lies among its own (`passed_over`): V of the last one after
   its first K, K of the first one ahead of its last V. It then holds one tile, passes over another, and awaits a third,
   which takes three slots; two would hang.
 - With one block only there are two slots: scores, product. Two stages of pairs are enough for any number: a consumer

@@ -95,7 +95,7 @@ def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: g
 
 @gluon.jit
 def passed_over(blocks, ONE_RING: gl.constexpr):
-    """How many slots are ahead of the first step, or behind the last one, of a warpgroup that sees fewer blocks than
+    """How many slots are before the first step, or after the last one, of a warpgroup that sees fewer blocks than
     its tile. In one ring, one tile of these blocks is among its own: it is given back there."""
     if ONE_RING:
         return gl.maximum(2 * blocks - 1, 0)
