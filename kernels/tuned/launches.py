@@ -6,18 +6,15 @@ read. It is statistics: what is lost or damaged of it costs a line, never a laun
 """
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.files.line_file import append_lines, read_lines, state_directory
+from blocktune.kernels.files.line_file import append_lines, parsed_lines, read_lines, state_directory
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.values.errors import StoreError, UsageError
-
-logger = logging.getLogger("blocktune")
+from blocktune.kernels.values.errors import UsageError
 
 VARIABLE = "BLOCKTUNE_LAUNCHES"
 OFF = ("0", "off", "no", "false")
@@ -79,13 +76,7 @@ def read_launches(path: Path) -> dict[Kind, Launches]:
     Raises:
         StoreError: the file cannot be read.
     """
-    try:
-        return _summed(read_lines(path, MAX_BYTES))
-    except OSError as error:
-        raise StoreError(
-            f"The file of launches must be readable, but {path} is not ({error.strerror}). "
-            f"Give another one by {VARIABLE}, or remove it: a new one is written."
-        ) from error
+    return _summed(read_lines(path, MAX_BYTES, "launches", VARIABLE))
 
 
 def _lines(counts: Iterable[tuple[Kind, Launches]]) -> bytes:
@@ -103,11 +94,7 @@ def _most_frequent(counts: Mapping[Kind, Launches]) -> list[tuple[Kind, Launches
 
 def _summed(content: bytes) -> dict[Kind, Launches]:
     total: dict[Kind, Launches] = {}
-    for line in content.splitlines():
-        try:
-            kind, launches = _parsed(json.loads(line))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue  # half a line of a killed writer, or not ours
+    for kind, launches in parsed_lines(content, _parsed):
         total[kind] = total.get(kind, Launches()) + launches
     return total
 
