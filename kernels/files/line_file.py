@@ -3,12 +3,17 @@ Nothing waits for a lock or a pipe, and damage costs a line."""
 
 import errno
 import fcntl
+import json
 import os
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
+
+from blocktune.kernels.values.errors import StoreError
+
+Entry = TypeVar("Entry")
 
 Summed = Callable[[bytes], bytes]
 """Makes fewer lines of many."""
@@ -60,17 +65,38 @@ def append_line(path: Path, line: str, max_bytes: int) -> None:
             file.write(added if _ends_a_line(file, size) else b"\n" + added)
 
 
-def read_lines(path: Path, max_bytes: int) -> bytes:
+def read_lines(path: Path, max_bytes: int, what: str, variable: str) -> bytes:
     """Return the lines of a file, or none where it does not exist.
 
+    Args:
+        path: the file.
+        max_bytes: its bound.
+        what: of what it is a file.
+        variable: the environment variable that names it.
+
     Raises:
-        OSError: it cannot be read, or is written at this moment.
+        StoreError: it cannot be read, or is written at this moment.
     """
     try:
         with _locked(path, os.O_RDONLY, fcntl.LOCK_SH) as file:
             return file.read(2 * max_bytes)
     except FileNotFoundError:
         return b""
+    except OSError as error:
+        raise StoreError(
+            f"The file of {what} must be readable, but {path} is not ({error.strerror}). "
+            f"Give another one by {variable}, or remove it: a new one is written."
+        ) from error
+
+
+def parsed_lines(content: bytes, parse: Callable[[Any], Entry]) -> Iterator[Entry]:
+    """Yield what lines of JSON stand for. Half a line of a killed writer, and what is not ours, is passed over."""
+    for line in content.splitlines():
+        try:
+            entry = parse(json.loads(line))
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+            continue
+        yield entry
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from blocktune.kernels.files.line_file import append_lines, read_lines, state_directory
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.files.line_file import append_lines, parsed_lines, read_lines, state_directory
+from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 VARIABLE = "BLOCKTUNE_MISSES"
@@ -73,13 +73,7 @@ def read_misses(path: Path) -> Counter[Miss]:
     Raises:
         StoreError: the file cannot be read.
     """
-    try:
-        return _summed(read_lines(path, MAX_BYTES))
-    except OSError as error:
-        raise StoreError(
-            f"The file of misses must be readable, but {path} is not ({error.strerror}). "
-            f"Give another one by {VARIABLE}, or remove it: a new one is written."
-        ) from error
+    return _summed(read_lines(path, MAX_BYTES, "misses", VARIABLE))
 
 
 def _lines(counts: Iterable[tuple[Miss, int]]) -> bytes:
@@ -93,11 +87,7 @@ def _line(miss: Miss, calls: int) -> bytes:
 
 def _summed(content: bytes) -> Counter[Miss]:
     total: Counter[Miss] = Counter()
-    for line in content.splitlines():
-        try:
-            miss, calls = _parsed(json.loads(line))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue  # half a line of a killed writer, or not ours
+    for miss, calls in parsed_lines(content, _parsed):
         total[miss] = min(total[miss] + calls, MAX_CALLS)
     return total
 

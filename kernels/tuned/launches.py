@@ -6,18 +6,15 @@ read. It is statistics: what is lost or damaged of it costs a line, never a laun
 """
 
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.files.line_file import append_lines, read_lines, state_directory
+from blocktune.kernels.files.line_file import append_lines, parsed_lines, read_lines, state_directory
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.values.errors import StoreError, UsageError
-
-logger = logging.getLogger("blocktune")
+from blocktune.kernels.values.errors import UsageError
 
 VARIABLE = "BLOCKTUNE_LAUNCHES"
 OFF = ("0", "off", "no", "false")
@@ -79,13 +76,7 @@ def read_launches(path: Path) -> dict[Kind, Launches]:
     Raises:
         StoreError: the file cannot be read.
     """
-    try:
-        return _summed(read_lines(path, MAX_BYTES))
-    except OSError as error:
-        raise StoreError(
-            f"The file of launches must be readable, but {path} is not ({error.strerror}). "
-            f"Give another one by {VARIABLE}, or remove it: a new one is written."
-        ) from error
+    return _summed(read_lines(path, MAX_BYTES, "launches", VARIABLE))
 
 
 def _lines(counts: Iterable[tuple[Kind, Launches]]) -> bytes:
@@ -103,11 +94,7 @@ def _most_frequent(counts: Mapping[Kind, Launches]) -> list[tuple[Kind, Launches
 
 def _summed(content: bytes) -> dict[Kind, Launches]:
     total: dict[Kind, Launches] = {}
-    for line in content.splitlines():
-        try:
-            kind, launches = _parsed(json.loads(line))
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue  # half a line of a killed writer, or not ours
+    for kind, launches in parsed_lines(content, _parsed):
         total[kind] = total.get(kind, Launches()) + launches
     return total
 
@@ -118,11 +105,11 @@ def _parsed(document: Mapping[str, Any]) -> tuple[Kind, Launches]:
     Raises:
         UsageError: a value is out of range.
     """
-    names = [document[name] for name in ("device", "kernel")]
-    counts = [document[name] for name in ("hits", "misses")]
-    seconds = document["seconds"]
-    if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in names):
-        raise UsageError(f"A line of launches names a device and a kernel, but got {names!r:.200}.")
-    if not all(type(count) is int and 0 <= count <= MAX_COUNT for count in counts) or not 0 <= seconds <= MAX_COUNT:
-        raise UsageError(f"Launches are counted, but got {counts!r:.100} in {seconds!r:.100} s.")
-    return Kind(*names, Problem.from_document(document["problem"])), Launches(*counts, float(seconds))
+    device, kernel = document["device"], document["kernel"]
+    hits, misses, seconds = document["hits"], document["misses"], document["seconds"]
+    if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in (device, kernel)):
+        raise UsageError(f"A line of launches names a device and a kernel, but got {device!r:.100}, {kernel!r:.100}.")
+    counted = all(type(count) is int and 0 <= count <= MAX_COUNT for count in (hits, misses))
+    if not counted or not 0 <= seconds <= MAX_COUNT:
+        raise UsageError(f"Launches are counted, but got {hits!r:.50}, {misses!r:.50} in {seconds!r:.50} s.")
+    return Kind(device, kernel, Problem.from_document(document["problem"])), Launches(hits, misses, float(seconds))
