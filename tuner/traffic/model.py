@@ -187,9 +187,8 @@ def standard_memory_problem(shape: AttentionShape, device: DeviceSpec) -> str | 
         return None
     each = _size(score_matrix_bytes(shape))
     return (
-        f"The scores of standard attention do not fit {device.name}: they take {each} per head and "
-        f"{_size(needed)} in all with the other tensors, and it has {_size(has)}. Take fewer heads, a smaller "
-        "batch or a shorter sequence."
+        f"The scores of standard attention do not fit: they take {each} per head and {_size(needed)} in all with the "
+        f"other tensors, but {device.name} has {_size(has)}. Take fewer heads, a smaller batch or a shorter sequence."
     )
 
 

@@ -90,4 +90,4 @@ def test_places_that_hold_nothing_are_refused(tune: Any, tmp_path: Path) -> None
     pytest.importorskip("vl_convert", reason="`tune ui` needs vl_convert")
     result = tune("ui", tmp_path / "missing.json")
     assert result.exit_code == 2
-    assert "is not JSON" in result.stderr
+    assert "cannot be read" in result.stderr

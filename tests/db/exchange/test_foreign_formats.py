@@ -121,7 +121,7 @@ def test_no_text_becomes_more_of_the_module_than_a_text(text: str, place: str, t
 @pytest.mark.parametrize("worth", ["x\n    0: 1,#", "x\r    0: 1,#", "x\n}\nimport os\n{", "x\x00", "x\n# more"])
 def test_a_comment_of_two_lines_is_refused(worth: str) -> None:
     entry = TritonEntry(kernel="m:f", label="x=1", meta={}, options={}, worth=worth)
-    with pytest.raises(UsageError, match="nothing else"):
+    with pytest.raises(UsageError, match="nothing but winners"):
         triton_module("NVIDIA H200", [entry])
 
 

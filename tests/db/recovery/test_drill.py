@@ -64,7 +64,7 @@ def test_a_recovery_that_understates_or_invents_is_noticed(
 
 
 def test_it_needs_a_sound_file(filled: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no "):
+    with pytest.raises(StoreError, match="No such store"):
         drill(tmp_path / "absent.db")
     with pytest.raises(UsageError, match="server"):
         drill("postgresql+psycopg://nowhere/results")

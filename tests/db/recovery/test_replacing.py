@@ -98,7 +98,7 @@ def test_a_file_that_may_not_be_read_is_said(path: Path, trial: Trial, tmp_path:
     let_everyone_through(tmp_path)
     os.seteuid(65534)
     try:
-        with pytest.raises(StoreError, match="readable"):
+        with pytest.raises(StoreError, match="cannot be read"):
             recover(path)
     finally:
         os.seteuid(0)

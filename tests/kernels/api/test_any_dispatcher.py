@@ -124,7 +124,7 @@ def test_a_graph_whose_dispatcher_is_gone_says_so() -> None:
     graph(heads(), heads(), heads())
     del dispatcher
     gc.collect()
-    with pytest.raises(UsageError, match=f"dispatcher {number} is gone"):
+    with pytest.raises(UsageError, match=f"dispatcher {number} no longer exists"):
         graph(heads(), heads(), heads())
 
 

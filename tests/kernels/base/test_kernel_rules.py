@@ -227,5 +227,5 @@ def test_a_config_without_the_kernel_s_own_parameters_is_refused_in_words(kernel
     [("flash_fwd_hoper", "Did you mean flash_fwd_hopper"), ("sage", "The kernels are flash_bwd_hopper, ")],
 )
 def test_a_misspelt_kernel_gets_the_nearest_names_and_an_unlike_one_all(name: str, hint: str) -> None:
-    with pytest.raises(UnknownKernelError, match=f"There is no kernel '{name}'. {hint}"):
+    with pytest.raises(UnknownKernelError, match=f"No such kernel: '{name}'. {hint}"):
         get_kernel(name)

@@ -124,7 +124,7 @@ def test_few_queries_let_the_third_generation_choose_its_splits(monkeypatch: pyt
 @pytest.mark.parametrize("name", FLASH_PEERS)
 def test_a_peer_that_is_not_installed_is_named(name: str) -> None:
     peer = FLASH_PEERS[name]
-    with pytest.raises(UsageError, match=rf"{peer.title} must be importable.*Install .*{peer.packages[-1]}"):
+    with pytest.raises(UsageError, match=rf"{peer.title} cannot be imported.*Install .*{peer.packages[-1]}"):
         problem_of(SHAPE, peer.compute)
     assert peer.version is None
 

@@ -174,7 +174,7 @@ def test_l2_is_named_where_the_theorem_is_too_pessimistic() -> None:
 
 
 def test_standard_attention_that_does_not_fit_is_told() -> None:
-    assert "4 GiB a head" in explain(analysis(complete_shape(32768, 64, heads=64)))
+    assert "4 GiB per head" in explain(analysis(complete_shape(32768, 64, heads=64)))
 
 
 def test_a_block_that_does_not_fit_is_explained_without_a_time() -> None:

@@ -117,11 +117,11 @@ def test_standard_attention_that_does_not_fit_says_so() -> None:
     h200 = device_named("h200")
     problem = standard_memory_problem(shape(32768, num_heads=64, num_heads_kv=64), h200)
     assert problem is not None
-    for part in ("4 GiB a head", "257 GiB in all", "NVIDIA H200 has 14", "shorter sequence"):
+    for part in ("4 GiB per head", "257 GiB in all", "NVIDIA H200 has 14", "shorter sequence"):
         assert part in problem
     small = standard_memory_problem(shape(4096, num_heads=128, num_heads_kv=128), device_named("rtx2070"))
     assert small is not None
-    assert "64 MiB a head and 8.25 GiB in all" in small
+    assert "64 MiB per head and 8.25 GiB in all" in small
     assert standard_memory_problem(shape(32768), h200) is None
     assert (
         standard_memory_problem(shape(32768, num_heads=64, num_heads_kv=64), replace(h200, memory_bytes=None)) is None
