@@ -6,6 +6,9 @@
 What a GPU moves lies between the two, and nearer to the second where what is shared fits L2.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.loops import BackwardLoops, DecodeLoops, ForwardLoops, RoundTripLoops, Visits, tile_of
 from blocktune.kernels.values.config import KernelConfig
@@ -74,10 +77,10 @@ def _backward(loops: BackwardLoops, config: KernelConfig, shape: AttentionShape,
     keys = tile_of(loops.keys, config)
     if loops.queries is None:
         parts = config.parameters[loops.parts] if loops.parts else 1
-        once = {"perfect_l2": perfect_l2, "own_lse": loops.rewrites_lse, "parts": parts}
+        count: Callable[..., Passes] = fused_backward_traffic
         if loops.visits is Visits.BLOCK_MASK:
-            return fused_sparse_backward_traffic(shape, *keys, blocks=random_blocks(shape), **once)
-        found = fused_backward_traffic(shape, *keys, **once)
+            count = partial(fused_sparse_backward_traffic, blocks=random_blocks(shape))
+        found = count(shape, *keys, perfect_l2=perfect_l2, own_lse=loops.rewrites_lse, parts=parts)
         return laid_by_keys(shape, found) if loops.lays_out_masks and mask_elements_bytes(shape) else found
     queries = tile_of(loops.queries, config)
     if loops.visits is Visits.BLOCK_MASK:

@@ -74,7 +74,7 @@ def _orders(rows: Rows) -> Iterator[list[str]]:
     ordered = [(AttentionShape.from_json(row["shape"]), row["time_us"]) for row in rows]
     theirs = {shape: times["flash-attn-4"] for shape, times in ordered if "flash-attn-4" in times}
     for shape, times in ordered:
-        if shape.features.deterministic and DEFAULT in times:
+        if shape.features.deterministic and {DEFAULT, ANY_ORDER} <= times.keys():
             cost = times[DEFAULT] / times[ANY_ORDER] - 1
             yield [
                 shape.label, _us(times[DEFAULT]), _us(times[ANY_ORDER]), f"{cost:.0%}", _us(theirs.get(shape)),

@@ -85,7 +85,7 @@ class FlashBackwardHopper(AttentionKernel):
     """
 
     name = "flash_bwd_hopper"
-    ladder_steps = ("hopper",)
+    ladder_steps: ClassVar[tuple[str, ...]] = ("hopper",)
     direction = Direction.BACKWARD
     loops = BackwardLoops(rewrites_lse=True, parts="group_parts", lays_out_masks=True)
     features = DENSE_FEATURES | {"deterministic"}

@@ -240,7 +240,7 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
     """
     if adds_apart(OPTIONS.FORM):
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
-    elif OPTIONS.DEFER:
+    elif steps.dq_sums is not None:
         add_dq_from_registers(dq, steps.dq_sums, row, W)
     else:
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)

@@ -22,7 +22,7 @@ class FlashBackwardHopperSparse(FlashBackwardHopper):
     """`FlashBackwardHopper` for block masks, heads up to 128 and blocks of 64 or more, which a launch checks."""
 
     name = "flash_bwd_hopper_sparse"
-    ladder_steps = ()
+    ladder_steps: ClassVar[tuple[str, ...]] = ()
     loops = BackwardLoops(rewrites_lse=True, parts="group_parts", visits=Visits.BLOCK_MASK)
     features: ClassVar[frozenset[str]] = frozenset({str(MaskKind.BLOCK_SPARSE), "deterministic"})
 

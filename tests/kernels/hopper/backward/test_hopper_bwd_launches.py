@@ -7,12 +7,16 @@ import torch
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hopper.backward import launch as hopper_bwd_launch
+from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
-from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.kernels.hopper.backward.test_flash_bwd_hopper import FEATURES, HOPPER, KERNEL, MASKS, config, shape
+from tests.support.sparse_problems import random_mask
 from tests.support.triton_modes import compiled_here
+
+SPARSE = FlashBackwardHopperSparse()
 
 
 class Recorder:
@@ -76,19 +80,22 @@ def empty_tensors(problem: AttentionShape) -> list[torch.Tensor]:
 
 def extras_of(problem: AttentionShape) -> Extras:
     begins = torch.zeros(problem.batch + 1, dtype=torch.int32) if problem.features.varlen else None
-    return Extras(softcap=20.0 * problem.features.softcap, cu_seqlens_q=begins, cu_seqlens_k=begins)
+    blocks = random_mask(problem, 0.5, 128, 128) if problem.features.mask is MaskKind.BLOCK_SPARSE else None
+    softcap = 20.0 * problem.features.softcap
+    return Extras(softcap=softcap, cu_seqlens_q=begins, cu_seqlens_k=begins, block_mask=blocks)
 
 
 def assert_compiled_ahead_as_launched(
     problem: AttentionShape, names: tuple[str, ...], recorders: dict[str, Recorder], monkeypatch: Any
 ) -> None:
-    best = KERNEL.default_config(problem, HOPPER)
-    KERNEL.bind(best, problem)(*empty_tensors(problem), 0.1, extras_of(problem))
+    kernel = SPARSE if problem.features.mask is MaskKind.BLOCK_SPARSE else KERNEL
+    best = kernel.default_config(problem, HOPPER)
+    kernel.bind(best, problem)(*empty_tensors(problem), 0.1, extras_of(problem))
     launched = {name: recorders[name].specialized() for name in names}
     for name, recorder in recorders.items():
         monkeypatch.setattr(hopper_bwd_launch, name, recorder.function)
-    before, *after = KERNEL.further_specs(best, problem)
-    specs: dict[str, CompileSpec] = dict(zip(names, (before, KERNEL.compile_spec(best, problem), *after), strict=True))
+    before, *after = kernel.further_specs(best, problem)
+    specs: dict[str, CompileSpec] = dict(zip(names, (before, kernel.compile_spec(best, problem), *after), strict=True))
     for name, spec in specs.items():
         assert (spec.signature, spec.constexprs, spec.attrs) == launched[name]
 
@@ -116,6 +123,17 @@ def test_what_is_compiled_ahead_for_general_shapes_is_what_is_launched(
     problem = shape(head_dim, 384, Causal.LOWER_RIGHT, seqlen_k=432, features=Features.parse(features))
     names = WIDE_NAMES if head_dim > 128 else GENERAL_NAMES
     assert_compiled_ahead_as_launched(problem, names, recorders, monkeypatch)
+
+
+@compiled_here
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("features", ["block_sparse", "block_sparse deterministic"])
+def test_what_is_compiled_ahead_for_block_masks_is_what_is_launched(
+    head_dim: int, features: str, recorders: dict[str, Recorder], monkeypatch: Any
+) -> None:
+    problem = shape(head_dim, 384, Causal.LOWER_RIGHT, seqlen_k=432, features=Features.parse(features))
+    assert_compiled_ahead_as_launched(problem, GENERAL_NAMES, recorders, monkeypatch)
 
 
 def test_general_launches_have_room_for_every_row(recorders: dict[str, Recorder]) -> None:
