@@ -82,7 +82,7 @@ def turned(mask: Any) -> Any:
 @dataclass(frozen=True, slots=True)
 class MaskPass:
     """The launch that lays a mask out with keys as rows, if there is one: how many elements of which type it writes,
-    and what the backward needs to know of them: strides of (batch, head, 64 keys) in tiles, and whether columns move."""
+    and the arguments that place them: strides of (batch, head, 64 keys) in tiles, and whether columns move."""
 
     steps: tuple[Step, ...]
     tiles: tuple[int, Any] | None

@@ -1,4 +1,4 @@
-"""Masks and distances as the threads of a warpgroup have them next to their scores, in Gluon: device functions.
+"""Masks and distances next to the scores that threads of a warpgroup have, in Gluon: device functions.
 
 Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kernels/hopper/common/rows.py has them. Rows
 are queries and columns keys in the forward; in the backward, whose scores are transposed, it is the other way round.
