@@ -20,6 +20,9 @@ from tests.support.gluon.hopper_forward import (
 
 pytestmark = pytest.mark.triton_free
 
+PAIRS = {"num_stages": 2, "split_release": 1}
+"""Slots of K and V together, where the default is one ring."""
+
 
 @pytest.fixture(autouse=True)
 def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,10 +74,11 @@ def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int,
         (192, 128, {"block_n": 128, "num_stages": 2, "split_release": 1, "early_p": 1, "q_registers": 192}),
         (192, 192, {"q_registers": 192}),
         (256, 64, {"q_registers": 64}),
-        (256, 256, {"q_registers": 64, "early_p": 0}),
-        (256, 256, {"early_p": 1, "q_registers": 128, "output_panels": 1}),
-        (256, 256, {"q_registers": 0, "output_panels": 1}),
-        (256, 256, {"num_stages": 5, "split_release": 2}),
+        (256, 256, PAIRS | {"q_registers": 64, "early_p": 0, "output_panels": 0}),
+        (256, 256, PAIRS | {"q_registers": 128, "output_panels": 1}),
+        (256, 256, PAIRS | {"q_registers": 0, "output_panels": 1}),
+        (256, 256, {"q_registers": 128, "output_panels": 1}),
+        (256, 256, {"num_stages": 5, "output_panels": 0}),
     ],
 )
 def test_queries_in_registers(head_dim: int, head_dim_v: int, own: dict[str, int]) -> None:
