@@ -19,8 +19,8 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.short_numbers import as_factor
 from tests.kernels.portable.decode import test_flash_decode
-from tests.kernels.portable.decode8 import test_flash_decode8
 from tests.kernels.portable.decode.test_flash_decode import assert_close, expected
+from tests.kernels.portable.decode8 import test_flash_decode8
 from tests.kernels.portable.decode8.test_flash_decode8 import KINDS, SCALES, Short, in_pages, short_of, words
 from tests.support.gluon import tensors as gluon_tensors
 
