@@ -10,11 +10,12 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.occupancy.calculator import registers_for
 
 REGISTERS_BESIDE_TILES = {False: 60, True: 48}
-"""A thread's registers besides its tiles, by whether other warps copy for it.
+"""A thread's registers besides its tiles, by whether other warps copy for it, which spares it the addresses of the
+tiles. Read off Hopper's code: for 4 and 8 warps without copying warps, and for 8 and 16 computing warps with them."""
 
-Warps that copy spare it the addresses of the tiles, and warps with keys of their own have them in their tiles. Read off
-Hopper's code: for 4 and 8 warps without copying warps, for 8 and 16 computing warps with them, and for 4 and 8 warps
-that walk alone."""
+LONE_REGISTERS = 40
+"""Those of a thread whose warp walks alone, read off the code of decoding on Hopper: 32 to 46 but for 8-bit tiles of 32
+keys a warp whose tokens have scales."""
 
 COPYING_REGISTERS = 24
 """What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
@@ -68,7 +69,7 @@ def _needed_registers(
     softmax = kernel.softmax_cost(config)
     tiles = kernel.own_tiles(config, shape, limits) if softmax.lone_warps else None
     if tiles is not None:  # every warp holds queries and an output of its own
-        return tiles.least_registers + REGISTERS_BESIDE_TILES[True]
+        return tiles.least_registers + LONE_REGISTERS
     threads = WARP_SIZE * (kernel.total_warps(config) - softmax.copying_warps)
     return _held(config, shape, limits) // threads + REGISTERS_BESIDE_TILES[softmax.copying_warps > 0]
 

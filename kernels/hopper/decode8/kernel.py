@@ -15,7 +15,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
 
 PAIRED_KEYS = 1024
-"""Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what the second gains."""
+"""Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 
 
 class FlashDecode8Hopper(FlashDecodeHopper):

@@ -32,7 +32,7 @@ from blocktune.tuner.compare.peers import BACKENDS, sdpa_compute
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
-from blocktune.tuner.correctness.inputs import make_inputs
+from blocktune.tuner.correctness.inputs import key_bytes, make_inputs
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
 
@@ -62,6 +62,12 @@ class Timed:
     @property
     def time_us(self) -> float:
         return statistics.median(self.times_us)
+
+    @property
+    def row(self) -> tuple[str, str, str]:
+        """Its label, config and time as cells of a table."""
+        config = "" if self.config is None else f"`{self.config.kernel} {self.config.label}`"
+        return self.label, config, f"{self.time_us:.1f}"
 
     def as_fast_as(self, other: "Timed") -> float:
         """Return how many times as fast this is."""
@@ -138,26 +144,13 @@ def timed(
     return [Timed(label, configs[label][1] if label in configs else None, times) for label, times in found.items()]
 
 
-def label_of(config: KernelConfig | None) -> str:
-    return "" if config is None else f"`{config.kernel} {config.label}`"
-
-
 def queries_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
     for batch in BATCHES:
         found = time({str(queries): decoding(batch, seqlen_q=queries) for queries in QUERIES})
-        gigabytes = 2 * batch * 8 * 8192 * 128 * 2 / 1e3
-        rows += [
-            [
-                str(batch),
-                one.label,
-                label_of(one.config),
-                f"{one.time_us:.1f}",
-                f"{gigabytes / one.time_us:.0f}",
-                f"{one.as_fast_as(found[0]):.3f}",
-            ]
-            for one in found
-        ]
+        for one in found:
+            rate_gbs = key_bytes(decoding(batch)) / one.time_us / 1e3
+            rows.append([str(batch), *one.row, f"{rate_gbs:.0f}", f"{one.as_fast_as(found[0]):.3f}"])
     return "decode-queries", ("batch", "queries", "config", "µs", "GB/s", "of one query's"), rows
 
 
@@ -167,49 +160,26 @@ def pages_table(time: Callable[..., list[Timed]]) -> Table:
         shapes = {"contiguous": decoding(batch, "cached")}
         shapes |= {str(page): decoding(batch, f"page={page}") for page in PAGES}
         found = time(shapes)
-        rows += [
-            [str(batch), one.label, label_of(one.config), f"{one.time_us:.1f}", f"{one.as_fast_as(found[0]):.3f}"]
-            for one in found
-        ]
+        rows += [[str(batch), *one.row, f"{one.as_fast_as(found[0]):.3f}"] for one in found]
     return "decode-pages", ("batch", "page", "config", "µs", "of contiguous"), rows
 
 
 def short_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
     for batch in BATCHES:
-        shapes = {"": decoding(batch)} | {kind: decoding(batch, kind) for kind in SHORT}
-        wide, *found = time(shapes)
-        rows += [
-            [
-                str(batch),
-                one.label,
-                f"{wide.time_us:.1f}",
-                label_of(one.config),
-                f"{one.time_us:.1f}",
-                f"{one.as_fast_as(wide):.2f}",
-            ]
-            for one in found
-        ]
-    return "decode8", ("batch", "cache", "16 bits, µs", "config", "µs", "times as fast"), rows
+        shapes = {"16 bits": decoding(batch)} | {kind: decoding(batch, kind) for kind in SHORT}
+        found = time(shapes)
+        rows += [[str(batch), *one.row, f"{one.as_fast_as(found[0]):.2f}"] for one in found]
+    return "decode8", ("batch", "cache", "config", "µs", "times as fast as 16 bits"), rows
 
 
 def peers_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
     for batch in SMALL_BATCHES:
         shape = decoding(batch)
-        own, *found = time({"": shape}, peers(shape))
-        rows += [
-            [
-                str(batch),
-                label_of(own.config),
-                f"{own.time_us:.1f}",
-                one.label,
-                f"{one.time_us:.1f}",
-                f"{own.as_fast_as(one):.3f}",
-            ]
-            for one in found
-        ]
-    return "decode-peers", ("batch", "config", "µs", "peer", "its µs", "times as fast"), rows
+        found = time({"ours": shape}, peers(shape))
+        rows += [[str(batch), *one.row, f"{found[0].as_fast_as(one):.3f}"] for one in found]
+    return "decode-peers", ("batch", "who", "config", "µs", "ours is times as fast"), rows
 
 
 def all_shapes() -> list[AttentionShape]:

@@ -33,8 +33,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 KINDS = ("kv=e4m3", "kv=int8", "token_scales kv=e4m3", "token_scales kv=int8", "page=16 kv=e4m3")
 TIMED = KINDS[:4]
 BAR = 1.7
-"""How many times as fast as 16 bits a cache of half the bytes is to be read. An H200 misses it at batch 8
-(results/h200.decode8.table.json)."""
+"""How many times as fast as 16 bits a cache of half the bytes is to be read. An H200 misses it at batch 8 where tokens
+have scales, which are 3 % more bytes (results/h200.decode8.table.json)."""
+SHORT_KERNELS = ("flash_decode8", "flash_decode8_hopper")
 ROUNDS = 20
 TILES = ((16, 64, 4), (16, 128, 4), (16, 128, 8))
 """block_m, block_n and num_warps that are tried, next to the defaults."""
@@ -111,12 +112,14 @@ def test_half_of_the_bytes_take_little_more_than_half_of_the_time(batch: int) ->
         pytest.skip("the bar was set for Hopper")
     clock, wide = CudaClock(), decoding(batch, "")
     names = ("flash_decode", "flash_decode_hopper")
-    compile_ahead([(name, wide) for name in names] + [("flash_decode8", decoding(batch, kind)) for kind in TIMED])
+    short = [(name, decoding(batch, kind)) for name in SHORT_KERNELS for kind in TIMED]
+    compile_ahead([(name, wide) for name in names] + short)
     ours = [fastest(name, wide, clock) for name in names]
     baseline = min(ours, key=lambda found: found[2])[0]
     ratios = {}
     for kind in TIMED:
-        own, config, _ = fastest("flash_decode8", decoding(batch, kind), clock)
+        tried = [fastest(name, decoding(batch, kind), clock) for name in SHORT_KERNELS]
+        own, config, _ = min(tried, key=lambda found: found[2])
         rounds = clock.rounds([baseline, own], ROUNDS)
         ratios[kind] = median_ratio(column(rounds, 0), column(rounds, 1))
         print(f"batch {batch}, {kind}: {ratios[kind]:.2f} x our fastest 16-bit decoding, by {config.label}")

@@ -10,7 +10,7 @@ import pytest
 from blocktune.kernels.base.specialize import specialize
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.portable.decode8.tiles import flash_decode8_kernel
-from blocktune.kernels.registry import default_kernel
+from blocktune.kernels.registry import default_kernel, kernels_for
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compiled_code, resources_of
@@ -51,12 +51,11 @@ def test_what_it_cannot_compute(kind: str, changes: dict[str, Any], cc: tuple[in
     assert reason in (KERNEL.unsupported(shape, limits_for(cc)) or "")
 
 
-def test_no_other_kernel_takes_an_8_bit_cache() -> None:
-    for features in ("", "page=16", "token_scales", str(MaskKind.TREE)):
-        assert default_kernel(llama("int8", features), HOPPER) == default_kernel(llama("e4m3", features), HOPPER)
-        found = default_kernel(llama("int8", features), HOPPER)
-        assert found is not None
-        assert found.name == KERNEL.name
+def test_kernels_of_8_bit_caches_take_them_alone() -> None:
+    own = [KERNEL.name]
+    for features, wanted in {"": ["flash_decode8_hopper", *own], "page=8": own, str(MaskKind.TREE): own}.items():
+        for kind in ("int8", "e4m3"):
+            assert [kernel.name for kernel in kernels_for(llama(kind, features), HOPPER)] == wanted
     assert default_kernel(llama("e4m3"), limits_for((8, 0))) is None
 
 
