@@ -203,6 +203,15 @@ def test_places_are_files_or_folders_with_files(tmp_path: Path) -> None:
         save_sweep(sweep(), tmp_path / "none")
 
 
+def test_of_two_sweeps_of_a_shape_the_one_of_the_last_place_counts(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for folder in (old, new):
+        folder.mkdir()
+        save_sweep(sweep(), folder)
+    assert sweep_files([old, new]) == [new / sweep().file_name]
+    assert sweep_files([new, old]) == [old / sweep().file_name]
+
+
 def test_a_link_that_waits_where_a_sweep_is_written_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
