@@ -94,8 +94,8 @@ class BackwardLoops:
         """
         if self.visits is Visits.BLOCK_MASK and self.queries is None:
             raise UsageError(
-                "A backward under a block mask needs the parameters of its pass over queries, but got queries=None. "
-                "Name them, or count a single pass in tuner/traffic/sparse.py."
+                "A backward under a block mask is counted in two passes, but got queries=None. Name the parameters of "
+                "the pass over queries, or count one pass in tuner/traffic/sparse.py."
             )
 
     @property
