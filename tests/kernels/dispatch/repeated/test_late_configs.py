@@ -198,7 +198,7 @@ def test_a_capture_goes_on_with_the_plans_of_before(
     assert len(kernel.launched) == launches + 2
     assert not dispatcher.resolver.plans
     for call in (lambda: dispatcher(*tensors(OTHER)), lambda: dispatcher.attend(*tensors(OTHER), lse=True, **asked)):
-        with pytest.raises(UsageError, match="must have run once"):
+        with pytest.raises(UsageError, match="cannot capture the first call"):
             call()
 
 
