@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from blocktune.kernels.base.feature_arguments import mask_bytes
+from blocktune.kernels.hopper.biases.arguments import MaskPass, turned
 from blocktune.kernels.hopper.biases.mask_pass import LaidMask, lay_out_mask_kernel
 from tests.support.laid_masks import laid_out
 from tests.support.triton_modes import DEVICE, runs
@@ -52,3 +53,21 @@ def test_an_expanded_mask_is_laid_out_once() -> None:
     assert (laid.batch, laid.heads, laid.tiles_q) == (1, 1, 1)
     assert laid.strides(expanded) == (0, 0, 0)
     assert torch.equal(found, laid_out(mask.cpu()))
+
+
+@runs
+@pytest.mark.parametrize("kind", ["bool", "bfloat16"])
+def test_a_mask_with_keys_as_rows(kind: str) -> None:
+    mask = drawn(kind, (2, 1, 100, 150))
+    assert torch.equal(written(turned(mask))[1], laid_out(mask.mT.cpu()))
+    assert MaskPass.of(mask, pins=False).place == (3, 0, 1, 1)
+
+
+@runs
+def test_of_queries_that_share_a_mask_one_tile_is_laid_out() -> None:
+    mask = drawn("bool", (2, 1, 1, 150))
+    for given in (mask, mask.expand(2, 4, 500, 150)):
+        laid, found = written(turned(given))
+        assert (laid.heads, laid.tiles_q, laid.tiles_k) == (1, 3, 1)
+        assert MaskPass.of(given, pins=False).place == (3, 0, 1, 0)
+        assert torch.equal(found, laid_out(mask.expand(2, 1, 128, 150).mT.cpu()))
