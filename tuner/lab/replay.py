@@ -5,7 +5,6 @@ run.regret(20)      # 0.013: the best of 20 measurements is 1.3 % slower than th
 run.seconds(20)     # when that was known, by the recorded times of compiling and measuring
 """
 
-import contextlib
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -133,7 +132,7 @@ class Replay:
         return self._predicted
 
     def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
-        """Search until `measurements` measurements were made, or everything was tried."""
+        """Search until `measurements` configs were tried, or all of them."""
         assignment = Assignment(
             space=self._space,
             first=self._first(),
@@ -141,7 +140,7 @@ class Replay:
             trials=measurements,
             seed=seed,
         )
-        runner = _ScoredRunner(self._trials.values(), self._scores, measurements)
+        runner = _ScoredRunner(self._trials.values(), self._scores)
         compiler = _RecordedCompiler(self._trials, runner)
         search = Search(
             Subject(
@@ -160,8 +159,7 @@ class Replay:
             lookahead=_COMPILED_AHEAD,
             on_progress=lambda progress: None,
         )
-        with contextlib.suppress(_Enough):
-            search.run()
+        search.run()
         best = min(self._scores.values())
         return ReplayRun(
             slowdowns=tuple(score / best for score in _running_minimum(runner.measured, self._scores)),
@@ -176,23 +174,13 @@ class Replay:
         return tuple(config for config in named if config in self._trials)
 
 
-class _Enough(Exception):
-    """As many measurements as were wanted."""
-
-
 class _ScoredRunner(ReplayRunner):
-    """A replay that gives every config one score, whichever anchor it was measured against, and ends after some."""
+    """A replay that gives every config one score, whichever anchor it was measured against."""
 
-    def __init__(self, trials: Iterable[Trial], scores: Mapping[KernelConfig, float], measurements: int) -> None:
+    def __init__(self, trials: Iterable[Trial], scores: Mapping[KernelConfig, float]) -> None:
         super().__init__({})
         scored = [replace(trial, relative_to_anchor=scores.get(trial.config)) for trial in trials]
         self._recorded = ReplayRunner.of_trials(scored)._recorded
-        self._measurements = measurements
-
-    def measure(self, config: KernelConfig) -> Measurement:
-        if len(self.measured) == self._measurements:
-            raise _Enough
-        return super().measure(config)
 
 
 class _RecordedCompiler:
