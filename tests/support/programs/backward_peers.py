@@ -151,7 +151,7 @@ def flash_lists(mask: BlockMask, shape: AttentionShape) -> Any:
 
     columns = mask.mask.transpose(2, 3).expand(shape.batch, shape.num_heads, -1, -1)
     count = columns.sum(-1, dtype=torch.int32)
-    found = columns.int().argsort(-1, descending=True, stable=True).int().contiguous()
+    found = columns.int().argsort(dim=-1, descending=True, stable=True).int().contiguous()
     none = torch.zeros_like(count), torch.zeros_like(found)
     return BlockSparseTensorsTorch(*none, count, found, block_size=(MASK_BLOCK, MASK_BLOCK))
 
