@@ -74,8 +74,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
                 load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, first_full, memory.k, slot, 1, False)
         q_phase ^= 1
         slot = following(slot, STAGES)
-        if not RIGHT:
-            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
+        tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
@@ -89,8 +88,6 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
         mbarrier.expect(last_full, V_BYTES)
         load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory.v, slot)
         slot = following(slot, STAGES)
-        if RIGHT:  # tiles differ in length
-            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
     for place in gl.static_range(STAGES):  # no named barrier is left half full
         await_slot(place, CONSUMERS)
     # the last block to finish leaves the counters at zero for the next launch
