@@ -105,7 +105,7 @@ def test_tiles_must_divide_the_mask_s_blocks() -> None:
 
 def test_masks_of_another_shape_are_told() -> None:
     shape = shape_of()
-    with pytest.raises(UsageError, match=r"has \(3, 3\) blocks, but got \(3, 4\)"):
+    with pytest.raises(UsageError, match=r"must have \(3, 3\) blocks, but got \(3, 4\)"):
         Problem(shape, random_mask(shape_of(seqlen_k=128), 0.5)).forward(forward_config())
     with pytest.raises(UsageError, match="heads=3"):
         Problem(shape, random_mask(shape, 0.5, heads=3)).forward(forward_config())

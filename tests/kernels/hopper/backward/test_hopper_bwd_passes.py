@@ -145,9 +145,10 @@ def test_statistics_of_any_rows(
     turns = torch.full((count // 64,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
     programs = padded(length) // 32
     prepare_rows_kernel[(programs * HEADS * sequences,)](
-        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, factor, *out.stride()[:3], *dout.stride()[:3],
+        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, factor, None, 0, 0, None,
+        *out.stride()[:3], *dout.stride()[:3],
         HEADS * tokens, tokens, HEADS, length, rows, programs,
-        HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, num_warps=4,
+        HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, ADDITIVE=False, num_warps=4,
     )  # fmt: skip
     assert counter.item() == 0
     scale = factor or 1.0
