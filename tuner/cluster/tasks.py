@@ -22,8 +22,8 @@ class ClusterLostError(BlocktuneError):
 
 def _lost_by(error: Exception) -> ClusterLostError:
     return ClusterLostError(
-        f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
-        "All trials are kept, and the same command goes on."
+        f"The Ray cluster was lost during the run: {str(error).splitlines()[0]}. "
+        "All trials are kept; the same command continues the run."
     )
 
 

@@ -57,7 +57,9 @@ class GuidedSampler(BaseSampler):
         seed: int | None = None,
     ) -> None:
         if points is not None and search_space is None:
-            raise UsageError("`points` are of a search space, but got no `search_space`. Give their distributions.")
+            raise UsageError(
+                "`points` need a `search_space`, but got None. Pass the distributions of their parameters."
+            )
         self._prior = prior
         self._space = None if search_space is None else dict(search_space)
         self._points = None if points is None else list(points)
@@ -107,8 +109,7 @@ class GuidedSampler(BaseSampler):
         positions = [prospects.position(point) for point in points]
         if None in positions:
             raise UsageError(
-                f"Points must be of the sampler's search space, but {points[positions.index(None)]} is not. "
-                "Add it to `points`."
+                f"The point {points[positions.index(None)]} is not in the sampler's search space. Add it to `points`."
             )
         return positions.index(prospects.best(np.array(positions)))
 

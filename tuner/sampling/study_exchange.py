@@ -90,13 +90,12 @@ def documents_of(url: str) -> list[Document]:
     """
     path = make_url(url).database if url.startswith("sqlite") else None
     if path is not None and not Path(path).exists():
-        raise ImportRejectedError(f"Studies are taken from a storage that is there, but {path} is not. Name another.")
+        raise ImportRejectedError(f"No such storage of studies: {path}. Name another file.")
     require_own(url)
     documents = list(_documents(url))
     if not documents:
         raise ImportRejectedError(
-            f"Studies are taken that `tune run --study` or `tune export --format optuna` made, but {url} has none. "
-            "Name another storage."
+            f"{url} has no study that `tune run --study` or `tune export --format optuna` made. Name another storage."
         )
     return documents
 

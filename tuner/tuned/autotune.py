@@ -104,11 +104,11 @@ def autotune(
     """
     if key is None:
         raise UsageError(
-            "`key` names the arguments whose values make a call another question, but got None. Name them, or pass [] "
-            "where no value does."
+            "`key` must name the arguments whose values need a config of their own, but got None. Name them, or pass "
+            "[] if there are none."
         )
     if isinstance(key, str):
-        raise UsageError(f"`key` is a sequence of names, but got the text {key!r}. Write [{key!r}].")
+        raise UsageError(f"`key` must be a sequence of names, but got the text {key!r}. Write [{key!r}].")
     settings = Settings(
         accept=_rung(accept),
         strict=strict,
@@ -127,8 +127,7 @@ def autotune(
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
         if not configs:
             raise UsageError(
-                f"An autotuned kernel has configs to choose from, but {name} has none. Pass "
-                "`[triton.Config({...})]`, or `blocktune.space(...)`."
+                f"{name} has no configs to choose from. Pass `[triton.Config({{...}})]`, or `blocktune.space(...)`."
             )
         named = {
             "key": key,
@@ -171,8 +170,8 @@ def space(**choices: Iterable[Any]) -> list[Config]:
         count *= len(given)
         if not given or count > MAX_SPACE:
             raise UsageError(
-                f"A space has choices for each parameter, and up to {MAX_SPACE} combinations, but `{name}` has "
-                f"{len(given)}, which makes {count}. Name other choices, or let `expand=` search."
+                f"A space must have from 1 to {MAX_SPACE} combinations, but the {len(given)} choices of `{name}` make "
+                f"{count}. Name other choices, or let `expand=` search."
             )
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [
@@ -191,9 +190,7 @@ def _choices(name: str, given: Any) -> tuple[Any, ...]:
         UsageError: it is one value.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise UsageError(
-            f"A space has choices for each parameter, but `{name}` is {given!r}. Write {name}=({given!r},)."
-        )
+        raise UsageError(f"`{name}` must be a sequence of choices, but got {given!r}. Write {name}=({given!r},).")
     return tuple(given)
 
 
@@ -206,7 +203,7 @@ def _require_configs(name: str, configs: Sequence[Any]) -> None:
     wrong = next((config for config in configs if not isinstance(config, Config)), None)
     if wrong is not None:
         raise UsageError(
-            f"The configs of {name} are of the type `triton.Config`, but one is {wrong!r:.200}. Write "
+            f"The configs of {name} must have the type `triton.Config`, but one is {wrong!r:.200}. Write "
             '`triton.Config({"BLOCK": 1024}, num_warps=4)`, or `blocktune.space(...)`.'
         )
 
@@ -220,7 +217,7 @@ def _require_grouped_keys(name: str, key: Sequence[str], buckets: Mapping[str, B
     others = [bucket for bucket in buckets if bucket not in key]
     if others:
         raise UsageError(
-            f"`buckets` group values of `key`; that of {name} has no {', '.join(others)}: it is [{', '.join(key)}]. "
+            f"`buckets` of {name} names {', '.join(others)}, but its `key` is only [{', '.join(key)}]. "
             "Add the name, or leave its bucket out."
         )
 
@@ -236,7 +233,7 @@ def _bucket(name: str, bucket: Bucket | str) -> Bucket:
     if callable(bucket):
         return bucket
     if bucket != "power_of_two":
-        raise UsageError(f"A bucket is a function or 'power_of_two', but that of `{name}` is {bucket!r}.")
+        raise UsageError(f"The bucket of `{name}` must be a function or 'power_of_two', but got {bucket!r}.")
     return power_of_two
 
 

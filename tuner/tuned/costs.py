@@ -62,8 +62,9 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
         costs = _as_costs(found, "its `costs`")
         if costs is None:
             raise UsageError(
-                f"Costs are numbers by name, `bytes` and `flops`, but the `costs` of {call.name} gives {found!r:.200}. "
-                'Return for example {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
+                f"The `costs` of {call.name} must return the numbers `bytes` and `flops` by name, but returned "
+                f"{found!r:.200}. "
+                'For example: {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
             )
         return costs
     if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last

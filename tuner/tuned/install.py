@@ -81,7 +81,7 @@ def install_without_compiler(
     global _installed
     for what, names in (("only", only), ("without", without)):
         if isinstance(names, str):
-            raise UsageError(f"`{what}` is a sequence of names, but got the text {names!r}. Write [{names!r}].")
+            raise UsageError(f"`{what}` must be a sequence of names, but got the text {names!r}. Write [{names!r}].")
     if frozen is not None:
         load_frozen(frozen)
     with _lock:

@@ -48,8 +48,7 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
     function, tuner = jitted_function(found), _tuner_in(found)
     if tuner is None and not space:
         raise UsageError(
-            f"Tuning chooses from configs, but {name} has no list. Name choices: `--param BLOCK=64,128 --param "
-            "num_warps=4,8`."
+            f"{name} has no list of configs to choose from. Name choices: `--param BLOCK=64,128 --param num_warps=4,8`."
         )
     if space:
         own = [key for key in keys if key in function.arg_names] if tuner is None else tuner.keys

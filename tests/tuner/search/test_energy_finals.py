@@ -120,7 +120,7 @@ def test_a_frugal_winner_that_is_wrong_leaves_its_place_to_the_next(store: Resul
 
 
 def test_without_a_counter_the_objective_is_refused_and_time_goes_on(store: ResultStore) -> None:
-    with pytest.raises(UsageError, match=r"tells its energy by NVML.*--objective time.*all trials are kept"):
+    with pytest.raises(UsageError, match=r"reports its energy by NVML.*--objective time.*all trials are kept"):
         tuned(store, Replay(), objective=Objective.ENERGY)
     assert store.best(landscape.DEVICE, landscape.SHAPE) is None
     assert len(store.trials()) == QUICK.trials
@@ -190,7 +190,7 @@ def test_a_study_ends_in_time_and_leaves_out_what_has_no_energy(capsys: pytest.C
     assert rows(Replay()) == []
     assert "must tell its energy" in capsys.readouterr().err
     study = Study(landscape.DEVICE, Replay(), lambda shape: None)
-    with pytest.raises(BlocktuneError, match="none of 0 does"):
+    with pytest.raises(BlocktuneError, match="None of the 0 configs"):
         study.row(sweep(), [], landscape.SPACE.feasible[0])
 
 

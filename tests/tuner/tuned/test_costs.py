@@ -122,5 +122,7 @@ def test_what_tells_nothing_is_searched_all_the_same(gpu: FakeGpu, caplog: pytes
 
 def test_costs_that_are_no_numbers_are_refused(gpu: FakeGpu) -> None:
     kernel = autotune(CONFIGS, ["n"], costs=lambda named: {"bytes": "many"})(scale_kernel.fn)
-    with pytest.raises(UsageError, match=r"Costs are numbers by name, `bytes` and `flops`, but the `costs` of"):
+    with pytest.raises(
+        UsageError, match=r"The `costs` of .* must return the numbers `bytes` and `flops` by name, but returned"
+    ):
         kernel[grid](torch.ones(1000), 1000, 2.0)
