@@ -2,7 +2,7 @@
 
 One JSON object per line: {"calls": 3, "device": "nvidia h200|9.0|132", "shape": {...}}. Any number of processes add
 lines; those of equal device and shape are added up when they are read, and in the file itself when it has grown to its
-bound. It is statistics: what is lost or damaged of it costs a line, never a call.
+bound. The counts are statistics: damage costs a line, never a call.
 """
 
 import json

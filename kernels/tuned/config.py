@@ -28,7 +28,7 @@ class UserConfig:
     """The parameters of one launch of a tuned kernel, in the order of their names.
 
     Raises:
-        UsageError: a name is not valid in Python, or a value is none that a kernel could take.
+        UsageError: a name is not valid in Python, or a kernel cannot take a value.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""What stands under an autotuned kernel: it finds the choice of a call, or has it made, and launches."""
+"""What launches an autotuned kernel: it finds the choice of a call, or has it made."""
 
 import threading
 import time

@@ -2,7 +2,7 @@
 
 A process adds its counts to a file when it ends, one JSON object per line: {"device": "nvidia h200|9.0|132", "kernel":
 "module:function", "problem": "{...}", "hits": 7, "misses": 1, "seconds": 2.5}. Equal kinds are added up when they are
-read. It is statistics: what is lost or damaged of it costs a line, never a launch.
+read. The counts are statistics: damage costs a line, never a launch.
 """
 
 import json

@@ -17,7 +17,7 @@ MAX_CALLS_IN_FLIGHT = 10_000
 
 
 class ClusterLostError(BlocktuneError):
-    """The cluster went while jobs were made."""
+    """The cluster was lost while jobs were made."""
 
 
 def _lost_by(error: Exception) -> ClusterLostError:

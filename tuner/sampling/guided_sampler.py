@@ -114,14 +114,14 @@ class GuidedSampler(BaseSampler):
         return positions.index(prospects.best(np.array(positions)))
 
     def _begin(self, space: Mapping[str, BaseDistribution]) -> None:
-        """Forget what was learnt, which trials tell again."""
+        """Forget what was learnt. It is learnt again from the trials."""
         self._learnt_in = dict(space)
         self._prospects: Prospects | None = None
         self._asked: dict[int, int] = {}  # positions by numbers of trials
         self._finished: dict[int, int | None] = {}
 
     def _prospects_of(self, study: Study, space: Mapping[str, BaseDistribution]) -> Prospects:
-        """Return the prospects with everything learnt that finished trials tell."""
+        """Return the prospects after they have learnt from all finished trials."""
         self._raise_error_if_multi_objective(study)
         if self._learnt_in != space:
             self._begin(space)

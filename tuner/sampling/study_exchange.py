@@ -1,7 +1,7 @@
 """Studies in Optuna's own storage: those of searches, of stored trials, and stored trials of studies.
 
 The results store is the source of truth. Every trial of a study carries its whole record, as an export of results has
-it, so that a study can be taken back: it is checked like any document of a stranger.
+it, so that a study can be taken back: it is checked like any imported document.
 """
 
 import hashlib

@@ -87,13 +87,13 @@ def hold_finals(
     incumbent: KernelConfig | None,
     objective: Objective = Objective.TIME,
 ) -> Result:
-    """Time the finalists, measure energies, and confirm the winner; one that fails leaves the place to the next.
+    """Time the finalists, measure energies, and confirm the winner; if it fails, the next best takes its place.
 
     By energy, all finalists have it measured; by time, the winner, the default and the paper's rule.
 
     Raises:
         NoFeasibleConfigError: none of them passes.
-        UsageError: the winner is the one of least energy, and the GPU does not tell it.
+        UsageError: the winner is the one of least energy, and the GPU does not report it.
     """
     finals = runner.finals(finalists(trials, contenders, incumbent))
     failures, default = dict(finals.failures), contenders.default

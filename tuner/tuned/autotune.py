@@ -1,4 +1,4 @@
-"""`blocktune.autotune`: `triton.autotune` by another name, and under every kernel of a process by `install`.
+"""`blocktune.autotune`: what replaces `triton.autotune`, and what `install` gives every kernel of a process.
 
 from blocktune import autotune  # instead of: from triton import autotune
 
@@ -76,17 +76,17 @@ def autotune(
 
     Args:
         configs: the choices, of which the first one serves where nothing may be measured.
-        key: names of the arguments whose values make a call another question.
+        key: names of the arguments whose values need a config of their own.
         prune_configs_by: as for `triton.autotune`.
         reset_to_zero: as for `triton.autotune`.
         restore_value: as for `triton.autotune`.
         pre_hook: as for `triton.autotune`.
         post_hook: as for `triton.autotune`.
-        warmup: taken for the sake of old programs; the race decides how often a config is timed.
+        warmup: ignored, accepted for compatibility; the race decides how often a config is timed.
         rep: likewise.
         use_cuda_graph: likewise.
-        do_bench: times a launch in milliseconds, in place of the race: `do_bench(launch, quantiles=...)`.
-        cache_results: taken for the sake of old programs; what is measured is always kept.
+        do_bench: times a launch in milliseconds, instead of the race: `do_bench(launch, quantiles=...)`.
+        cache_results: ignored, accepted for compatibility; results are always kept.
         accept: the last rung that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
             `same_capability` or `nearest`.
         strict: a call that no accepted rung serves is an error; nothing is tuned.
@@ -161,7 +161,7 @@ def space(**choices: Iterable[Any]) -> list[Config]:
     """Return all combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
 
     Raises:
-        UsageError: a parameter has no choices, or one value in their place, or there are too many combinations.
+        UsageError: a parameter has no choices, or is a single value, or there are too many combinations.
     """
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
     values = {name: _choices(name, given) for name, given in choices.items()}
@@ -187,7 +187,7 @@ def _choices(name: str, given: Any) -> tuple[Any, ...]:
     """Return the choices of a parameter.
 
     Raises:
-        UsageError: it is one value.
+        UsageError: it is a single value.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise UsageError(f"`{name}` must be a sequence of choices, but got {given!r}. Write {name}=({given!r},).")
