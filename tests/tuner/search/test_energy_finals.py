@@ -190,7 +190,7 @@ def test_a_study_ends_in_time_and_leaves_out_what_has_no_energy(capsys: pytest.C
     assert rows(Replay()) == []
     assert "must tell its energy" in capsys.readouterr().err
     study = Study(landscape.DEVICE, Replay(), lambda shape: None)
-    with pytest.raises(BlocktuneError, match="None of the 0 configs"):
+    with pytest.raises(BlocktuneError, match="none of 0 does"):
         study.row(sweep(), [], landscape.SPACE.feasible[0])
 
 
