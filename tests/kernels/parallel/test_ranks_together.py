@@ -130,7 +130,7 @@ def test_meshes_are_groups(told: Told) -> None:
     for rank in told["mesh"]["told"]:
         assert rank["same"] == [True] * 4
         assert max(rank["out"], rank["lse"]) < 2e-6
-        assert "a DeviceMesh with one or two dimensions that holds this rank" in rank["refused"]["text"]
+        assert "must have one or two dimensions and hold this rank" in rank["refused"]["text"]
         assert "but got rank 2: scale=1.0; rank 3: scale=0.5" in rank["wrong"]["text"]
 
 
