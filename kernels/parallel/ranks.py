@@ -51,7 +51,7 @@ class Ranks:
         place = mesh.get_coordinate()
         if mesh.ndim > 2 or place is None:
             raise UsageError(
-                "`group` may be a DeviceMesh with one or two dimensions that holds this rank, but got one with "
+                "A DeviceMesh as `group` must have one or two dimensions and hold this rank, but got one with "
                 f"{mesh.ndim} and this rank at {place}. Take a sub-mesh by its names: keys travel along the first "
                 "dimension, heads along the second."
             )

@@ -101,7 +101,7 @@ def _schedule(name: str, problem: Problem, ranks: Ranks, device: torch.device, *
         known = measured(problem, link(ranks.column, device.type), backward=backward)
         return fastest(problem, machine_of(device), backward=backward) if known is None else known
     if name not in tuple(Schedule):
-        raise UsageError(f"`schedule` is {AUTO}, {', '.join(Schedule)}, but got {name!r}. Take one of these.")
+        raise UsageError(f"`schedule` must be {AUTO} or one of {', '.join(Schedule)}, but got {name!r}.")
     require_possible(problem, Schedule(name))
     return Schedule(name)
 

@@ -117,8 +117,8 @@ class Correction:
         """
         if (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
             raise UsageError(
-                f"A correction has the format {FORMAT!r} and schema {SCHEMA}, but got {data.get('format')!r:.80} and "
-                f"{data.get('schema')!r:.80}. Make it again by `tune calibrate`."
+                f"A correction must have the format {FORMAT!r} and schema {SCHEMA}, but got "
+                f"{data.get('format')!r:.80} and {data.get('schema')!r:.80}. Make it again by `tune calibrate`."
             )
         return cls(
             device=data["device"],

@@ -79,7 +79,7 @@ class Expectation:
 
     @property
     def time_label(self) -> str:
-        """The time with its spread, which the default of the first kernel, the measure of all, has none of."""
+        """The time with its spread, which the default of the first kernel, the measure of all others, does not have."""
         spread = f" +- {100 * self.spread:.1f} %" if self.spread else ""
         return f"{self.time_us:.4g} us{spread}"
 

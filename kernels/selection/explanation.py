@@ -61,7 +61,7 @@ def _device_name(device: DeviceSpec) -> str:
 
 
 def _elsewhere(device: DeviceSpec | None) -> str:
-    """Return by what another device tells of this one, where nothing was measured on it."""
+    """Return words for the other device whose measurements count, where this one has none."""
     other = "" if device is None else measured_elsewhere(device.key)
     return f" by the model and measurements of another device, {other}" if other else ""
 
@@ -73,7 +73,7 @@ _CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lo
 class Explanation:
     """Which rung of the ladder serves a call, and why no higher one does.
 
-    shape: None where the tensors are no attention problem of ours.
+    shape: None where the tensors are not an attention problem that we know.
     tuned_for: the shape that the config was tuned for.
     time_us: the time measured there.
     passed_over: the reasons of higher rungs.

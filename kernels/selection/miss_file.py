@@ -2,7 +2,7 @@
 
 One JSON object per line: {"calls": 3, "device": "nvidia h200|9.0|132", "shape": {...}}. Any number of processes add
 lines; those of equal device and shape are added up when they are read, and in the file itself when it has grown to its
-bound. It is statistics: what is lost or damaged of it costs a line, never a call.
+bound. The counts are statistics: damage costs a line, never a call.
 """
 
 import json
@@ -50,7 +50,7 @@ def _expanded(named: str) -> Path:
         return Path(named).expanduser()
     except RuntimeError as error:
         raise UsageError(
-            f"{VARIABLE} names a file in a home directory, but that of {named} is not known: {error} "
+            f"The home directory of {named}, which {VARIABLE} names, is not known: {error} "
             "Give an absolute path, or `off`."
         ) from error
 
@@ -95,5 +95,5 @@ def _summed(content: bytes) -> Counter[Miss]:
 def _parsed(document: dict[str, object]) -> tuple[Miss, int]:
     device, calls = document["device"], document["calls"]
     if not isinstance(device, str) or len(device) > _MAX_DEVICE or type(calls) is not int or not 0 < calls <= MAX_CALLS:
-        raise UsageError(f"A miss has a device and a count, but got {device!r:.100} and {calls!r:.100}.")
+        raise UsageError(f"A miss must have a device and a count, but got {device!r:.100} and {calls!r:.100}.")
     return (device, AttentionShape.from_json(document["shape"])), calls  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ class MissLog:
         self._forget()
 
     def _forget(self) -> None:
-        """Begin as new, as a forked child does, which has neither the thread nor a right to its parent's counts."""
+        """Start empty, as a forked child must: it has no thread, and its parent writes the parent's counts."""
         self._lock = threading.Lock()  # held for moments: never while a file is written
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -129,7 +129,7 @@ def miss_of(explanation: Explanation) -> Miss | None:
 
 @cache
 def _log() -> MissLog:
-    """Return that of the process, which begins with its first miss."""
+    """Return the log of the process, which begins with its first miss."""
     log = _new_log()
     atexit.register(log.close)
     os.register_at_fork(after_in_child=log._forget)

@@ -99,7 +99,7 @@ def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
         inner = None if inspect.isfunction(inner) else getattr(inner, "fn", None)
     if inner is None:
         name = getattr(fn, "__qualname__", type(fn).__name__)
-        raise UsageError(f"An autotuned kernel is a function of `triton.jit`, but {name} is not. Decorate it first.")
+        raise UsageError(f"{name} is not a function of `triton.jit`. Decorate it first.")
     return inner
 
 
@@ -130,6 +130,6 @@ def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]"
     conflicts = sorted(tuned & given.keys())
     if conflicts:
         raise UsageError(
-            f"What is tuned is chosen by the tuner, but the call of {name} gives {', '.join(conflicts)}. Leave it out "
-            "of the call, or out of the configs."
+            f"The call of {name} gives {', '.join(conflicts)}, which its configs give too. Leave it out of the call, "
+            "or out of the configs."
         )

@@ -134,7 +134,7 @@ def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], ker
     unknown = [name for name in names if name not in arg_names]
     if unknown:
         raise UsageError(
-            f"`{what}` holds names of arguments of {kernel}, but got {', '.join(unknown)}. Its arguments are "
+            f"`{what}` names {', '.join(unknown)}, but {kernel} has no such argument. Its arguments are "
             f"{', '.join(arg_names)}."
         )
 

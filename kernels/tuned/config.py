@@ -28,7 +28,7 @@ class UserConfig:
     """The parameters of one launch of a tuned kernel, in the order of their names.
 
     Raises:
-        UsageError: a name is not valid in Python, or a value is none that a kernel could take.
+        UsageError: a name is not valid in Python, or a kernel cannot take a value.
     """
 
     kernel: str
@@ -37,9 +37,9 @@ class UserConfig:
     def __post_init__(self) -> None:
         for name, value in self.values:
             if not isinstance(name, str) or not _NAME.fullmatch(name) or not isinstance(value, Plain):
-                raise UsageError(f"A parameter is a name and a plain value, but got {name!r}={value!r}.")
+                raise UsageError(f"A parameter must be a name with a plain value, but got {name!r}={value!r}.")
             if isinstance(value, (int, float)) and not abs(value) <= MAX_VALUE:
-                raise UsageError(f"A parameter is at most {MAX_VALUE}, but got {name}={value}.")
+                raise UsageError(f"A parameter must be at most {MAX_VALUE}, but got {name}={value}.")
         object.__setattr__(self, "values", tuple(sorted(self.values)))
 
     @property
@@ -68,7 +68,7 @@ class UserConfig:
         """
         kernel, parameters = data.get("kernel"), data.get("parameters")
         if not isinstance(kernel, str) or not isinstance(parameters, dict):
-            raise UsageError(f"A config is an object with `kernel` and `parameters`, but got {data!r:.200}.")
+            raise UsageError(f"A config must be an object with `kernel` and `parameters`, but got {data!r:.200}.")
         return cls(kernel, tuple(parameters.items()))
 
     @classmethod
@@ -94,10 +94,10 @@ class Problem:
     def __post_init__(self) -> None:
         strange = next((name for name, value in self.arguments if not isinstance(value, Plain)), None)
         if strange is not None:
-            raise UsageError(f"Key values are numbers, texts and None, but `{strange}` is not. Pass its parts.")
+            raise UsageError(f"The value of the key `{strange}` is not a number, text or None. Pass its parts.")
         if len(self.document) > MAX_PROBLEM_TEXT:
             raise UsageError(
-                f"A call of a tuned kernel is known by up to {MAX_PROBLEM_TEXT} characters, but this one takes "
+                f"The key of a call may have up to {MAX_PROBLEM_TEXT} characters, but this one has "
                 f"{len(self.document)}: {self.document:.80}... Name fewer keys, or shorter texts."
             )
 
@@ -136,7 +136,7 @@ class Problem:
                 raise TypeError(f"an object was expected, but got {data!r:.80}")
             return cls(tuple((name, _parsed(data[name])) for name in sorted(data)))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"Not a problem of a tuned kernel: {error}") from error
+            raise UsageError(f"The stored problem of a tuned kernel is not valid: {error}") from error
 
     def distance(self, other: "Problem") -> float | None:
         """Return how far the sizes are apart, in factors of two; None where the two cannot share a config.
@@ -162,12 +162,14 @@ def _loaded(text: object, longest: int) -> object:
         UsageError: it is too long, or no JSON.
     """
     if not isinstance(text, str) or len(text) > longest:
-        raise UsageError(f"A stored problem or config is a text of up to {longest} characters, but got {text!r:.80}.")
+        raise UsageError(
+            f"A stored problem or config must be a text of up to {longest} characters, but got {text!r:.80}."
+        )
     try:
         value: object = json.loads(text)
         return value
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"A stored problem or config is JSON, but got {text:.80}: {error}") from error
+        raise UsageError(f"A stored problem or config is not JSON: {text:.80}: {error}") from error
 
 
 def _parsed(value: object) -> Plain:
@@ -176,7 +178,7 @@ def _parsed(value: object) -> Plain:
         return f"{value['dtype']}{list(value['shape'])}"
     if isinstance(value, Plain):
         return value
-    raise ValueError(f"a key value is plain, but got {value!r:.200}")
+    raise ValueError(f"a key value must be plain, but got {value!r:.200}")
 
 
 def _distance(one: Plain, other: Plain) -> float | None:

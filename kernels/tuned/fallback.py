@@ -8,7 +8,7 @@
     nearest           measured for other key values, by any of the above
     default           the first config of the list
 
-What was measured with another source of the kernel is no part of it: its parameters may mean something else now.
+What was measured with another source of the kernel is left out: its parameters may mean something else now.
 """
 
 import logging
@@ -115,7 +115,7 @@ def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse:
     """Return what the measurement of a stored row is worth on a device.
 
     Raises:
-        UsageError: nothing.
+        UsageError: it is worth nothing there.
     """
     source_hash = str(row["source_hash"])
     measured = Identity(

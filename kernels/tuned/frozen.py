@@ -80,12 +80,12 @@ def load_frozen(name: str | Path) -> int:
         return 0
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"A frozen file has up to {MAX_BYTES} bytes, but {path} has more. Freeze it again.")
+            raise UsageError(f"{path} is too large: a frozen file has up to {MAX_BYTES} bytes. Freeze it again.")
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"A frozen file is JSON that `tune kernels --freeze` wrote, but {path} is not: {error}. Freeze it "
-            f"again, or correct {VARIABLE}."
+            f"The frozen file {path} cannot be read: {error}. Write it again by `tune kernels --freeze`, or correct "
+            f"{VARIABLE}."
         ) from error
     count = take(document)
     _files_read.add(path)
@@ -113,11 +113,11 @@ def check(document: object) -> list[tuple[Key, UserWinner]]:
     """
     try:
         if not isinstance(document, dict):
-            raise TypeError(f"a document is an object, but got {document!r:.80}")
+            raise TypeError(f"a document must be an object, but got {document!r:.80}")
         return [(_key(document["device"], row), winner_of(row, Reuse.EXACT)) for row in document["kernels"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"A frozen document has a device and kernels, but this one lacks something: {error!r}."
+            f"The frozen document is not in order: {error!r}. It must have a device and kernels."
         ) from error
 
 
@@ -184,5 +184,5 @@ def frozen_document(device_key: str, rows: Iterable[FrozenRow]) -> FrozenDocumen
 def _key(device_key: object, row: Mapping[str, object]) -> Key:
     kernel, source_hash = row["kernel"], row["source_hash"]
     if not (isinstance(device_key, str) and isinstance(kernel, str) and isinstance(source_hash, str)):
-        raise TypeError("device, kernel and source_hash are texts")
+        raise TypeError("device, kernel and source_hash must be texts")
     return device_key, kernel, source_hash

@@ -1,4 +1,4 @@
-"""What stands under an autotuned kernel: it finds the choice of a call, or has it made, and launches."""
+"""What launches an autotuned kernel: it finds the choice of a call, or has it made."""
 
 import threading
 import time
@@ -114,7 +114,7 @@ class TunedKernel:
         known = self._fast.get(self._quick(args, kwargs))
         if known is None and "grid" not in kwargs:
             raise UsageError(
-                f"A new kind of call is measured with its grid, but that of {self.name} has none. Add `grid=(...)`, or "
+                f"This kind of call of {self.name} is new, and cannot be measured without a grid. Add `grid=(...)`, or "
                 "launch the kernel before."
             )
         return (known or self._serve(args, {"warmup": False, **kwargs})).choice
@@ -193,8 +193,8 @@ class TunedKernel:
             return _unmeasured(call.configs[call.default], problem)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise UsageError(
-                f"A call must have run once before a CUDA graph captures it, but {problem.label} is new to "
-                f"{self.name}. Call it before."
+                f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
+                "before the capture."
             )
         self.misses += 1
         choice = self._decide(call)

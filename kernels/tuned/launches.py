@@ -2,7 +2,7 @@
 
 A process adds its counts to a file when it ends, one JSON object per line: {"device": "nvidia h200|9.0|132", "kernel":
 "module:function", "problem": "{...}", "hits": 7, "misses": 1, "seconds": 2.5}. Equal kinds are added up when they are
-read. It is statistics: what is lost or damaged of it costs a line, never a launch.
+read. The counts are statistics: damage costs a line, never a launch.
 """
 
 import json
@@ -108,8 +108,10 @@ def _parsed(document: Mapping[str, Any]) -> tuple[Kind, Launches]:
     device, kernel = document["device"], document["kernel"]
     hits, misses, seconds = document["hits"], document["misses"], document["seconds"]
     if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in (device, kernel)):
-        raise UsageError(f"A line of launches names a device and a kernel, but got {device!r:.100}, {kernel!r:.100}.")
+        raise UsageError(
+            f"A line of launches must name a device and a kernel, but got {device!r:.100}, {kernel!r:.100}."
+        )
     counted = all(type(count) is int and 0 <= count <= MAX_COUNT for count in (hits, misses))
     if not counted or not 0 <= seconds <= MAX_COUNT:
-        raise UsageError(f"Launches are counted, but got {hits!r:.50}, {misses!r:.50} in {seconds!r:.50} s.")
+        raise UsageError(f"Counts of launches are out of range: {hits!r:.50}, {misses!r:.50} in {seconds!r:.50} s.")
     return Kind(device, kernel, Problem.from_document(document["problem"])), Launches(hits, misses, float(seconds))

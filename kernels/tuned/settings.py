@@ -49,8 +49,8 @@ class Settings:
             raise UsageError(f"`l2` must be 'cold' or 'warm', but got {self.l2!r}.")
         if self.isolate and self.expand:
             raise UsageError(
-                "`expand` compares the results of new configs in this process, which `isolate` spares. Leave one of "
-                "them out."
+                "`expand` and `isolate` cannot be combined, since `expand` runs new configs in this process. Leave one "
+                "of them out."
             )
         for name in ("max_spill_bytes", "wait_seconds", "expand"):
             if getattr(self, name) < 0:

@@ -60,8 +60,8 @@ def complete_shape(
             raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
     if seq == 1 and seq_k is None:
         raise UsageError(
-            "A single query reads a cache of keys, so `seq_k` must be given, but got seq=1 alone. "
-            "Say how many keys there are, such as --seq 1 --seq-k 8192."
+            "A single query needs `seq_k`, the number of keys that it reads, but got seq=1 alone. "
+            "For example: --seq 1 --seq-k 8192."
         )
     keys = seq if seq_k is None else seq_k
     if heads is None:

@@ -64,7 +64,7 @@ def chosen_kinds(present: Mapping[str, int], name: str | None) -> list[str]:
         return [device_named(str(name)).key]
     if not present:
         raise NoDeviceError(
-            "A node of the cluster says which GPUs it has, but none does. Start nodes by "
+            "No node of the cluster says which GPUs it has. Start nodes by "
             '`ray start --resources="$(blocktune devices --ray)"`, or name the device that will join by --device.'
         )
     if name is None and len(present) > 1:
@@ -109,7 +109,7 @@ def connected(address: str | None) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise UsageError(
-            "`--executor ray` needs Ray, but it is not installed. Run `pip install 'blocktune[ray]'`."
+            "Ray is not installed, but `--executor ray` needs it. Run `pip install 'blocktune[ray]'`."
         ) from error
     _connect(address)
     # Ray prints each retry on stdout, where results are; `log_to_driver` does not concern that
@@ -131,9 +131,9 @@ def _connect(address: str | None) -> None:
     except BlocktuneError:
         raise
     except (OSError, RuntimeError, ValueError) as error:
+        cluster = "A new Ray cluster" if address is None else f"The Ray cluster {address}"
         raise UsageError(
-            f"`--address` names a Ray cluster, such as auto or host:6379, but {address or 'a new one'} does not "
-            f"answer: {error}. Correct it."
+            f"{cluster} does not answer: {error}. Name a running one by `--address`, such as auto or host:6379."
         ) from error
 
 
@@ -150,7 +150,7 @@ def _own_cluster() -> dict[str, Any]:
     devices = present_devices()
     if not devices:
         raise NoDeviceError(
-            "`--executor ray` starts Ray for the GPUs of this machine, but it has none. Name a cluster by --address."
+            "This machine has no GPU that `--executor ray` could start Ray for. Name a cluster by --address."
         )
     return {
         "address": "local",

@@ -187,7 +187,7 @@ class _Run:
             self._ahead.keep_up(self._open.values(), self._tasks.cluster.nodes)
 
     def _remark(self, worker: str, text: str) -> None:
-        """Pass on, once, what costs no result."""
+        """Log, once, a remark on something that loses no result."""
         if text not in self._remarks:
             self._remarks.add(text)
             logger.warning("%s: %s", worker, text)

@@ -17,13 +17,13 @@ MAX_CALLS_IN_FLIGHT = 10_000
 
 
 class ClusterLostError(BlocktuneError):
-    """The cluster went while jobs were made."""
+    """The cluster was lost while jobs were made."""
 
 
 def _lost_by(error: Exception) -> ClusterLostError:
     return ClusterLostError(
-        f"A run needs its Ray cluster to the end, but it is gone: {str(error).splitlines()[0]}. "
-        "All trials are kept, and the same command goes on."
+        f"The Ray cluster was lost during the run: {str(error).splitlines()[0]}. "
+        "All trials are kept; the same command continues the run."
     )
 
 

@@ -41,7 +41,7 @@ def require_exclusion(text: str) -> None:
     name, _, version = text.partition("=")
     if name not in SOFTWARE or not version:
         raise UsageError(
-            f"`--exclude` takes NAME=VERSION with the names {', '.join(SOFTWARE)}, but got {text!r:.80}. "
+            f"`--exclude` must be NAME=VERSION with one of the names {', '.join(SOFTWARE)}, but got {text!r:.80}. "
             "For example: --exclude triton=3.5"
         )
 

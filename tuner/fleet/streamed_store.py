@@ -53,7 +53,7 @@ def known_for(store: ResultStore, job: Job) -> tuple[Packed, ...]:
 
 
 class StreamedStore(ResultStore):
-    """A store that sends each record, once it holds it."""
+    """A store that sends each record once it has stored it."""
 
     send: Send
 

@@ -69,7 +69,7 @@ def make_job(device: DeviceSpec, compiler: Compiler, job: Job, store: ResultStor
     """
     if not is_present(device) or device.key != job.device:
         here = device.key if is_present(device) else "no GPU"
-        raise NoDeviceError(f"A job is made on its kind of GPU, {job.device}, but here is {here}. See `tune devices`.")
+        raise NoDeviceError(f"The job is for the GPU {job.device}, but here is {here}. See `tune devices`.")
     prepare(job, device, store)
     return tune(
         job.shape,

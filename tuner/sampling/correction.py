@@ -3,8 +3,8 @@
 The logarithm of a measured value over its prediction is taken for a Gaussian process of four parts: a constant, since
 values need not have the prediction's unit; a slope, by which the model exaggerates differences or understates them; a
 constant of each group, such as a kernel; and a part that points of a group share that are few steps apart in few
-parameters. How large that part is, is read off the measurements (the likeliest of `LOCAL_DEVIATIONS`): a model that is
-good is followed, of a useless one little is left.
+parameters. How large that part is, is read off the measurements (the likeliest of `LOCAL_DEVIATIONS`): a good model is
+followed, a useless one has little weight.
 """
 
 from dataclasses import dataclass

@@ -57,7 +57,9 @@ class GuidedSampler(BaseSampler):
         seed: int | None = None,
     ) -> None:
         if points is not None and search_space is None:
-            raise UsageError("`points` are of a search space, but got no `search_space`. Give their distributions.")
+            raise UsageError(
+                "`points` need a `search_space`, but got None. Pass the distributions of their parameters."
+            )
         self._prior = prior
         self._space = None if search_space is None else dict(search_space)
         self._points = None if points is None else list(points)
@@ -107,20 +109,19 @@ class GuidedSampler(BaseSampler):
         positions = [prospects.position(point) for point in points]
         if None in positions:
             raise UsageError(
-                f"Points must be of the sampler's search space, but {points[positions.index(None)]} is not. "
-                "Add it to `points`."
+                f"The point {points[positions.index(None)]} is not in the sampler's search space. Add it to `points`."
             )
         return positions.index(prospects.best(np.array(positions)))
 
     def _begin(self, space: Mapping[str, BaseDistribution]) -> None:
-        """Forget what was learnt, which trials tell again."""
+        """Forget what was learnt. It is learnt again from the trials."""
         self._learnt_in = dict(space)
         self._prospects: Prospects | None = None
         self._asked: dict[int, int] = {}  # positions by numbers of trials
         self._finished: dict[int, int | None] = {}
 
     def _prospects_of(self, study: Study, space: Mapping[str, BaseDistribution]) -> Prospects:
-        """Return the prospects with everything learnt that finished trials tell."""
+        """Return the prospects after they have learnt from all finished trials."""
         self._raise_error_if_multi_objective(study)
         if self._learnt_in != space:
             self._begin(space)

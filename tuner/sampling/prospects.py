@@ -72,8 +72,8 @@ class Prospects:
         """
         if not value > 0:
             raise UsageError(
-                f"GuidedSampler compares values with predictions by their ratio, so both must be positive, but got "
-                f"{value!r}. Add an offset to the objective and to its prior, or take another sampler."
+                f"Values and predictions must be positive, since GuidedSampler compares them by their ratio, but got "
+                f"{value!r}. Add an offset to the objective and to its prior, or use another sampler."
             )
         return self._sign * math.log(value) if math.isfinite(value) else HOPELESS
 

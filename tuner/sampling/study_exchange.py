@@ -1,7 +1,7 @@
 """Studies in Optuna's own storage: those of searches, of stored trials, and stored trials of studies.
 
 The results store is the source of truth. Every trial of a study carries its whole record, as an export of results has
-it, so that a study can be taken back: it is checked like any document of a stranger.
+it, so that a study can be taken back: it is checked like any imported document.
 """
 
 import hashlib
@@ -90,13 +90,12 @@ def documents_of(url: str) -> list[Document]:
     """
     path = make_url(url).database if url.startswith("sqlite") else None
     if path is not None and not Path(path).exists():
-        raise ImportRejectedError(f"Studies are taken from a storage that is there, but {path} is not. Name another.")
+        raise ImportRejectedError(f"No such storage of studies: {path}. Name another file.")
     require_own(url)
     documents = list(_documents(url))
     if not documents:
         raise ImportRejectedError(
-            f"Studies are taken that `tune run --study` or `tune export --format optuna` made, but {url} has none. "
-            "Name another storage."
+            f"{url} has no study that `tune run --study` or `tune export --format optuna` made. Name another storage."
         )
     return documents
 

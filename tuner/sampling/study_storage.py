@@ -51,13 +51,12 @@ def require_own(url: str) -> None:
         raise _unusable(url, error) from error
     if tables and OWN_TABLE not in tables:
         raise StoreError(
-            f"A study is kept in a database of its own, but {url} holds other tables: {', '.join(tables[:4])}. "
-            "Name another file or database."
+            f"{url} holds other tables: {', '.join(tables[:4])}. A study needs a database of its own: name another "
+            "file or database."
         )
 
 
 def _unusable(url: str | None, error: Exception) -> StoreError:
     return StoreError(
-        f"A study needs a storage that Optuna can write, but it cannot write {url}: {error}. "
-        "Name a file, or a URL such as sqlite:///search.db."
+        f"Optuna cannot keep a study in {url}: {error}. Name a file, or a URL such as sqlite:///search.db."
     )

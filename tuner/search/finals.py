@@ -87,13 +87,13 @@ def hold_finals(
     incumbent: KernelConfig | None,
     objective: Objective = Objective.TIME,
 ) -> Result:
-    """Time the finalists, measure energies, and confirm the winner; one that fails leaves the place to the next.
+    """Time the finalists, measure energies, and confirm the winner; if it fails, the next best takes its place.
 
     By energy, all finalists have it measured; by time, the winner, the default and the paper's rule.
 
     Raises:
         NoFeasibleConfigError: none of them passes.
-        UsageError: the winner is the one of least energy, and the GPU does not tell it.
+        UsageError: the winner is the one of least energy, and the GPU does not report it.
     """
     finals = runner.finals(finalists(trials, contenders, incumbent))
     failures, default = dict(finals.failures), contenders.default
@@ -134,8 +134,8 @@ def _scores(
     energies = frugal_energies(runner, list(finals.samples_us), [default])
     if not energies.bursts:
         raise UsageError(
-            "Finals by energy need a GPU that tells its energy by NVML, but no finalist has a burst. "
-            "Take `--objective time`; all trials are kept."
+            "The energy of no finalist could be measured: finals by energy need a GPU that reports its energy by NVML. "
+            "Use `--objective time`; all trials are kept."
         )
     return energies, {config: [burst.energy_mj for burst in rounds] for config, rounds in energies.bursts.items()}
 
@@ -156,7 +156,7 @@ def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
     example = next(trial for trial in trials if trial.outcome is counts[0][0])
     raise NoFeasibleConfigError(
-        f"At least one config must compile, run and be right for {shape.label}, but of {len(trials)} tried: {told}. "
+        f"No config works for {shape.label}: of {len(trials)} tried, {told}. "
         f"For example {example.config.label}: {example.error} "
         "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
     )
@@ -193,6 +193,6 @@ def _without_finals(
         remaining = [trial for trial in remaining if trial.config not in failed]
     errors = "; ".join(f"{config.label}: {failure.error}" for config, failure in list(failed.items())[:3])
     raise NoFeasibleConfigError(
-        f"A winner must compute output and log-sum-exp right, but every finalist failed: {errors}. "
+        f"Every finalist failed, so that there is no winner: {errors}. "
         "Report this with `tune doctor --json`; attention falls back to PyTorch meanwhile."
     )

@@ -291,7 +291,7 @@ class Search:
 
     def _time_left(self, total: int) -> float | None:
         """Return the seconds until the end by the pace so far; None before a pace is known, and when the end is later
-        than that. It never counts up: of all estimates the earliest end holds."""
+        than that. It never counts up, since the earliest end of all estimates is kept."""
         fresh, now = len(self.trials) - self._resumed, time.monotonic()
         if fresh < PACE_TRIALS:
             return None

@@ -20,8 +20,8 @@ SCHEMA = 1
 class Budget:
     """When a search ends, apart from having tried everything. None is no bound.
 
-    trials counts configs, those of earlier runs included. seconds is wall time of the search, without the start of the
-    GPU worker's process and the finals, which take about ten more.
+    trials counts configs, those of earlier runs included. seconds is wall time of the search. It does not count the
+    start of the GPU worker's process and the finals, which take about ten seconds more.
 
     Raises:
         UsageError: a bound is not positive.
@@ -46,8 +46,8 @@ a later one (docs/models/search.md), so few of them are compiled: on two cores a
 
 
 def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budget:
-    """Return the bounds that a search keeps to. Who gives one bound means that one: the other's default must not end
-    the search first.
+    """Return the bounds that a search keeps to. Where one bound is given, the default of the other must
+    not end the search first.
 
     Args:
         budget: what was given.

@@ -70,13 +70,13 @@ def require_strategy(name: str) -> None:
     """
     if name not in STRATEGIES and ":" not in name:
         raise UsageError(
-            f"A strategy is one of {', '.join(STRATEGIES)}, or package.module:Class of an Optuna sampler, but got "
-            f"{name!r}."
+            f"No such strategy: {name!r}. Name one of {', '.join(STRATEGIES)}, or an Optuna sampler as "
+            "package.module:Class."
         )
     missing = _missing(name)
     if missing:
         raise UsageError(
-            f"The strategy {name} needs {' and '.join(missing)}, but Python does not find it. "
+            f"The strategy {name} needs packages that are not installed: {', '.join(missing)}. "
             f"Run `pip install {' '.join(missing)}`, or take another strategy."
         )
 

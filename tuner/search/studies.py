@@ -64,11 +64,11 @@ def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
         found = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"A sampler is named as package.module:Class, but {path!r} leads nowhere: {error}. "
-            "Is its folder on PYTHONPATH?"
+            f"The sampler {path!r} cannot be imported: {error}. Name it as package.module:Class, and put its folder on "
+            "PYTHONPATH."
         ) from None
     if not (isinstance(found, type) and issubclass(found, BaseSampler)):
-        raise UsageError(f"A sampler is a class derived from optuna.samplers.BaseSampler, but {path!r} is not.")
+        raise UsageError(f"{path!r} is not a sampler. Name a class that is derived from optuna.samplers.BaseSampler.")
     seeded = "seed" in inspect.signature(found).parameters
     return _from_model(assignment, study, found(**{"seed": assignment.seed} if seeded else {}))
 

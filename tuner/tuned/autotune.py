@@ -1,4 +1,4 @@
-"""`blocktune.autotune`: `triton.autotune` by another name, and under every kernel of a process by `install`.
+"""`blocktune.autotune`: what replaces `triton.autotune`, and what `install` gives every kernel of a process.
 
 from blocktune import autotune  # instead of: from triton import autotune
 
@@ -76,17 +76,17 @@ def autotune(
 
     Args:
         configs: the choices, of which the first one serves where nothing may be measured.
-        key: names of the arguments whose values make a call another question.
+        key: names of the arguments whose values need a config of their own.
         prune_configs_by: as for `triton.autotune`.
         reset_to_zero: as for `triton.autotune`.
         restore_value: as for `triton.autotune`.
         pre_hook: as for `triton.autotune`.
         post_hook: as for `triton.autotune`.
-        warmup: taken for the sake of old programs; the race decides how often a config is timed.
+        warmup: ignored, accepted for compatibility; the race decides how often a config is timed.
         rep: likewise.
         use_cuda_graph: likewise.
-        do_bench: times a launch in milliseconds, in place of the race: `do_bench(launch, quantiles=...)`.
-        cache_results: taken for the sake of old programs; what is measured is always kept.
+        do_bench: times a launch in milliseconds, instead of the race: `do_bench(launch, quantiles=...)`.
+        cache_results: ignored, accepted for compatibility; results are always kept.
         accept: the last rung that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
             `same_capability` or `nearest`.
         strict: a call that no accepted rung serves is an error; nothing is tuned.
@@ -104,11 +104,11 @@ def autotune(
     """
     if key is None:
         raise UsageError(
-            "`key` names the arguments whose values make a call another question, but got None. Name them, or pass [] "
-            "where no value does."
+            "`key` must name the arguments whose values need a config of their own, but got None. Name them, or pass "
+            "[] if there are none."
         )
     if isinstance(key, str):
-        raise UsageError(f"`key` is a sequence of names, but got the text {key!r}. Write [{key!r}].")
+        raise UsageError(f"`key` must be a sequence of names, but got the text {key!r}. Write [{key!r}].")
     settings = Settings(
         accept=_rung(accept),
         strict=strict,
@@ -127,8 +127,7 @@ def autotune(
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
         if not configs:
             raise UsageError(
-                f"An autotuned kernel has configs to choose from, but {name} has none. Pass "
-                "`[triton.Config({...})]`, or `blocktune.space(...)`."
+                f"{name} has no configs to choose from. Pass `[triton.Config({{...}})]`, or `blocktune.space(...)`."
             )
         named = {
             "key": key,
@@ -162,7 +161,7 @@ def space(**choices: Iterable[Any]) -> list[Config]:
     """Return all combinations of choices as configs: `space(BLOCK_M=(64, 128), num_warps=(4, 8))`.
 
     Raises:
-        UsageError: a parameter has no choices, or one value in their place, or there are too many combinations.
+        UsageError: a parameter has no choices, or is a single value, or there are too many combinations.
     """
     options = ("num_warps", "num_stages", "num_ctas", "maxnreg")
     values = {name: _choices(name, given) for name, given in choices.items()}
@@ -171,8 +170,8 @@ def space(**choices: Iterable[Any]) -> list[Config]:
         count *= len(given)
         if not given or count > MAX_SPACE:
             raise UsageError(
-                f"A space has choices for each parameter, and up to {MAX_SPACE} combinations, but `{name}` has "
-                f"{len(given)}, which makes {count}. Name other choices, or let `expand=` search."
+                f"A space must have from 1 to {MAX_SPACE} combinations, but the {len(given)} choices of `{name}` make "
+                f"{count}. Name other choices, or let `expand=` search."
             )
     combinations = [dict(zip(values, each, strict=True)) for each in itertools.product(*values.values())]
     return [
@@ -188,12 +187,10 @@ def _choices(name: str, given: Any) -> tuple[Any, ...]:
     """Return the choices of a parameter.
 
     Raises:
-        UsageError: it is one value.
+        UsageError: it is a single value.
     """
     if isinstance(given, str) or not isinstance(given, Iterable):
-        raise UsageError(
-            f"A space has choices for each parameter, but `{name}` is {given!r}. Write {name}=({given!r},)."
-        )
+        raise UsageError(f"`{name}` must be a sequence of choices, but got {given!r}. Write {name}=({given!r},).")
     return tuple(given)
 
 
@@ -206,7 +203,7 @@ def _require_configs(name: str, configs: Sequence[Any]) -> None:
     wrong = next((config for config in configs if not isinstance(config, Config)), None)
     if wrong is not None:
         raise UsageError(
-            f"The configs of {name} are of the type `triton.Config`, but one is {wrong!r:.200}. Write "
+            f"The configs of {name} must have the type `triton.Config`, but one is {wrong!r:.200}. Write "
             '`triton.Config({"BLOCK": 1024}, num_warps=4)`, or `blocktune.space(...)`.'
         )
 
@@ -220,7 +217,7 @@ def _require_grouped_keys(name: str, key: Sequence[str], buckets: Mapping[str, B
     others = [bucket for bucket in buckets if bucket not in key]
     if others:
         raise UsageError(
-            f"`buckets` group values of `key`; that of {name} has no {', '.join(others)}: it is [{', '.join(key)}]. "
+            f"`buckets` of {name} names {', '.join(others)}, but its `key` is only [{', '.join(key)}]. "
             "Add the name, or leave its bucket out."
         )
 
@@ -236,7 +233,7 @@ def _bucket(name: str, bucket: Bucket | str) -> Bucket:
     if callable(bucket):
         return bucket
     if bucket != "power_of_two":
-        raise UsageError(f"A bucket is a function or 'power_of_two', but that of `{name}` is {bucket!r}.")
+        raise UsageError(f"The bucket of `{name}` must be a function or 'power_of_two', but got {bucket!r}.")
     return power_of_two
 
 

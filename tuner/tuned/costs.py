@@ -50,10 +50,10 @@ class Costs:
 
 
 def costs_of(call: Call, config: UserConfig) -> Costs | None:
-    """Return what a launch with a config costs, or None where nothing tells. The config must have been launched.
+    """Return what a launch with a config costs, or None where that is not known. The config must have been launched.
 
     Raises:
-        UsageError: the function that was given for it returns something else than numbers.
+        UsageError: the function that was given for it returns something other than numbers.
     """
     chosen = call.configs[config]
     options = chosen.all_kwargs()
@@ -62,8 +62,9 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
         costs = _as_costs(found, "its `costs`")
         if costs is None:
             raise UsageError(
-                f"Costs are numbers by name, `bytes` and `flops`, but the `costs` of {call.name} gives {found!r:.200}. "
-                'Return for example {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
+                f"The `costs` of {call.name} must return the numbers `bytes` and `flops` by name, but returned "
+                f"{found!r:.200}. "
+                'For example: {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
             )
         return costs
     if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last
@@ -83,7 +84,7 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
 
 
 def _of_metadata(call: Call, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
-    """Return what `launch_metadata` says. Triton calls it only for profilers, so its errors are none of a launch."""
+    """Return what `launch_metadata` says. Triton calls it only for profilers, so no launch fails by its error."""
     try:
         found = call.function.launch_metadata(blocks, compiled.metadata, meta)
         flops = sum(value for name, value in found.items() if name.startswith("flops"))

@@ -44,7 +44,7 @@ def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
 
 def _waited_in_vain(call: Call, device: DeviceSpec) -> Choice:
     logger.warning(
-        "Another process has tuned %s for %g s without an end: this one goes on with what it has.",
+        "Another process has been tuning %s for %g s: this one stops waiting, and uses the best config it knows.",
         call.name,
         call.settings.wait_seconds,
     )
@@ -53,10 +53,9 @@ def _waited_in_vain(call: Call, device: DeviceSpec) -> Choice:
 
 def _untuned(call: Call, device: DeviceSpec) -> UsageError:
     return UsageError(
-        f"A strict kernel is launched with a config that was measured before, but {call.name} has none for "
-        f"{call.problem.label} with its {len(call.configs)} configs on {device.name} "
-        f"(source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that is allowed "
-        "and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
+        f"{call.name} is strict, but none of its {len(call.configs)} configs was measured for {call.problem.label} "
+        f"on {device.name} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
+        "is allowed and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
     )
 
 

@@ -2,7 +2,7 @@
 
 Triton's `Autotuner.run` is replaced, so kernels that were decorated before count, too. Its constructor is replaced as
 well: the first kernel that a library decorates starts the process that compiles. Templates of Inductor have a tuner of
-their own and stay as they are; so does every kernel that is named out.
+their own and stay as they are; so does every kernel that is left out by name.
 """
 
 import fnmatch
@@ -67,7 +67,7 @@ def install(
         frozen: a frozen file whose winners precede the store.
 
     Raises:
-        UsageError: a name is a text where a sequence belongs, or the frozen file is not in order.
+        UsageError: `only` or `without` is a text instead of a sequence, or the frozen file is not in order.
     """
     settings = settings or Settings()
     install_without_compiler(only=only, without=without, settings=settings, frozen=frozen)
@@ -81,7 +81,7 @@ def install_without_compiler(
     global _installed
     for what, names in (("only", only), ("without", without)):
         if isinstance(names, str):
-            raise UsageError(f"`{what}` is a sequence of names, but got the text {names!r}. Write [{names!r}].")
+            raise UsageError(f"`{what}` must be a sequence of names, but got the text {names!r}. Write [{names!r}].")
     if frozen is not None:
         load_frozen(frozen)
     with _lock:
@@ -128,7 +128,7 @@ def _init(self: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _kernel_of(tuner: Any, installed: _Installed) -> TunedKernel | None:
-    """Return what stands under a tuner; None if it keeps its own way."""
+    """Return what replaces a tuner; None if it stays as it is."""
     function = jitted_function(tuner.fn).fn
     name = f"{function.__module__}:{function.__qualname__}"
     if isinstance(tuner, TunedAutotuner) or not installed.covers(name):

@@ -11,7 +11,7 @@ from blocktune.kernels.tuned.triton_config import triton_config
 
 
 def listed_problem(call: Call) -> Problem:
-    """Return the problem of a call with the list that its winner is chosen from: another list is another question."""
+    """Return the problem of a call with the list that its winner is chosen from: each list has winners of its own."""
     words = "\n".join(sorted(config.document for config in call.configs))
     if call.settings.expand:
         words += f"\nexpand {call.settings.expand}"

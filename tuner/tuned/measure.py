@@ -98,12 +98,16 @@ class Measuring:
         try:
             check = OutputCheck(self._call)
         except torch.OutOfMemoryError:
-            logger.warning("%s keeps to its list: there is no memory for two copies of its tensors.", self._call.name)
+            logger.warning(
+                "%s: only listed configs are tried, for lack of memory for two copies of its tensors.", self._call.name
+            )
             return standing
         left = self._call.settings.expand
         costs = costs_of(self._call, standing.winner)
         if costs is None:
-            logger.info("%s: nothing tells what it moves: the search goes by resources and times.", self._call.name)
+            logger.info(
+                "%s: what a launch moves is not known, so the search goes by resources and times.", self._call.name
+            )
         while not (costs is not None and self._is_at_the_limit(costs, standing)):
             new = self._around(standing.winner)[:left]
             if not new:

@@ -37,19 +37,18 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
 
     Args:
         name: `module:function`, decorated by `triton.jit`, with or without a list of configs.
-        space: configs in place of the kernel's own list.
-        keys: names that make a call another question, where the kernel has none of its own.
+        space: configs that replace the kernel's own list.
+        keys: names of the arguments whose values need a config of their own, where the kernel names none.
         expand: how many configs around the list may be tried in addition.
 
     Raises:
-        UsageError: there is no such kernel, or none of the two has configs.
+        UsageError: there is no such kernel, or neither it nor `space` has configs.
     """
     found = object_named(name)
     function, tuner = jitted_function(found), _tuner_in(found)
     if tuner is None and not space:
         raise UsageError(
-            f"Tuning chooses from configs, but {name} has no list. Name choices: `--param BLOCK=64,128 --param "
-            "num_warps=4,8`."
+            f"{name} has no list of configs to choose from. Name choices: `--param BLOCK=64,128 --param num_warps=4,8`."
         )
     if space:
         own = [key for key in keys if key in function.arg_names] if tuner is None else tuner.keys

@@ -82,7 +82,7 @@ class Results:
         try:
             yield
         except BlocktuneError as error:
-            logger.warning("What is tuned of %s is not kept: %s", self.call.name, error)
+            logger.warning("The results of %s are not kept: %s", self.call.name, error)
 
     def _trial(self, config: UserConfig, ending: Ending) -> UserTrial:
         return UserTrial(

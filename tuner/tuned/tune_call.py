@@ -89,6 +89,6 @@ def _known_and_compiled(
 def _nothing_runs(call: Call, reasons: dict[str, str]) -> NoFeasibleConfigError:
     examples = "; ".join(f"{label}: {reason}" for label, reason in list(reasons.items())[:3])
     return NoFeasibleConfigError(
-        f"At least one config of {call.name} must compile and run for {call.problem.label}, but none of "
-        f"{len(call.configs)} does: {examples}. Correct the kernel, or add smaller configs."
+        f"None of the {len(call.configs)} configs of {call.name} compiles and runs for {call.problem.label}: "
+        f"{examples}. Correct the kernel, or add smaller configs."
     )

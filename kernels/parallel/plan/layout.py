@@ -93,7 +93,7 @@ def layout_named(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> S
     if layout == CONTIGUOUS:
         return SequenceLayout.contiguous(seqlen, num_ranks)
     raise UsageError(
-        f"`layout` is {ZIGZAG!r}, {CONTIGUOUS!r} or a SequenceLayout, but got {layout!r}. Give the one that the "
+        f"`layout` must be {ZIGZAG!r}, {CONTIGUOUS!r} or a SequenceLayout, but got {layout!r}. Give the one that the "
         "sequence was split by."
     )
 

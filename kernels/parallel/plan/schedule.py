@@ -60,9 +60,9 @@ def _obstacle(problem: Problem, schedule: Schedule) -> str | None:
     size, heads, heads_kv = columns_of(problem, schedule), problem.num_heads, problem.num_heads_kv
     if heads % size or (heads_kv % size and size % heads_kv):
         return (
-            f"Each of {size} ranks that trade heads must get whole ones: a share of {heads} query heads, and of "
-            f"{heads_kv} key heads a share or one. Take `{Schedule.RING}` or `{Schedule.ALL_GATHER}`, and a mesh with "
-            "fewer ranks in the second dimension."
+            f"{heads} query heads and {heads_kv} key heads cannot be divided among the {size} ranks that trade heads: "
+            "each rank must get equally many query heads, and equally many key heads or a single one. Use "
+            f"`{Schedule.RING}` or `{Schedule.ALL_GATHER}`, and a mesh with fewer ranks in the second dimension."
         )
     return None
 

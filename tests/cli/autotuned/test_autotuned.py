@@ -55,7 +55,7 @@ def test_choices_take_the_place_of_the_list(tune: Any, gpu: FakeGpu) -> None:
     assert found["tuned"][0]["config"] == "scale_kernel BLOCK=256 num_stages=3 num_warps=1"
     assert {launch.arguments["BLOCK"] for launch in gpu.timed} == {256, 1024}
     plain = "tests.support.autotuned_kernels:scaled"
-    assert "has no list. Name choices" in words(tune("run", plain, *ARGS).output)
+    assert "has no list of configs to choose from. Name choices" in words(tune("run", plain, *ARGS).output)
 
 
 def test_a_kernel_of_a_users_own_folder_is_found(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

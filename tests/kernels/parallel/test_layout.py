@@ -38,7 +38,9 @@ def test_a_layout_that_is_none_is_refused(ranges: tuple[tuple[tuple[int, int], .
 
 
 def test_unknown_names_and_other_groups_are_refused() -> None:
-    with pytest.raises(UsageError, match="`layout` is 'zigzag', 'contiguous' or a SequenceLayout, but got 'spiral'"):
+    with pytest.raises(
+        UsageError, match="`layout` must be 'zigzag', 'contiguous' or a SequenceLayout, but got 'spiral'"
+    ):
         layout_named("spiral", 8, 2)
     with pytest.raises(UsageError, match="as many ranks as the group, but got 2 and 3"):
         layout_named(SequenceLayout.zigzag(8, 2), 8, 3)

@@ -74,8 +74,8 @@ def test_many_more_calls_of_up_to_eight_ranks(tmp_path: Path) -> None:
         ("dimensions", "ranks 0, 1, 2: `q` must be [batch, heads, length, dim], but got (4, 16, 8)"),
         ("cu_seqlens", "ranks 0, 1, 2: `cu_seqlens` must begin with 0 and ascend"),
         ("end", "`cu_seqlens[-1] <= tokens` must hold, but got 49 and 48"),
-        ("schedule", "ranks 0, 1, 2: `schedule` is auto, ring, ulysses, all_gather, but got 'star'"),
-        ("ulysses", "Each of 3 ranks that trade heads must get whole ones"),
+        ("schedule", "ranks 0, 1, 2: `schedule` must be auto or one of ring, ulysses, all_gather, but got 'star'"),
+        ("ulysses", "cannot be divided among the 3 ranks that trade heads"),
         ("gradient", "rank 0: requires_grad=[True, True, True, False]; ranks 1, 2: requires_grad=[False"),
         ("join", "rank 0: seqlen=51; ranks 1, 2: seqlen=48"),
         ("decode", "rank 0: q=[1, 5, 4, 8]; ranks 1, 2: q=[1, 4, 4, 8]"),
@@ -130,7 +130,7 @@ def test_meshes_are_groups(told: Told) -> None:
     for rank in told["mesh"]["told"]:
         assert rank["same"] == [True] * 4
         assert max(rank["out"], rank["lse"]) < 2e-6
-        assert "a DeviceMesh with one or two dimensions that holds this rank" in rank["refused"]["text"]
+        assert "must have one or two dimensions and hold this rank" in rank["refused"]["text"]
         assert "but got rank 2: scale=1.0; rank 3: scale=0.5" in rank["wrong"]["text"]
 
 

@@ -160,7 +160,7 @@ def test_a_study_is_kept_in_a_database_of_its_own(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(StoreError, match="other tables: winners"):
         kept(place)
-    with pytest.raises(StoreError, match="Optuna can write"):
+    with pytest.raises(StoreError, match="Optuna cannot keep a study in"):
         kept(tmp_path / "no" / "folder.db")
-    with pytest.raises(StoreError, match="Optuna can write"):
+    with pytest.raises(StoreError, match="Optuna cannot keep a study in"):
         open_study("a", "nonsense://here")

@@ -120,7 +120,7 @@ def test_a_frugal_winner_that_is_wrong_leaves_its_place_to_the_next(store: Resul
 
 
 def test_without_a_counter_the_objective_is_refused_and_time_goes_on(store: ResultStore) -> None:
-    with pytest.raises(UsageError, match=r"tells its energy by NVML.*--objective time.*all trials are kept"):
+    with pytest.raises(UsageError, match=r"reports its energy by NVML.*--objective time.*all trials are kept"):
         tuned(store, Replay(), objective=Objective.ENERGY)
     assert store.best(landscape.DEVICE, landscape.SHAPE) is None
     assert len(store.trials()) == QUICK.trials

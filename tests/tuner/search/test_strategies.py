@@ -149,8 +149,8 @@ def test_any_sampler_of_optuna_can_be_named_by_its_path() -> None:
     ("name", "said"),
     [
         ("annealing", "guided, model"),
-        ("optuna.samplers:NoSuchSampler", "leads nowhere"),
-        ("no_such_module:Sampler", "leads nowhere"),
+        ("optuna.samplers:NoSuchSampler", "cannot be imported"),
+        ("no_such_module:Sampler", "cannot be imported"),
         ("optuna.study:Study", "is not"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_process_that_waits_in_vain_goes_on_with_the_first_config(
     (choice,) = kernel.kernel.choices.values()
     assert choice.rung is UserRung.NEAREST  # what is known of 999
     assert len(gpu.timed) == timed
-    assert "this one goes on with what it has" in caplog.text
+    assert "this one stops waiting, and uses the best config it knows" in caplog.text
 
 
 def test_a_known_call_costs_the_host_less_than_under_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_the_budget_bounds_the_search(gpu: FakeGpu) -> None:
     decorated(expand=3)[grid](torch.ones(1000), 1000, 2.0)
     configs = {(launch.arguments["BLOCK"], launch.num_warps, launch.num_stages) for launch in gpu.timed}
     assert len(configs) <= len(LIST) + 3
-    with pytest.raises(UsageError, match="`expand` compares the results"):
+    with pytest.raises(UsageError, match="`expand` and `isolate` cannot be combined"):
         decorated(expand=3, isolate=True)
 
 

@@ -48,7 +48,7 @@ def test_kernels_that_were_decorated_before_are_tuned(gpu: FakeGpu) -> None:
     assert held(scale_kernel).misses == 1
     install(settings=Settings(strict=True))  # another way from now on
     scale_kernel[grid](torch.ones(1000), 1000, 2.0)
-    with pytest.raises(UsageError, match="strict kernel"):
+    with pytest.raises(UsageError, match="is strict, but none of its"):
         scale_kernel[grid](torch.ones(1000), 999, 2.0)
     uninstall()
     assert Autotuner.run is STOCK
@@ -66,7 +66,9 @@ def test_kernels_may_be_named_in_or_out(gpu: FakeGpu, monkeypatch: pytest.Monkey
         assert held(sum_kernel).calls == 1
         uninstall()
         stock.clear()
-    with pytest.raises(UsageError, match=r"`only` is a sequence of names, but got the text 'a:b'. Write \['a:b'\]"):
+    with pytest.raises(
+        UsageError, match=r"`only` must be a sequence of names, but got the text 'a:b'. Write \['a:b'\]"
+    ):
         install(only="a:b")
 
 
