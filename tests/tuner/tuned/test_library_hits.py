@@ -37,6 +37,6 @@ def test_what_ranks_tell_comes_into_the_file(tmp_path: Path, monkeypatch: pytest
     said = SimpleNamespace(stdout="".join(json.dumps(row) + "\n" for row in rows))
     monkeypatch.setattr(library_bench.subprocess, "run", lambda *_, **__: said)
     monkeypatch.setattr(library_document, "current_device", lambda: H200)
-    monkeypatch.setattr(library_document.importlib.metadata, "version", lambda name: "1.0")
+    monkeypatch.setattr(library_document, "version", lambda name: "1.0")
     library_bench.rank_agreement(tmp_path / "bench.json", 2, 10.0)
     assert library_document.read(tmp_path / "bench.json")["ranks"] == rows
