@@ -98,7 +98,7 @@ class UntunedStudy:
         known = list(bests)
         self._device = sweeps[0].device
         of_sweeps = [(sweep, recorded_sweep(sweep)) for sweep in sweeps]
-        self.sweeps = [_Scored.of(sweep) for sweep, found in of_sweeps if found is not None]
+        self.sweeps = [scored for sweep, found in of_sweeps if _can_judge(scored := _Scored.of(sweep), found)]
         everything = [*(found for _, found in of_sweeps), *map(recorded_best, known)]
         self.recorded: list[Measured] = [one for one in everything if one is not None]
         self._measured = {sweep.shape: found for sweep, found in of_sweeps if found is not None}
@@ -236,6 +236,12 @@ def _timed_kernels(sweep: _Scored, shape: AttentionShape, limits: ComputeLimits)
     """Return the kernels of a shape that a sweep has times of: it cannot judge a choice of later ones."""
     timed = {config.kernel for config in sweep.scores}
     return [kernel for kernel in kernels_for(shape, limits) if kernel.name in timed]
+
+
+def _can_judge(sweep: _Scored, found: Measured | None) -> bool:
+    """Return whether a sweep has a time of today's default of its first kernel: one that was recorded before that
+    default cannot judge what calls get now."""
+    return found is not None and found.first == _timed_kernels(sweep, sweep.shape, sweep.limits)[0].name
 
 
 def _defaults(sweep: _Scored) -> Iterator[KernelConfig]:

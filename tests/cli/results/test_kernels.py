@@ -98,10 +98,10 @@ def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["no.module:f"], "importable from here, but no.module:f is not"),
+        (["no.module:f"], "no.module:f cannot be imported: No module named 'no'"),
         (["../..:f"], "a name that begins with a dot is relative"),
         (["../.."], "a name that begins with a dot is relative"),
-        (["json:dumps"], "is a function of `triton.jit`"),
+        (["json:dumps"], "dumps is not a function of `triton.jit`"),
         (["tests.support.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but got 0"),
         (
             ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32"],
