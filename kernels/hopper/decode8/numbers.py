@@ -63,8 +63,9 @@ def pairs_of_columns(words, INT8: gl.constexpr):
 def pairs_of_keys(even, odd, INT8: gl.constexpr):
     """(numbers 0, 1, 2, 3) of two keys' words, each a word of two float16: that of the even key and of the odd one."""
     ASM: gl.constexpr = KEYS_INT8 if INT8 else KEYS_E4M3
-    kinds: gl.constexpr = (gl.int32, gl.int32, gl.int32, gl.int32)
-    return gl.inline_asm_elementwise(ASM, "=&r,=&r,=&r,=&r,r,r", [even, odd], dtype=kinds, is_pure=True, pack=1)
+    return gl.inline_asm_elementwise(
+        ASM, "=&r,=&r,=&r,=&r,r,r", [even, odd], dtype=(gl.int32, gl.int32, gl.int32, gl.int32), is_pure=True, pack=1
+    )
 
 
 @gluon.jit

@@ -19,6 +19,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import gradients_of
 from tests.support.sparse_problems import GRADIENT_TOLERANCE, Problem, assert_near, random_mask, shape_of
+from tests.support.triton_modes import TRITON
 
 KERNEL, HOPPER = FlashBackwardHopperSparse(), limits_for((9, 0))
 NO, UPPER_LEFT, LOWER_RIGHT = Causal
@@ -103,7 +104,7 @@ def test_it_compiles_without_a_gpu(head_dim: int, causal: Causal, order: str) ->
     asked = shape(1024, 1024, head_dim, order, causal=causal, dtype="bfloat16")
     found = compile_resources(KERNEL, KERNEL.default_config(asked, HOPPER), asked, (9, 0))
     assert found.registers == 168
-    assert found.spill_bytes <= 160
+    assert found.spill_bytes <= (160 if TRITON < (3, 9) else 460)
 
 
 # ---- gradients
