@@ -15,6 +15,9 @@ from blocktune.kernels.values.errors import StoreError
 
 Entry = TypeVar("Entry")
 
+OFF = ("0", "off", "no", "false")
+"""What a variable says that names no file."""
+
 Summed = Callable[[bytes], bytes]
 """Makes fewer lines of many."""
 
@@ -30,6 +33,18 @@ def state_directory() -> Path | None:
     return state / "blocktune"
 
 
+def file_named_by(variable: str, name: str) -> Path | None:
+    """Return the file that an environment variable names, or one of this name in the user's state directory; None where
+    the variable says `off`, or the user has no home."""
+    named = os.environ.get(variable, "")
+    if named.lower() in OFF:
+        return None
+    if named:
+        return Path(named)
+    state = state_directory()
+    return None if state is None else state / name
+
+
 def append_lines(path: Path, added: bytes, max_bytes: int, summed: Summed) -> None:
     """Add lines to a file, and sum it up where it would outgrow its bound. A missing directory is made, and made
     private.
@@ -38,11 +53,8 @@ def append_lines(path: Path, added: bytes, max_bytes: int, summed: Summed) -> No
         BlockingIOError: another process writes at this moment.
         OSError: the place cannot be written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
-        size = file.seek(0, os.SEEK_END)
-        if size + len(added) <= max_bytes:
-            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+    with _opened_to_add(path) as file:
+        if _add(file, added, max_bytes):
             return
         file.seek(0)
         kept = summed(file.read(2 * max_bytes) + b"\n" + added)
@@ -57,12 +69,8 @@ def append_line(path: Path, line: str, max_bytes: int) -> None:
     Raises:
         OSError: the place cannot be written, or another process writes at this moment.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
-        size = file.seek(0, os.SEEK_END)
-        added = line.encode() + b"\n"
-        if size + len(added) <= max_bytes:
-            file.write(added if _ends_a_line(file, size) else b"\n" + added)
+    with _opened_to_add(path) as file:
+        _add(file, line.encode() + b"\n", max_bytes)
 
 
 def read_lines(path: Path, max_bytes: int, what: str, variable: str) -> bytes:
@@ -97,6 +105,23 @@ def parsed_lines(content: bytes, parse: Callable[[Any], Entry]) -> Iterator[Entr
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
         yield entry
+
+
+@contextmanager
+def _opened_to_add(path: Path) -> Iterator[IO[bytes]]:
+    """Yield the file, which is made if it is missing, as is its directory."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _locked(path, os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX) as file:
+        yield file
+
+
+def _add(file: IO[bytes], added: bytes, max_bytes: int) -> bool:
+    """Add lines to the end of a file, and return whether they fit its bound: otherwise nothing is added."""
+    size = file.seek(0, os.SEEK_END)
+    fits = size + len(added) <= max_bytes
+    if fits:
+        file.write(added if _ends_a_line(file, size) else b"\n" + added)
+    return fits
 
 
 @contextmanager

@@ -3,12 +3,11 @@
 import json
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from blocktune.kernels.files.line_file import append_line, state_directory
+from blocktune.kernels.files.line_file import append_line, parsed_lines, state_directory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -24,6 +23,19 @@ class Finding:
     shape: AttentionShape
     config: KernelConfig
     times_the_bound: float
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Self:
+        """Return what `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it did not.
+        """
+        return cls(
+            shape=AttentionShape.from_json(document["shape"]),
+            config=KernelConfig.from_json(document["config"]),
+            times_the_bound=float(document["times_the_bound"]),
+        )
 
     def to_json(self) -> dict[str, Any]:
         worst = self.times_the_bound if self.times_the_bound < 1e300 else 1e300  # JSON has no infinity
@@ -53,22 +65,9 @@ def stored_findings() -> list[Finding]:
         content = b"" if path is None else _content(path)
     except OSError:
         return []
-    return list(_parsed(content))
+    return list(parsed_lines(content, Finding.from_json))
 
 
 def _content(path: Path) -> bytes:
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
         return file.read(MAX_BYTES)
-
-
-def _parsed(content: bytes) -> Iterator[Finding]:
-    for line in content.splitlines():
-        try:
-            document = json.loads(line)
-            yield Finding(
-                shape=AttentionShape.from_json(document["shape"]),
-                config=KernelConfig.from_json(document["config"]),
-                times_the_bound=float(document["times_the_bound"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
-            continue  # half a line of a killed process, or not ours

@@ -6,17 +6,15 @@ bound. The counts are statistics: damage costs a line, never a call.
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from blocktune.kernels.files.line_file import append_lines, parsed_lines, read_lines, state_directory
+from blocktune.kernels.files.line_file import append_lines, file_named_by, parsed_lines, read_lines
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 VARIABLE = "BLOCKTUNE_MISSES"
-OFF = ("0", "off", "no", "false")
 
 MAX_BYTES = 1 << 20
 MAX_KINDS = 1000
@@ -36,18 +34,9 @@ def miss_path() -> Path | None:
     Raises:
         UsageError: the variable names a home directory that is not known.
     """
-    named = os.environ.get(VARIABLE, "")
-    if named.lower() in OFF:
-        return None
-    if named:
-        return _expanded(named)
-    state = state_directory()
-    return None if state is None else state / "misses.jsonl"
-
-
-def _expanded(named: str) -> Path:
+    named = file_named_by(VARIABLE, "misses.jsonl")
     try:
-        return Path(named).expanduser()
+        return None if named is None else named.expanduser()
     except RuntimeError as error:
         raise UsageError(
             f"The home directory of {named}, which {VARIABLE} names, is not known: {error} "

@@ -6,18 +6,16 @@ read. The counts are statistics: damage costs a line, never a launch.
 """
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.files.line_file import append_lines, parsed_lines, read_lines, state_directory
+from blocktune.kernels.files.line_file import append_lines, file_named_by, parsed_lines, read_lines
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import UsageError
 
 VARIABLE = "BLOCKTUNE_LAUNCHES"
-OFF = ("0", "off", "no", "false")
 
 MAX_BYTES = 1 << 20
 MAX_KINDS = 1000
@@ -54,11 +52,7 @@ class Launches:
 def launches_path() -> Path | None:
     """Return BLOCKTUNE_LAUNCHES, or `blocktune/launches.jsonl` in the user's state directory; None where the variable
     says `off`, or the user has no home."""
-    named = os.environ.get(VARIABLE, "")
-    if named.lower() in OFF:
-        return None
-    state = state_directory()
-    return Path(named) if named else None if state is None else state / "launches.jsonl"
+    return file_named_by(VARIABLE, "launches.jsonl")
 
 
 def append_launches(path: Path, counts: Mapping[Kind, Launches]) -> None:

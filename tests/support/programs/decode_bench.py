@@ -13,14 +13,13 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from blocktune import attention
+from blocktune.db.exchange.document import save_text
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -33,8 +32,8 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs
-from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from tests.support.parallel_document import new_document, table
 
 ROUNDS = 32
 BATCHES = (1, 8, 64)
@@ -190,18 +189,9 @@ def all_shapes() -> list[AttentionShape]:
 
 
 def document(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    software = {name: metadata.version(name) for name in ("torch", "triton")}
-    return {
-        "format": "blocktune-table",
-        "schema": 1,
-        "device": torch.cuda.get_device_name(),
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": source_commit(),
-        "environment": software | {"cudnn": str(torch.backends.cudnn.version())},
-        "how": HOW,
-        "columns": list(columns),
-        "rows": rows,
-    }
+    found = new_document(torch.device("cuda"))
+    found["environment"] |= {"cudnn": str(torch.backends.cudnn.version())}
+    return table(found, HOW, columns, rows)
 
 
 def main(prefix: str) -> None:
@@ -213,7 +203,7 @@ def main(prefix: str) -> None:
 
     for name, columns, rows in (queries_table(time), pages_table(time), short_table(time), peers_table(time)):
         text = json.dumps(document(columns, rows), indent=1, sort_keys=True, ensure_ascii=False)
-        Path(f"{prefix}.{name}.table.json").write_text(text + "\n")
+        save_text(text + "\n", Path(f"{prefix}.{name}.table.json"))
         for row in rows:
             print(name, *row, flush=True)
 
