@@ -37,7 +37,10 @@ MIN_KEYS = 16
 """Keys of a warp's tile: one product sums over this many."""
 MAX_WORDS = 184
 """32-bit registers of a thread for the tile in flight, queries, scores and output: with more the compiler spills."""
-DEFAULT_WARPS = 8
+DEFAULT_TILE = (128, 8)
+"""block_n and num_warps of a block that is alone on its multiprocessor."""
+PAIRED_KEYS = 1024
+"""Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 LONG_STREAM_BYTES = 1 << 28
 """Of keys and values; beyond it `stream` made no difference or a loss of 4 % on an H200, and a gain up to it."""
 MIN_PAGE = 16
@@ -115,15 +118,31 @@ class FlashDecodeHopper(AttentionKernel):
         return config.num_warps * rows_of_tile(shape) * (shape.head_dim_v + 2) * 4
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return what was best on an H200 or within 4 % of it: eight warps of 16 keys, and shares that give every
-        multiprocessor a block, if there are keys enough."""
+        """Return what was best on an H200 or within 4 % of it: shares that give every multiprocessor a block of eight
+        warps, or two of `paired_tile` where these have many keys each."""
         del limits
-        block_n = DEFAULT_WARPS * MIN_KEYS
-        tiles, blocks = -(-visible_keys(shape) // block_n), shape.batch * shape.num_heads_kv
+        pair = self.paired_tile(shape)
+        if pair is not None:
+            splits = self._filling_splits(shape, pair[0], 2 * MULTIPROCESSORS)
+            if visible_keys(shape) >= PAIRED_KEYS * splits and _fills(shape, splits, 2 * MULTIPROCESSORS):
+                return self._of_shares(shape, pair, splits)
+        splits = self._filling_splits(shape, DEFAULT_TILE[0], MULTIPROCESSORS)
+        return self._of_shares(shape, DEFAULT_TILE, splits)
+
+    def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
+        """Return block_n and num_warps of blocks of which a multiprocessor holds two, where these are faster than one
+        that is larger: with 16 rows, over which a warp takes long enough for the keys of another one to arrive."""
+        return None if rows_of_tile(shape) == HALF_TILE else (4 * MIN_KEYS, 4)
+
+    def _filling_splits(self, shape: AttentionShape, block_n: int, wanted: int) -> int:
+        """Return the fewest splits that make nearly the wanted blocks, if there are tiles enough."""
+        tiles = -(-visible_keys(shape) // block_n)
         useful = [splits for splits in self.parameters["splits"] if splits <= tiles]
-        splits = next((splits for splits in useful if 4 * blocks * splits >= 3 * MULTIPROCESSORS), useful[-1])
+        return next((splits for splits in useful if _fills(shape, splits, wanted)), useful[-1])
+
+    def _of_shares(self, shape: AttentionShape, tile: tuple[int, int], splits: int) -> KernelConfig:
         once = int(_key_bytes(shape) <= LONG_STREAM_BYTES)
-        return KernelConfig(self.name, 16, block_n, DEFAULT_WARPS, 1, (("splits", splits), ("stream", once)))
+        return KernelConfig(self.name, 2 * HALF_TILE, *tile, 1, (("splits", splits), ("stream", once)))
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         return SoftmaxCost(merges_inside=True, lone_warps=True)
@@ -227,6 +246,11 @@ class FlashDecodeHopper(AttentionKernel):
 def rows_of_tile(shape: AttentionShape) -> int:
     """Return the rows of the tile of a key head's rows: a product's smallest, or two of them."""
     return HALF_TILE if shape.group_size * shape.seqlen_q <= HALF_TILE else 2 * HALF_TILE
+
+
+def _fills(shape: AttentionShape, splits: int, wanted: int) -> bool:
+    """Return whether so many splits make three quarters of the wanted blocks."""
+    return 4 * shape.batch * shape.num_heads_kv * splits >= 3 * wanted
 
 
 def _key_bytes(shape: AttentionShape) -> int:

@@ -3,19 +3,15 @@
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.specialize import TensorArgument
-from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
-from blocktune.kernels.hopper.decode.kernel import HALF_TILE, FlashDecodeHopper, rows_of_tile
+from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.decode.kernel import DEFAULT_TILE, HALF_TILE, FlashDecodeHopper, rows_of_tile
 from blocktune.kernels.hopper.decode8.device_kernel import flash_decode8_hopper_kernel
-from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode8.kernel import ELEMENTS
 from blocktune.kernels.portable.decode8.launch import scale_strides
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape
-
-PAIRED_KEYS = 1024
-"""Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 
 
 class FlashDecode8Hopper(FlashDecodeHopper):
@@ -31,16 +27,10 @@ class FlashDecode8Hopper(FlashDecodeHopper):
             return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
         return super().shape_problem(shape, limits)
 
-    def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the default over 16 bits, with twice the shares where these still have many keys each: words of half
-        the size leave a multiprocessor the registers of two blocks."""
-        config = super().default_config(shape, limits)
-        splits = 2 * config.parameters["splits"]
-        blocks = shape.batch * shape.num_heads_kv * config.parameters["splits"]
-        idle = rows_of_tile(shape) == HALF_TILE and 4 * blocks < 3 * 2 * MULTIPROCESSORS
-        if not idle or visible_keys(shape) < PAIRED_KEYS * splits:
-            return config
-        return KernelConfig.of(self.name, {**config.parameters, "splits": splits})
+    def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
+        """Return the tile of a block that is alone: words of half the size leave a multiprocessor the registers of two,
+        with up to 8 rows."""
+        return DEFAULT_TILE if rows_of_tile(shape) == HALF_TILE else None
 
     def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         keys, numbers = TensorArgument(ELEMENTS[shape.features.kv]), TensorArgument("float32")

@@ -74,8 +74,7 @@ def _deep_tile(shape: AttentionShape) -> tuple[int, int]:
 
 def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Iterator[KernelConfig]:
     """Yield the defaults of everything else, the best first: whole tiles get four buffers and about one program a
-    multiprocessor, two with three buffers where several tiles of rows read the same keys, lower ones several
-    programs."""
+    multiprocessor, or two with three buffers (`_goes_in_pairs`), lower ones several programs."""
     block_m = _block_m(kernel, shape)
     whole = block_m == WARPGROUP_ROWS and _has_warpgroups(shape, limits)
     warps = 8 if whole and padded_width(shape.head_dim_v) > 128 else WARPGROUP_WARPS  # else the output spills
@@ -84,10 +83,10 @@ def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: Comput
     wanted = (1 + paired) * MULTIPROCESSORS if whole else PROGRAMS
     splits = _filling_splits(kernel, shape, tile, wanted)
     tile = replace(tile, extra=_shares(splits, limits))
-    deepest = ((PAIRED_STAGES, 2),) if paired else ((4, 1), (3, 1))
-    alone = deepest if whole and _programs(shape, block_m) * splits <= wanted else ()
+    alone = whole and _programs(shape, block_m) * splits <= wanted
+    deepest = ((PAIRED_STAGES, 2),) if paired else ((4, 1), (3, 1)) if alone else ()
     narrow = replace(tile, block_n=32)
-    loads = [(replace(tile, num_stages=stages), resident) for stages, resident in (*alone, (2, 2), (1, 2))]
+    loads = [(replace(tile, num_stages=stages), resident) for stages, resident in (*deepest, (2, 2), (1, 2))]
     # several programs of an SM keep more loads in flight than one with deeper buffers
     for config, resident in (*loads, (narrow, 2)):
         if resident * kernel.most_shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes:
@@ -97,13 +96,17 @@ def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: Comput
 
 
 def _goes_in_pairs(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, limits: ComputeLimits) -> bool:
-    """Return whether several tiles of rows read the same contiguous keys, many of them each, and a multiprocessor holds
-    two programs with `PAIRED_STAGES` buffers: one computes while the other waits. (With 128 rows and 128 columns, 4096
-    keys a program, an H200 and an H100 were 8 and 20 % faster than with one program and four buffers; with 512 slower.)
+    """Return whether a multiprocessor holds two programs with `PAIRED_STAGES` buffers over contiguous keys, many of
+    them each: one computes while the other waits. Several tiles of rows read the same keys, or there are programs
+    enough without splits.
+
+    With 128 rows and 128 columns, 4096 keys a program, an H200 and an H100 were 8 and 20 % faster than with one program
+    and four buffers; with 512 keys slower. With 64 rows of 512 key heads, 8192 keys, an H200 was 4 % faster than with
+    four buffers, and 9 % faster than with two.
     """
-    if shape.features.page_size or shape.group_size * shape.seqlen_q <= WARPGROUP_ROWS:
-        return False
     splits = _filling_splits(kernel, shape, tile, 2 * MULTIPROCESSORS)
+    if shape.features.page_size or (splits > 1 and shape.group_size * shape.seqlen_q <= WARPGROUP_ROWS):
+        return False
     deep = replace(tile, num_stages=PAIRED_STAGES, extra=_shares(splits, limits))
     resident = limits.shared_per_block_optin_bytes // kernel.most_shared_bytes(deep, shape, limits)
     return resident >= 2 and visible_keys(shape) >= splits * PAIRED_KEYS

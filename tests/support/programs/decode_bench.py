@@ -65,7 +65,7 @@ class Timed:
     @property
     def row(self) -> tuple[str, str, str]:
         """Its label, config and time as cells of a table."""
-        config = "" if self.config is None else f"`{self.config.kernel} {self.config.label}`"
+        config = "" if self.config is None else f"`{self.config.label}`"
         return self.label, config, f"{self.time_us:.1f}"
 
     def as_fast_as(self, other: "Timed") -> float:
@@ -174,7 +174,7 @@ def short_table(time: Callable[..., list[Timed]]) -> Table:
 
 def peers_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
-    for batch in SMALL_BATCHES:
+    for batch in BATCHES:
         shape = decoding(batch)
         found = time({"ours": shape}, peers(shape))
         rows += [[str(batch), *one.row, f"{found[0].as_fast_as(one):.3f}"] for one in found]
@@ -201,7 +201,8 @@ def main(prefix: str) -> None:
     def time(shapes: Mapping[str, AttentionShape], others: Mapping[str, Run] | None = None) -> list[Timed]:
         return timed(clock, {label: (shape, served(shape)) for label, shape in shapes.items()}, others or {})
 
-    for name, columns, rows in (queries_table(time), pages_table(time), short_table(time), peers_table(time)):
+    for made in (queries_table, short_table, peers_table, pages_table):
+        name, columns, rows = made(time)
         text = json.dumps(document(columns, rows), indent=1, sort_keys=True, ensure_ascii=False)
         save_text(text + "\n", Path(f"{prefix}.{name}.table.json"))
         for row in rows:

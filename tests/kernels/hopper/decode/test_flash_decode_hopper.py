@@ -79,6 +79,16 @@ def test_default_splits_fill_a_large_gpu() -> None:
     assert found == {1: 16, 8: 2, 64: 1}
 
 
+def test_many_rows_get_two_blocks_a_multiprocessor_if_these_have_many_keys() -> None:
+    found = {batch: KERNEL.default_config(shape_of(batch=batch, seqlen_q=4), HOPPER) for batch in (1, 8, 64)}
+    sizes = {batch: (one.block_n, one.num_warps, one.parameters["splits"]) for batch, one in found.items()}
+    assert sizes == {1: (128, 8, 16), 8: (64, 4, 4), 64: (64, 4, 1)}
+    # 1024 keys a share are enough for two, but not half of the multiprocessors for a pair each
+    assert KERNEL.default_config(shape_of(seqlen_q=4, seqlen_k=1 << 15), HOPPER).num_warps == 4
+    few = shape_of(seqlen_q=4, seqlen_k=1 << 20, num_heads=4, num_heads_kv=1)
+    assert KERNEL.default_config(few, HOPPER).num_warps == 8
+
+
 def test_keys_leave_the_cache_first_unless_they_are_many() -> None:
     shapes = [shape_of(batch=batch, seqlen_k=8192) for batch in (1, 8, 9)]  # 8: exactly 256 MiB
     assert [KERNEL.default_config(shape, HOPPER).parameters["stream"] for shape in shapes] == [1, 1, 0]

@@ -96,6 +96,7 @@ def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits:
         ({"seqlen_q": 16}, (64, 64, 4), 16),
         ({"seqlen_q": 16, "num_heads": 64, "seqlen_k": 65536}, (64, 64, 3), 16),  # two tiles of rows read the same keys
         ({"seqlen_q": 16, "num_heads": 64, "batch": 8}, (64, 64, 3), 2),
+        ({"seqlen_q": 16, "batch": 64}, (64, 64, 3), 1),  # programs enough without splits
         ({"seqlen_q": 16, "num_heads": 64}, (64, 64, 4), 8),  # 512 keys for each of 16 splits
         ({"features": Features(cached=True, page_size=64)}, (16, 64, 2), 64),
         ({"dtype": "float32"}, (16, 64, 2), 64),
