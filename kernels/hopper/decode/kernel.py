@@ -249,7 +249,7 @@ def rows_of_tile(shape: AttentionShape) -> int:
 
 
 def _fills(shape: AttentionShape, splits: int, wanted: int) -> bool:
-    """Return whether so many splits make three quarters of the wanted blocks."""
+    """Return whether these splits make three quarters of the wanted blocks."""
     return 4 * shape.batch * shape.num_heads_kv * splits >= 3 * wanted
 
 
