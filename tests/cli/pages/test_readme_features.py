@@ -64,7 +64,9 @@ def test_features_are_listed_forwards_first_with_who_took_part() -> None:
         f"| {PAGED.label} | flash_decode | 25.0 | 20.0 | 1.250 | - | - | 5000 | 3500 |",
         f"| {SPARSE.label} | flash_bwd_sparse | failed | 400.0 | - | - | - | 250 | - |",
     ]
-    means = "1.250 over the default (2 shapes); 1.500 over the fastest peer (1 shape); 1.500 over FlexAttention (1 shape)"
+    means = (
+        "1.250 over the default (2 shapes); 1.500 over the fastest peer (1 shape); 1.500 over FlexAttention (1 shape)"
+    )
     assert means in text
     assert text.startswith("Caption. All of a row was checked first")
     assert "Operations of a block mask" in text
