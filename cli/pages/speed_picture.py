@@ -67,7 +67,7 @@ def _rate(row: BenchRow, name: str) -> float | None:
 
 def _legend(lines: Mapping[str, Line]) -> list[str]:
     parts, x = [], LEFT
-    for name, colour, width in reversed(lines.values()):
+    for name, colour, width in reversed(list(lines.values())):
         parts.append(f'<path d="M{x} 64h20" stroke="{colour}" stroke-width="{width}"/>')
         parts.append(_text(x + 26, 68, name))
         x += 26 + 7 * len(name) + 24
