@@ -27,7 +27,7 @@ from blocktune.tuner.lab.calibration import calibrate
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
 from blocktune.tuner.lab.transfer import RoundsOfShape, decisions, moved
 from blocktune.tuner.lab.untuned import UntunedStudy
-from blocktune.tuner.upkeep.is_current import is_live
+from blocktune.tuner.upkeep.is_current import still_runs
 
 FITTED_TO = "h200"
 """The device whose sweeps the model's constants were fitted to."""
@@ -35,7 +35,7 @@ FITTED_TO = "h200"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two devices: its name, winners of today's kernels, sweeps, and finals of both winners there."""
+    """One of the two devices: its name, winners that today's kernels take, sweeps, and finals of both winners there."""
 
     name: str
     bests: tuple[Best, ...]
@@ -54,7 +54,7 @@ def side(name: str, folder: Path) -> Side:
     sweeps = [load_sweep(path) for path in sweep_files(places)]
     return Side(
         name=name,
-        bests=tuple(filter(is_live, read_results(folder / f"{name}.json", trials=False).bests)),
+        bests=tuple(filter(still_runs, read_results(folder / f"{name}.json", trials=False).bests)),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
         rounds=met(folder / f"{name}-elsewhere.rematch.json"),
     )

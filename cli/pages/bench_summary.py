@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
-from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means
+from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means, software
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.compare.report import PEERS
 
@@ -30,8 +30,9 @@ def summary(document: Mapping[str, Any] | None) -> str:
 
 def _caption(document: Mapping[str, Any], row: BenchRow) -> str:
     return (
-        f"{absent(document)}{document['device']['name']}, {document['created_at'][:10]}, {row.shape.dtype}, causal, "
-        f"{REGIMES[document['regime']]}. TFLOP/s, and the ratio with its 5th and 95th percentile, and the fastest peer:"
+        f"{absent(document)}{document['device']['name']}, {document['created_at'][:10]} ({software(document)}), "
+        f"{row.shape.dtype}, causal, {REGIMES[document['regime']]}. "
+        "TFLOP/s, and the ratio with its 5th and 95th percentile, and the fastest peer:"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.render import commit_sentence, counted
 from blocktune.cli.pages.feature_tables import passes_table
+from blocktune.cli.pages.missing_peers import without
 from blocktune.cli.pages.readme_rivals import left_out
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.registry import KERNELS
@@ -33,9 +34,6 @@ RIVALS = {
     "bfloat16": GUESTS["bfloat16"],
 }
 """Contenders that the tuned config's mean speed is compared with."""
-
-EXPECTED = ("cudnn", "fa3", "fa4")
-"""Peers without which a table says so."""
 
 LOAD = ("SM clock, MHz", "power, W")
 """Further columns under sustained load."""
@@ -206,24 +204,28 @@ def _held(document: Mapping[str, Any]) -> str:
 def absent(document: Mapping[str, Any]) -> str:
     """Return a sentence that names the peers that no row has; empty where none is missing."""
     timed = {entry["name"] for row in document["rows"] for entry in row["contenders"] if entry["timing"]}
-    missing = [PEERS[name] for name in EXPECTED if name not in timed]
-    return f"Measured without {' and '.join(missing)}. " if missing else ""
+    return without(timed)
 
 
 def measured(document: Mapping[str, Any]) -> str:
     """Return where, when and how a bench was measured."""
-    environment, shape = document["environment"], AttentionShape.from_json(document["rows"][0]["shape"])
-    versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
-    software = ", ".join([*versions, *environment.get("peers", {}).values()])
+    shape = AttentionShape.from_json(document["rows"][0]["shape"])
     commands = " and ".join(f"`{command}`" for command in document["commands"])
     configs = (entry.get("config") for row in document["rows"] for entry in row["contenders"])
     kernels = ", ".join(sorted({config["kernel"] for config in configs if config}))
     commits = commit_sentence(row.get("commit") for row in document["rows"])
     return (
-        f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software}, power limit "
-        f"{environment['power_limit_w']} W), kernels {kernels}, by {commands}: "
+        f"Measured on {document['device']['name']} on {document['created_at'][:10]} ({software(document)}, power limit "
+        f"{document['environment']['power_limit_w']} W), kernels {kernels}, by {commands}: "
         f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}{_untuned(document)}"
     )
+
+
+def software(document: Mapping[str, Any]) -> str:
+    """Return the versions of what a bench was measured with, the peers' among them."""
+    environment = document["environment"]
+    versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
+    return ", ".join([*versions, *environment.get("peers", {}).values()])
 
 
 def _untuned(document: Mapping[str, Any]) -> str:

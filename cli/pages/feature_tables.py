@@ -30,6 +30,16 @@ HEADER = (
 SHOWN = ("cudnn", "fa3", "fa4", "flex")
 """Peers with a column of their own."""
 
+RIVALS = {
+    "the default": ("default",),
+    "the fastest peer": tuple(PEERS),
+    "cuDNN": ("cudnn",),
+    PEERS["fa3"]: ("fa3",),
+    PEERS["fa4"]: ("fa4",),
+    PEERS["flex"]: ("flex",),
+}
+"""Contenders that the tuned config's mean speed is compared with: the fastest of these, by what they are called."""
+
 TOGETHER = " All of a row was checked first and timed in turns in one run; gains are those of median times."
 SPARSE = " Operations of a block mask are those of the blocks that take part, a quarter of all."
 TWO_PASSES, ONE_KERNEL = "flash_bwd_split", "flash_bwd_fused"
@@ -107,7 +117,7 @@ def _passes_cells(
 def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
     tuned = entries.get("tuned", {})
     timing, rate = tuned.get("timing"), _key_rate(entries)
-    gain = _gain(entries)
+    gain = _over(["default"], entries)
     return (
         shape.label,
         (tuned.get("config") or {}).get("kernel", "-"),
@@ -121,17 +131,17 @@ def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any
     )
 
 
-def _gain(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
-    """Return the default's time over that of the tuned config."""
-    tuned, default = (entries.get(name, {}).get("timing") for name in ("tuned", "default"))
-    return default["median_us"] / tuned["median_us"] if tuned and default else None
-
-
 def _over_best(entries: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the fastest peer's time over that of the tuned config."""
+    ratio = _over(PEERS, entries)
+    return "-" if ratio is None else f"{ratio:.3f}"
+
+
+def _over(rivals: Iterable[str], entries: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """Return the time of the fastest of some contenders over that of the tuned config; None where one is missing."""
     tuned = entries.get("tuned", {}).get("timing")
-    times = [timing["median_us"] for name in PEERS if (timing := entries.get(name, {}).get("timing"))]
-    return f"{min(times) / tuned['median_us']:.3f}" if tuned and times else "-"
+    times = [timing["median_us"] for name in rivals if (timing := entries.get(name, {}).get("timing"))]
+    return min(times) / tuned["median_us"] if tuned and times else None
 
 
 def _key_rate(entries: Mapping[str, Mapping[str, Any]]) -> float | None:
@@ -151,9 +161,8 @@ def _time(entries: Mapping[str, Mapping[str, Any]], name: str) -> str:
 
 def _means(rows: Sequence[Mapping[str, Mapping[str, Any]]]) -> str:
     words = []
-    for rival, name in (("default", "the default"), ("cudnn", "cuDNN"), ("flex", "FlexAttention")):
-        timings = [(row.get(rival, {}).get("timing"), row.get("tuned", {}).get("timing")) for row in rows]
-        ratios = [theirs["median_us"] / ours["median_us"] for theirs, ours in timings if theirs and ours]
+    for name, rivals in RIVALS.items():
+        ratios = [ratio for row in rows if (ratio := _over(rivals, row)) is not None]
         words += [f"{geometric_mean(ratios):.3f} over {name} ({counted(len(ratios), 'shape')})"] if ratios else []
     return f"Geometric means of the tuned config's speed: {'; '.join(words) or 'none'}."
 

@@ -23,7 +23,7 @@ from blocktune.cli.lab_files.untuned import DRAWN, drawn_block, read_untuned, un
 from blocktune.cli.lab_files.untuned import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.pages import bench_summary, speed_picture
-from blocktune.cli.pages.bench_tables import NOTHING, measured, results_block
+from blocktune.cli.pages.bench_tables import NOTHING, absent, measured, results_block
 from blocktune.cli.pages.checks import differential_tables, fault_tables, gpu_test_tables, sanitizer_tables
 from blocktune.cli.pages.command_output import with_output
 from blocktune.cli.pages.command_reference import with_commands
@@ -122,7 +122,9 @@ def _bench(path: Path, part: str | None) -> str:
     document = with_todays_rivals(read_bench(path))
     if not path.name.endswith(FEATURES):
         return (bench_summary.summary if part == bench_summary.PART else results_block)(document)
-    return feature_tables(document, measured(document) + left_out(document)) if document["rows"] else NOTHING
+    if not document["rows"]:
+        return NOTHING
+    return feature_tables(document, absent(document) + measured(document) + left_out(document))
 
 
 def _replay(path: Path, part: str | None, folder: Path) -> str:

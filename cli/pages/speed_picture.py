@@ -5,18 +5,20 @@ from math import log2
 from typing import Any
 from xml.sax.saxutils import escape
 
-from blocktune.cli.pages.bench_tables import MASKS, REGIMES, BenchRow
+from blocktune.cli.pages.bench_tables import GUESTS, MASKS, REGIMES, BenchRow
 from blocktune.kernels.values.shape import Causal
 
 SUFFIX = ".bench.svg"
 """How the names of pictures end: docs/**/NAME.bench.svg is drawn from results/NAME.bench.json."""
 
 LINES = {
-    "fa2": ("FlashAttention-2 in PyTorch", "#898781", 2.0),
+    "fa2": ("FA2 in PyTorch", "#898781", 2.0),
+    "fa4": (GUESTS["fa4"], "#2f9e6e", 2.0),
+    "fa3": (GUESTS["fa3"], "#9a5fc4", 2.0),
     "cudnn": ("cuDNN", "#eb6834", 2.0),
     "tuned": ("blocktune, tuned", "#2a78d6", 3.0),
 }
-"""Of each contender its name, colour and width, the one drawn last on top."""
+"""Of each contender its name, colour and width, the one drawn last on top. Who was not timed has no line."""
 
 INK, FAINT, GRID, PAPER = "#0b0b0b", "#52514e", "#e1e0d9", "#fcfcfb"
 WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 760, 300, 150
@@ -25,13 +27,15 @@ STEP = 200
 """TFLOP/s between two lines of the grid."""
 
 Panel = tuple[int, Causal]
+Line = tuple[str, str, float]
 
 
 def speed_picture(document: Mapping[str, Any]) -> str:
     """Return an SVG image of a bench, as `tune bench --out` writes it."""
     rows = [BenchRow(row) for row in document["rows"]]
     panels = sorted({(row.shape.head_dim, row.shape.causal) for row in rows}, key=_place)
-    highest = STEP * (1 + int(max(_rate(row, name) or 0 for row in rows for name in LINES) // STEP))
+    lines = {name: line for name, line in LINES.items() if any(row.timing(name) for row in rows)}
+    highest = STEP * (1 + int(max(_rate(row, name) or 0 for row in rows for name in lines) // STEP))
     height = TOP + (PANEL_HEIGHT + GAP_Y) * -(-len(panels) // 2)
     title = f"Attention forward on {document['device']['name']}, {rows[0].shape.dtype}, TFLOP/s"
     parts = [
@@ -41,13 +45,13 @@ def speed_picture(document: Mapping[str, Any]) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
         _text(LEFT, 28, title, size=16),
         _text(LEFT, 46, f"{document['created_at'][:10]}, {REGIMES[document['regime']]}", fill=FAINT),
-        *_legend(),
+        *_legend(lines),
     ]
     for index, panel in enumerate(panels):
         own = sorted((row for row in rows if (row.shape.head_dim, row.shape.causal) == panel), key=BenchRow.place)
         x = LEFT + (index % 2) * (PANEL_WIDTH + GAP_X)
         y = TOP + (index // 2) * (PANEL_HEIGHT + GAP_Y)
-        parts += _panel(panel, own, x, y, highest)
+        parts += _panel(panel, own, lines, x, y, highest)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -61,16 +65,18 @@ def _rate(row: BenchRow, name: str) -> float | None:
     return None if timing is None else float(timing["tflops"])
 
 
-def _legend() -> list[str]:
+def _legend(lines: Mapping[str, Line]) -> list[str]:
     parts, x = [], LEFT
-    for name, colour, width in reversed(LINES.values()):
+    for name, colour, width in reversed(list(lines.values())):
         parts.append(f'<path d="M{x} 64h20" stroke="{colour}" stroke-width="{width}"/>')
         parts.append(_text(x + 26, 68, name))
         x += 26 + 7 * len(name) + 24
     return parts
 
 
-def _panel(panel: Panel, rows: Sequence[BenchRow], x: int, y: int, highest: int) -> list[str]:
+def _panel(
+    panel: Panel, rows: Sequence[BenchRow], lines: Mapping[str, Line], x: int, y: int, highest: int
+) -> list[str]:
     """Return the elements of one panel whose plot has its upper left corner at x, y."""
     lengths = sorted({row.shape.seqlen_q for row in rows})
     span = max(log2(lengths[-1] / lengths[0]), 1.0)
@@ -88,7 +94,7 @@ def _panel(panel: Panel, rows: Sequence[BenchRow], x: int, y: int, highest: int)
     parts += [
         _text(across(length), y + PANEL_HEIGHT + 18, str(length), fill=FAINT, anchor="middle") for length in lengths
     ]
-    for name, (_, colour, width) in LINES.items():
+    for name, (_, colour, width) in lines.items():
         rates = [(row.shape.seqlen_q, rate) for row in rows if (rate := _rate(row, name)) is not None]
         points = " ".join(f"{across(length):.1f},{down(rate):.1f}" for length, rate in rates)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>')

@@ -1,5 +1,6 @@
 """`tune verify`: time the stored winners again after an upgrade, and see what changed."""
 
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,11 +15,14 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.measure.measurement import Terms
+    from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.upkeep.verify import Verification
 
 COLUMNS = ("", "config", "then", "now", "now / then", "")
@@ -129,19 +133,16 @@ def _verify_each(
     due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore", quiet: bool
 ) -> "list[Verification]":
     from blocktune.tuner.measure.locked_runner import gpu_runner
-    from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.telemetry import GpuMonitor
     from blocktune.tuner.search.tune import farm_for
     from blocktune.tuner.upkeep.verify import verify
 
     done: list[Verification] = []
-    monitor = GpuMonitor(device.uuid, own_processes=1)
-    with farm_for(device) as compiler:
-        for number, (best, why) in enumerate(due, start=1):
-            note(f"{number}/{len(due)} {best.shape.label}: {why}")
+    first, monitor = due[0][0], GpuMonitor(device.uuid, own_processes=1)
+    with farm_for(device) as compiler, gpu_runner(first.shape, device, monitor, note, _terms(first)) as runner:
+        for best in _in_turn(due, device, store, compiler, runner):
             try:
-                terms = Terms(regime=best.environment.regime)
-                with gpu_runner(best.shape, device, monitor, note, terms) as runner, shown_progress() as show:
+                with shown_progress() as show:
                     found = verify(
                         best,
                         device=device,
@@ -158,6 +159,31 @@ def _verify_each(
             if not quiet:
                 _show(found)
     return done
+
+
+def _in_turn(
+    due: "list[tuple[Best, str]]", device: "DeviceSpec", store: "ResultStore", compiler: "Compiler", runner: "GpuRunner"
+) -> "Iterator[Best]":
+    """Yield each winner once its configs are compiled and the runner has turned to its shape.
+
+    The configs of all winners are handed to the compiler before the first is measured, so that the GPU waits for few.
+    """
+    from blocktune.tuner.upkeep.verify import compile_ahead
+
+    runner.prepare()  # its process starts meanwhile
+    compiles = [compile_ahead(best, device=device, store=store, compiler=compiler) for best, _ in due]
+    for number, ((best, why), compiled) in enumerate(zip(due, compiles, strict=True), start=1):
+        note(f"{number}/{len(due)} {best.shape.label}: {why}")
+        if number > 1:
+            runner.turn_to(best.shape, terms=_terms(best))
+        wait(compiled)
+        yield best
+
+
+def _terms(best: "Best") -> "Terms":
+    from blocktune.tuner.measure.measurement import Terms
+
+    return Terms(regime=best.environment.regime)
 
 
 def _show(found: "Verification") -> None:

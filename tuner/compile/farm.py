@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.resources import KernelResources
@@ -91,8 +91,20 @@ class CompileFarm:
             future: Future[CompileResult] = Future()
             future.set_result(known)
             return future
-        message = {"kernel": kernel, "config": config.to_json(), "shape": shape.to_json(), "cc": cc}
+        message = _message(kernel, config, shape, cc, with_lse=False)
         return self._pool.submit(message, partial(self._remembered, key, config), partial(self._lost, key, config))
+
+    def submit_with_lse(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[bool]":
+        """Have Triton's cache hold the code of launches that also write the log-sum-exp. The future says whether a
+        worker compiled it without an error; where not, the launch says what is wrong.
+
+        Raises:
+            RuntimeError: the farm is closed.
+        """
+        message = _message(kernel, config, shape, cc, with_lse=True)
+        return self._pool.submit(message, lambda answer: not answer["error"], lambda lost: False)
 
     def start(self) -> None:
         """Start a worker process, so that the next compile need not wait for it."""
@@ -129,6 +141,19 @@ class CompileFarm:
         if is_crash(lost):
             self._cache.put(key, result)
         return result
+
+
+def _message(
+    kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int], *, with_lse: bool
+) -> dict[str, Any]:
+    """Return what a worker is sent."""
+    return {
+        "kernel": kernel,
+        "config": config.to_json(),
+        "shape": shape.to_json(),
+        "cc": cc,
+        "with_lse": with_lse,
+    }
 
 
 def default_workers() -> int:

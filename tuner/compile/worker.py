@@ -5,8 +5,10 @@ line on standard input is a job and each line on standard output its result, as 
 print goes to standard error, of which the parent reads the end when this process dies.
 
     {"ready": true}
-    {"kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "timeout_s": 60}
+    {"kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "with_lse": false, "timeout_s": 60}
     {"outcome": "ok", "resources": {…}, "shared": {…}, "error": "", "seconds": 1.2, "transient": false}
+
+A job with `with_lse` fills Triton's cache alone: its answer has no resources.
 """
 
 import ctypes
@@ -26,6 +28,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.compiler import compile_config
+from blocktune.tuner.compile.with_lse import compile_with_lse
 
 MAX_ERROR_TEXT = 2000
 
@@ -50,7 +53,11 @@ def attention_job(get_kernel: GetKernel) -> CompileJob:
 
     def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         config, shape = KernelConfig.from_json(job["config"]), AttentionShape.from_json(job["shape"])
-        resources, shared = compile_config(get_kernel(job["kernel"]), config, shape, tuple(job["cc"]))
+        kernel, cc = get_kernel(job["kernel"]), tuple(job["cc"])
+        if job["with_lse"]:
+            compile_with_lse(kernel, config, shape, cc)
+            return {}
+        resources, shared = compile_config(kernel, config, shape, cc)
         return {"resources": resources.to_json(), "shared": shared.to_json()}
 
     return compile_job

@@ -6,7 +6,8 @@ again, by the search's own means and finals, and stores who wins as measured her
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,8 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
 from blocktune.tuner.compile.background import Compiler
-from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.runner import Runner
@@ -128,6 +130,27 @@ def why_speedup_is_due(best: Best) -> str:
     return f"it was not timed against {today.default.label}, the default"
 
 
+def compile_ahead(
+    best: Best, *, device: DeviceSpec, store: ResultStore, compiler: Compiler
+) -> "list[Future[CompileResult]]":
+    """Have what a verification of a winner times compiled in the background, and return the compiles; then, which is
+    not waited for, what confirms who wins.
+
+    There are none where no kernel computes the shape any more; the verification says so when it is its turn.
+    """
+    try:
+        contenders = find_contenders(best.shape, device, competing(), ())
+    except NoFeasibleConfigError:
+        return []
+    shape, cc = best.shape, device.limits.cc
+    configs = _able(_roles(best, contenders, _earlier_trials(best, store)), shape, device)
+    compiles = [compiler.submit(config.kernel, config, shape, cc) for config in configs]
+    if isinstance(compiler, CompileFarm):
+        for config in configs:
+            compiler.submit_with_lse(config.kernel, config, shape, cc)
+    return compiles
+
+
 def verify(
     best: Best,
     *,
@@ -157,7 +180,7 @@ def verify(
     contenders = find_contenders(best.shape, device, competing(), ())
     earlier = _earlier_trials(best, store)
     roles = _roles(best, contenders, earlier)
-    able = [config for config in roles if _refusal(config, best.shape, device) is None]
+    able = _able(roles, best.shape, device)
     subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
     objective = Objective(best.objective)
     trials, result = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
@@ -189,6 +212,11 @@ def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial
         roles.setdefault(contenders.paper, "paper rule")
     runners_up = [config for config in earlier if config not in roles][:RUNNERS_UP]
     return roles | dict.fromkeys(runners_up, "runner-up")
+
+
+def _able(configs: Iterable[KernelConfig], shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
+    """Return the configs that can still be compiled."""
+    return [config for config in configs if _refusal(config, shape, device) is None]
 
 
 def _refusal(config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> str | None:

@@ -8,12 +8,15 @@ from typing import Any
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.output.render import commit_sentence
+from blocktune.cli.pages.missing_peers import named_in, without
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
 
 SUFFIX = ".backward-peers.json"
 FORMAT, SCHEMA = "blocktune-backward-peers", 1
 PEERS = {"cuDNN": "cuDNN", "flash-attn-4": "FlashAttention-4"}
+"""The names of peers in a file, and in tables."""
+
 PARTS, DEFAULT, ANY_ORDER, NOT_AHEAD = "parts ", "default", "in any order", "scores not ahead"
 DENSE, PORTABLE, FIXED_ORDER = "dense", "flash_bwd_sparse", "in a fixed order"
 
@@ -41,9 +44,11 @@ def block(path: Path) -> str:
     document = read_document(path, "results", FORMAT, SCHEMA)
     environment = document["environment"]
     software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()))
+    timed = named_in(PEERS.get(name, name) for row in document["rows"] for name in row["time_us"])
     caption = (
-        f"{document['device']}, {document['created_at'][:10]} ({software}): medians of 11 or 12 rounds in turns, the "
-        f"L2 cache overwritten before every launch.{commit_sentence(row['commit'] for row in document['rows'])}"
+        f"{without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): "
+        "medians of 11 or 12 rounds in turns, the L2 cache overwritten before every launch."
+        f"{commit_sentence(row['commit'] for row in document['rows'])}"
     )
     rows = document["rows"]
     tables = (

@@ -5,6 +5,7 @@ from pathlib import Path
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.output.render import commit_sentence
+from blocktune.cli.pages.missing_peers import named_in, without
 
 SUFFIX = ".table.json"
 FORMAT, SCHEMA = "blocktune-table", 1
@@ -20,8 +21,10 @@ def block(path: Path) -> str:
         return "This was not measured yet."
     document = read_document(path, "table", FORMAT, SCHEMA)
     software = ", ".join(f"{name} {version}" for name, version in sorted(document["environment"].items()))
+    cells = (str(cell) for row in document["rows"] for cell in row)
+    peers = named_in((*document["columns"], *cells))
     caption = (
-        f"{document['device']}, {document['created_at'][:10]} ({software}): {document['how']}"
-        f"{commit_sentence([document['commit']])}"
+        f"{without(peers) if peers else ''}{document['device']}, {document['created_at'][:10]} "
+        f"({software}): {document['how']}{commit_sentence([document['commit']])}"
     )
     return f"{caption}\n\n{markdown_table(document['columns'], document['rows'])}"

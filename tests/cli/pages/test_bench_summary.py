@@ -43,6 +43,17 @@ def test_the_means_of_the_summary_are_those_of_all_rows() -> None:
     # (0.8 * 0.9 * 1.0 * 1.1 * 1.2) ** (1 / 5)
 
 
+def test_the_summary_begins_with_who_is_missing_and_names_the_software() -> None:
+    caption = summary(BENCH).splitlines()[0]
+    assert caption.startswith("Measured without FlashAttention-3 and FlashAttention-4. NVIDIA H200, ")
+    peers = {"fa3": "fa3-fwd 0.0.3", "fa4": "flash-attn-4 4.0.0"}
+    rows = [row(1024, 64, True, entry("tuned", 400.0), *(entry(name, 300.0) for name in ("cudnn", "fa3", "fa4")))]
+    text = summary(DOCUMENT | {"rows": rows, "environment": DOCUMENT["environment"] | {"peers": peers}})
+    assert "Measured without" not in text
+    assert "fa3-fwd 0.0.3, flash-attn-4 4.0.0)" in text.splitlines()[0]
+    assert "| FA3 | FA4 |" in text
+
+
 def test_a_page_asks_for_the_summary_by_its_name(tmp_path: Path) -> None:
     page = "<!-- results none.bench.json#summary -->\nold\n<!-- /results -->"
     assert NOTHING in with_results(page, tmp_path)
@@ -66,7 +77,8 @@ def test_the_picture_has_a_panel_for_each_head_dimension_and_mask() -> None:
         "head_dim 64, causal",
         "head_dim 128, causal",
     ]
-    assert {name for name, _, _ in LINES.values()} <= set(texts)
+    assert {LINES[name][0] for name in ("tuned", "cudnn", "fa2")} <= set(texts)
+    assert not {LINES[name][0] for name in ("fa3", "fa4")} & set(texts), "they were not timed"
 
 
 def test_higher_is_faster_and_equal_rates_have_equal_heights() -> None:

@@ -1,6 +1,7 @@
 """`tune verify` without a GPU: which winners are verified, what is shown, and how it ends."""
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -9,25 +10,34 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records.records import Best, Environment, Outcome
+from blocktune.db.records.records import Best, Environment, Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.replay import ReplayRunner
-from blocktune.tuner.measure.measurement import Measurement
+from blocktune.tuner.measure.measurement import Measurement, Terms
 
 # Without its clock no model predicts what the made-up resources below would take.
 DEVICE = replace(device_named("h200"), source="driver", uuid=None, clock_mhz=None)
 HERE = Environment(triton="3.9.0", ptxas="13.1", torch="2.15", driver="600")
 
 
+Events = list[tuple[str, AttentionShape]]
+"""What was done for which shape, in order: `compile`, `turn` or `measure`."""
+
+
 class InstantCompiler:
     """Gives every config resources that fit, and code of its own."""
 
-    def submit(self, kernel: str, config: KernelConfig, shape: Any, cc: Any) -> "Future[CompileResult]":
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def submit(self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: Any) -> "Future[CompileResult]":
+        self._events.append(("compile", shape))
         resources = KernelResources(registers=128, shared_bytes=65536, num_warps=config.num_warps, tensor_cores="wgmma")
         future: Future[CompileResult] = Future()
         future.set_result(CompileResult(config=config, outcome=Outcome.OK, resources=resources, error="", seconds=0.1))
@@ -37,11 +47,17 @@ class InstantCompiler:
 class Timed(ReplayRunner):
     """Every config takes 1000 µs, but those with times of their own; None is a wrong result."""
 
-    def __init__(self, times: dict[KernelConfig, float | None]):
+    def __init__(self, shape: AttentionShape, times: dict[KernelConfig, float | None], events: Events):
         super().__init__({})
-        self._times = times
+        self._shape, self._times, self._events = shape, times, events
+
+    def turn_to(self, shape: AttentionShape, *, terms: Terms) -> None:
+        assert terms.regime is Regime.SUSTAINED
+        self._events.append(("turn", shape))
+        self._shape = shape
 
     def measure(self, config: KernelConfig) -> Measurement:
+        self._events.append(("measure", self._shape))
         self._recorded[config] = self._result(self._times.get(config, 1000.0))
         return super().measure(config)
 
@@ -53,17 +69,24 @@ class Timed(ReplayRunner):
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[KernelConfig, float | None]:
+def events() -> Events:
+    """What the compiler and the GPU of the test are asked for."""
+    return []
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, events: Events) -> dict[KernelConfig, float | None]:
     """A GPU that is not there; the test says how long configs take."""
     times: dict[KernelConfig, float | None] = {}
 
     @contextlib.contextmanager
-    def runner(*_: Any) -> Iterator[Timed]:
-        yield Timed(times)
+    def runner(shape: AttentionShape, *_: Any) -> Iterator[Timed]:
+        yield Timed(shape, times, events)
 
+    compiler = InstantCompiler(events)
     monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: DEVICE)
     monkeypatch.setattr("blocktune.tuner.measure.environment.measuring_environment", lambda *_: HERE)
-    monkeypatch.setattr("blocktune.tuner.search.tune.farm_for", lambda _: contextlib.nullcontext(InstantCompiler()))
+    monkeypatch.setattr("blocktune.tuner.search.tune.farm_for", lambda _: contextlib.nullcontext(compiler))
     monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", runner)
     return times
 
@@ -87,6 +110,18 @@ def test_after_an_upgrade_every_winner_is_timed_again_once(tune, winner, gpu: di
     (again,) = json.loads(tune("verify", "--all", "--json").stdout)["verified"]
     assert again["before"]["time_us"] == pytest.approx(406.25, rel=1e-3)
     assert not again["changed"]
+
+
+def test_the_configs_of_all_winners_compile_before_the_first_is_measured(
+    tune, winner, gpu: dict[KernelConfig, float | None], events: Events
+) -> None:
+    tune.store(winner(), winner(shape=complete_shape(512, 64)))
+    result = tune("verify")
+    assert result.exit_code == 0, result.stderr
+    work = [event for event, _ in itertools.groupby(events)]
+    first, second = work[0][1], work[1][1]
+    assert work[:3] == [("compile", first), ("compile", second), ("compile", first)], "the third is its search's own"
+    assert work[3:] == [("measure", first), ("turn", second), ("compile", second), ("measure", second)]
 
 
 def test_a_winner_that_became_slow_is_replaced(tune, winner, gpu: dict[KernelConfig, float | None]) -> None:

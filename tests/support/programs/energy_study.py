@@ -4,7 +4,7 @@ python -m tests.support.programs.energy_study --out results/h200.energy.json --s
 
 The finalists of a shape are the default and the fastest configs of its recorded sweep. They are timed in turns, as in
 the finals of a search; then the one of least energy in a burst of each meets the fastest in turns. The file is written
-after every shape, and no shape is begun that would not end in time.
+after every shape, and no shape is begun that would not end in time. `--apart-from FILE` goes on where a study ended.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from blocktune.cli.output.json_files import read_document
 from blocktune.cli.pages.recorded.energy_tables import FORMAT, SCHEMA
 from blocktune.db.exchange.document import save_document
 from blocktune.db.records.records import Environment
@@ -160,10 +161,16 @@ def document_of(rows: Sequence[Row], device: DeviceSpec, environment: Environmen
     }
 
 
+def studied(file: Path) -> set[AttentionShape]:
+    """Return the shapes of an earlier study."""
+    return {AttentionShape.from_json(row["shape"]) for row in read_document(file, "energy", FORMAT, SCHEMA)["rows"]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="file to write, results/DEVICE.energy.json")
     parser.add_argument("--seconds", type=float, default=200.0, help="after which no shape is begun that would not end")
+    parser.add_argument("--apart-from", type=Path, help="an earlier study, whose shapes are left out")
     parser.add_argument("--sweeps", type=Path, default=Path("results"), help="folder of the recorded sweeps")
     given = parser.parse_args()
     begun = time.monotonic()
@@ -171,7 +178,9 @@ def main() -> None:
     monitor = GpuMonitor(device.uuid, own_processes=1)
     if monitor.energy_j() is None:
         raise UsageError(f"{device.name} must tell its energy by NVML, but it does not.")
-    sweeps = [load_sweep(given.sweeps / f"{name}.sweep.json.gz") for name in SWEEPS]
+    done = studied(given.apart_from) if given.apart_from else set()
+    recorded = (load_sweep(given.sweeps / f"{name}.sweep.json.gz") for name in SWEEPS)
+    sweeps = [sweep for sweep in recorded if sweep.shape not in done]
     runner = GpuRunner(sweeps[0].shape, environment=visible(device), monitor=monitor)
     rows: list[Row] = []
     with gpu_lock(device.uuid, lambda message: print(message, file=sys.stderr)), farm_for(device) as compiler:

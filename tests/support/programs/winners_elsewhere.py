@@ -2,8 +2,8 @@
 
 python -m tests.support.programs.winners_elsewhere FILE RESULTS RESULTS...
 
-RESULTS are files that `tune export` wrote, one a device. Shapes count that all of them have a winner of today's
-kernels for; those that all won by the same config need no measuring. FILE is a rematch, as `tune rematch` keeps it.
+RESULTS are files that `tune export` wrote, one a device. Shapes count that all of them have a winner for that today's
+kernels take; those that all won by the same config need no measuring. FILE is a rematch, as `tune rematch` keeps it.
 """
 
 import json
@@ -30,7 +30,7 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.tune import farm_for
 from blocktune.tuner.upkeep.agreement import rematch
-from blocktune.tuner.upkeep.is_current import is_live
+from blocktune.tuner.upkeep.is_current import still_runs
 
 Winners = Mapping[AttentionShape, Sequence[KernelConfig]]
 
@@ -40,7 +40,7 @@ def disagreements(places: Sequence[str]) -> Winners:
     found: dict[AttentionShape, list[KernelConfig]] = {}
     for place in places:
         for best in read_results(place, trials=False).bests:
-            if is_live(best):
+            if still_runs(best):
                 found.setdefault(best.shape, []).append(best.config)
     return {shape: won for shape, won in found.items() if len(won) == len(places) and len(set(won)) > 1}
 

@@ -19,6 +19,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_key, options_of, source_of
+from blocktune.tuner.compile.with_lse import with_lse
 from tests.support.triton_modes import compiled_here
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -134,7 +135,12 @@ def test_compile_spec_of_every_kernel_is_its_launch_s(
     query, key, value, out = tensors(shape)
     arguments = launch.arguments(query, key, value, out, None, 1.0)
     expected = launch_key(launch.function, 90, arguments, dict(launch.options))
-    assert compile_key(kernel.compile_spec(config, shape), (9, 0)) == expected
+    spec = kernel.compile_spec(config, shape)
+    assert compile_key(spec, (9, 0)) == expected
+    writing = with_lse(spec)
+    if writing is not None and config.parameters.get("splits", 1) == 1:  # of splits, what merges them writes it
+        arguments = launch.arguments(query, key, value, out, torch.empty(out.shape[:3]), 1.0)
+        assert compile_key(writing, (9, 0)) == launch_key(launch.function, 90, arguments, dict(launch.options))
 
 
 @compiled_here

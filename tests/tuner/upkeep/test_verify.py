@@ -5,6 +5,7 @@ import datetime
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,20 @@ from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Environment, Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.upkeep.verify import RUNNERS_UP, Verification, verify, why_due, why_speedup_is_due
+from blocktune.tuner.upkeep.verify import (
+    RUNNERS_UP,
+    Verification,
+    compile_ahead,
+    verify,
+    why_due,
+    why_speedup_is_due,
+)
 from tests.support import landscape
 
 pytestmark = pytest.mark.triton_free
@@ -113,6 +123,35 @@ def test_a_winner_that_still_wins_becomes_one_of_this_software(store: ResultStor
     assert stored.speedup_over_default == found.after.speedup_over_default
     assert stored.trials == len(store.trials(environment=UPGRADED)) == len(found.rechecks)
     assert why_due(stored, UPGRADED) == ""
+
+
+def test_what_is_compiled_ahead_is_what_is_timed(store: ResultStore, winner: Best) -> None:
+    compiles = compile_ahead(winner, device=landscape.DEVICE, store=store, compiler=landscape.InstantCompiler())
+    found = verified(store, winner, ReplayRunner(landscape.measurements(0)))
+    assert [compiled.result().config for compiled in compiles] == [each.config for each in found.rechecks]
+
+
+def test_what_confirms_a_winner_is_compiled_ahead_by_a_farm(store: ResultStore, winner: Best) -> None:
+    class Farm(CompileFarm):
+        def __init__(self) -> None:
+            self.confirmed: list[KernelConfig] = []
+
+        def submit(self, *job: Any, **options: Any) -> Any:
+            return landscape.InstantCompiler().submit(*job, **options)
+
+        def submit_with_lse(self, kernel: str, config: KernelConfig, *_: Any) -> Any:
+            self.confirmed.append(config)
+
+    farm = Farm()
+    compiles = compile_ahead(winner, device=landscape.DEVICE, store=store, compiler=farm)
+    assert farm.confirmed == [compiled.result().config for compiled in compiles]
+
+
+def test_nothing_is_compiled_for_a_shape_that_no_kernel_computes(store: ResultStore, winner: Best) -> None:
+    wide = dataclasses.replace(winner, shape=dataclasses.replace(winner.shape, head_dim=4096, head_dim_v=4096))
+    assert compile_ahead(wide, device=landscape.DEVICE, store=store, compiler=landscape.InstantCompiler()) == []
+    with pytest.raises(NoFeasibleConfigError):
+        verified(store, wide, ReplayRunner({}))
 
 
 def test_a_winner_that_an_upgrade_slowed_loses_its_place(store: ResultStore, winner: Best) -> None:

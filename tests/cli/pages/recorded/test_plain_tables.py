@@ -29,6 +29,14 @@ def test_a_page_shows_the_table_and_how_it_was_measured(tmp_path: Path) -> None:
     assert "| b1 h2 | 10.5 |" in page
 
 
+def test_a_table_of_peers_begins_with_those_that_it_lacks(tmp_path: Path) -> None:
+    beside = written(tmp_path, columns=["shape", "ours, µs", "FlashAttention-3, µs"], rows=[["b1 h2", "10.5", "11.0"]])
+    assert block(beside).startswith("Measured without cuDNN and FlashAttention-4. Made-up GPU, ")
+    among_rows = written(tmp_path, columns=["who", "µs"], rows=[["ours", "10.5"], ["cudnn", "11.0"]])
+    assert block(among_rows).startswith("Measured without FlashAttention-3 and FlashAttention-4. Made-up GPU, ")
+    assert block(written(tmp_path)).startswith("Made-up GPU, "), "no peer is compared"
+
+
 def test_a_file_that_is_missing_or_another_is_said(tmp_path: Path) -> None:
     assert "not measured" in block(tmp_path / "gpu.soft.table.json")
     with pytest.raises(UsageError, match="table"):

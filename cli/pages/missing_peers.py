@@ -1,0 +1,25 @@
+"""What the first line of a table says of peers that it lacks."""
+
+from collections.abc import Collection, Iterable
+
+from blocktune.tuner.compare.report import PEERS
+
+EXPECTED = ("cudnn", "fa3", "fa4")
+"""Peers without which a table says so."""
+
+
+def without(timed: Collection[str]) -> str:
+    """Return a sentence, with a space after it, that names the expected peers that were not timed; empty where all
+    were."""
+    missing = [PEERS[name] for name in EXPECTED if name not in timed]
+    return f"Measured without {_listed(missing)}. " if missing else ""
+
+
+def named_in(texts: Iterable[str]) -> set[str]:
+    """Return the expected peers that headings or cells of a table name, by their own name or their title."""
+    lines = list(texts)
+    return {name for name in EXPECTED if any(name == line or PEERS[name] in line for line in lines)}
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
