@@ -120,6 +120,7 @@ def main(arguments: list[str]) -> None:
     kernels, parent = arguments
     die_with_parent(int(parent))
     results = private_stdout()
+    importlib.import_module("torch")  # Triton imports it for the first compile, which has somebody waiting
     serve(attention_job(find_kernels(kernels)), sys.stdin, results)
 
 
