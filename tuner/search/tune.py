@@ -192,7 +192,8 @@ class _Run:
                 runner.prepare()  # all processes start while this one imports torch and orders the space
             if isinstance(compiler, CompileFarm):
                 compiler.start(min(workers, limit.trials))
-                on_progress = self._confirming_ahead(on_progress, compiler, workers)
+                if runner is not None:
+                    on_progress = self._confirming_ahead(on_progress, compiler, workers)
             search = self._search(limit, on_progress, compiler, runner, workers)
             return self._conclude(search, runner, on_progress)
 
@@ -258,7 +259,7 @@ class _Run:
         asked: set[KernelConfig] = set()
 
         def shown(progress: Progress) -> None:
-            if progress.best is not None and self._present and progress.compiling < workers - SPARE_WORKERS:
+            if progress.best is not None and progress.compiling < workers - SPARE_WORKERS:
                 for config in dict.fromkeys((default, progress.best)):
                     if config not in asked:
                         asked.add(config)
