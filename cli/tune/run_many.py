@@ -81,8 +81,8 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
 def _compiling_ahead(
     show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], compiler: "Compiler"
 ) -> "OnProgress":
-    """Return a function that shows progress and, when the finals begin and nothing is left to compile, has favourites
-    of the shape that follows compiled."""
+    """Return a function that shows progress and, as soon as nothing is left to compile, has favourites of the shape
+    that follows compiled."""
     from blocktune.kernels.registry import competing
     from blocktune.tuner.candidates.starting_configs import compile_favourites
 
@@ -90,7 +90,7 @@ def _compiling_ahead(
 
     def shown(progress: "Progress") -> None:
         show(progress)
-        if progress.phase == "finals" and waiting:
+        if waiting and (progress.phase == "finals" or (progress.done and not progress.compiling)):
             kernels = search["kernels"] or competing()
             compile_favourites(waiting.pop(), search["device"], kernels, compiler, COMPILED_AHEAD)
 

@@ -37,7 +37,7 @@ from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import questions_of
-from blocktune.tuner.correctness.forward import require_memory
+from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.measure.protocol import Clock, CudaClock
 from blocktune.tuner.measure.telemetry import GpuMonitor
 

@@ -42,7 +42,7 @@ from blocktune.tuner.compare.report import Entry
 from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
-from blocktune.tuner.correctness.forward import require_memory
+from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.bench import WrongResultError

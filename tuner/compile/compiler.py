@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -61,23 +61,29 @@ def compile_resources(
 
 
 def compile_config(
-    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    kernel: AttentionKernel,
+    config: KernelConfig,
+    shape: AttentionShape,
+    cc: tuple[int, int],
+    logs: Sequence[str] = (),
 ) -> tuple[KernelResources, SharedAccesses]:
     """Compile in this process, or take the code from Triton's cache. Needs no GPU.
 
     All that the config launches is compiled; resources and accesses are those of `compile_spec`'s function.
 
-    A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless.
+    A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless. logs are those of
+    `ptxas_logs`, where somebody listens.
 
     Raises:
         triton.errors.TritonError: the compiler rejects the config; `OutOfResources` if the code needs more tensor
             memory than there is.
         RuntimeError: a pass of the compiler failed.
     """
-    specs = (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
-    for spec in specs:
-        compiled = compiled_code(spec, cc)
-    return resources_of(compiled), shared_accesses(compiled.asm["ptx"])
+    for spec in kernel.further_specs(config, shape):
+        compiled_code(spec, cc)
+    heard = len(logs)
+    compiled = compiled_code(kernel.compile_spec(config, shape), cc)
+    return resources_of(compiled, "\n".join(logs[heard:])), shared_accesses(compiled.asm["ptx"])
 
 
 def compiled_code(spec: CompileSpec, cc: tuple[int, int]) -> Any:
@@ -184,7 +190,7 @@ def resources_of(compiled: Any, log: str = "") -> KernelResources:
 def _spills_and_barriers(compiled: Any, stack_bytes: int, log: str) -> tuple[int, int]:
     """Return the bytes of spill stores per thread, and the barriers per block.
 
-    Only the log of `ptxas -v` has them. Without that of the compile it costs a second run of ptxas (5 to 20 % of a
+    Only the log of `ptxas -v` has them. Without that of the compile it costs a second run of ptxas (5 to 25 % of a
     compile, and half of one that spills much), so it is made only where the answer is not certain: without a stack
     there is no spill, and code that names no barrier but number 0 uses one.
     """

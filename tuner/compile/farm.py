@@ -106,9 +106,10 @@ class CompileFarm:
         message = _message(kernel, config, shape, cc, with_lse=True)
         return self._pool.submit(message, lambda answer: not answer["error"], lambda lost: False)
 
-    def start(self) -> None:
-        """Start a worker process, so that the next compile need not wait for it."""
-        self._pool.start()
+    def start(self, count: int = 1) -> None:
+        """Start worker processes, as far as there are fewer, so that the next compiles need not wait for them."""
+        for _ in range(count):
+            self._pool.start()
 
     def abort(self, future: "Future[CompileResult]") -> None:
         """Drop a compile that has not begun, and end one that has: its result is a `COMPILE_ERROR` that is not

@@ -27,7 +27,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import private_stdout, send
-from blocktune.tuner.compile.compiler import compile_config
+from blocktune.tuner.compile.compiler import compile_config, ptxas_logs
 from blocktune.tuner.compile.with_lse import compile_with_lse
 
 MAX_ERROR_TEXT = 2000
@@ -57,7 +57,8 @@ def attention_job(get_kernel: GetKernel) -> CompileJob:
         if job["with_lse"]:
             compile_with_lse(kernel, config, shape, cc)
             return {}
-        resources, shared = compile_config(kernel, config, shape, cc)
+        with ptxas_logs() as logs:
+            resources, shared = compile_config(kernel, config, shape, cc, logs)
         return {"resources": resources.to_json(), "shared": shared.to_json()}
 
     return compile_job
@@ -120,6 +121,7 @@ def main(arguments: list[str]) -> None:
     kernels, parent = arguments
     die_with_parent(int(parent))
     results = private_stdout()
+    importlib.import_module("torch")  # Triton imports it for the first compile, which has somebody waiting
     serve(attention_job(find_kernels(kernels)), sys.stdin, results)
 
 

@@ -13,8 +13,9 @@ import torch
 from blocktune.kernels.values.dropout import keep_threshold, pair_numbers, share_kept
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import Causal
-from blocktune.tuner.correctness.forward import CHUNK_SCORES, ROWS_PER_TILE, softmax_scale
+from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import Inputs
+from blocktune.tuner.correctness.memory import CHUNK_SCORES, ROWS_PER_TILE
 
 _WORD = 0xFFFFFFFF
 _WORD_BITS = 32

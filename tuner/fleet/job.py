@@ -143,6 +143,7 @@ def progress_json(progress: Progress) -> dict[str, Any]:
         "done": progress.done,
         "total": progress.total,
         "compiled": progress.compiled,
+        "compiling": progress.compiling,
         "outcomes": {str(outcome): count for outcome, count in progress.outcomes.items()},
         "best": None if progress.best is None else progress.best.to_json(),
         "best_us": progress.best_us,

@@ -3,7 +3,9 @@
 import os
 import subprocess
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -15,18 +17,23 @@ from blocktune.tuner.measure.telemetry import GpuMonitor
 
 def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime = Regime.SUSTAINED) -> Environment:
     """Return the environment of times taken on a present GPU."""
-    import torch
-
     return Environment(
         triton=version("triton"),
         ptxas=ptxas_version(device.limits.cc),
         torch=version("torch"),
-        cuda=torch.version.cuda or "",
+        cuda=_cuda_of_torch(),
         driver=driver_version(),
         protocol=PROTOCOL_VERSION,
         power_limit_w=monitor.power_limit_w,
         regime=regime,
     )
+
+
+def _cuda_of_torch() -> str:
+    """Return the version of CUDA that torch was built for, without its import, which takes seconds of every run."""
+    torch = find_spec("torch")
+    (folder,) = torch.submodule_search_locations if torch and torch.submodule_search_locations else ("",)
+    return run_path(f"{folder}/version.py")["cuda"] or ""
 
 
 def predicting_environment(device: DeviceSpec) -> Environment:

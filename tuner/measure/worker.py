@@ -119,12 +119,15 @@ def die_with_parent() -> None:
 
 
 def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
+    from triton.runtime import driver
+
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.kernels.registry import get_kernel
     from blocktune.tuner.measure.energy import CudaQueue, EnergyMeter
     from blocktune.tuner.measure.protocol import CudaClock
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
+    driver.active.get_current_device()  # Triton builds its own module now, while the first config compiles
     meter = EnergyMeter(CudaQueue(), GpuMonitor(present_devices()[0].uuid).energy_j)
     return ShapeBench(shape, device="cuda", clock=CudaClock(), kernels=get_kernel, terms=terms, meter=meter)
 

@@ -280,6 +280,7 @@ class Search:
                 done=len(self.trials),
                 total=total,
                 compiled=len(self._ready),
+                compiling=len(self._in_flight),
                 outcomes=Counter(trial.outcome for trial in self.trials.values()),
                 best=best.config if best else None,
                 best_us=(best.time_us or best.predicted_us) if best else None,

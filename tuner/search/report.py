@@ -64,13 +64,14 @@ def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budg
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a run stands. phase: `compile`, `search`, `finals` or `wait`. done and total count configs; compiled those
-    that are compiled and wait. eta_seconds is None while nothing is known. measuring: the config that is measured from
-    now on, said before it can do harm."""
+    that are compiled and wait, compiling those that are not yet. eta_seconds is None while nothing is known. measuring:
+    the config that is measured from now on, said before it can do harm."""
 
     phase: str
     done: int
     total: int
     compiled: int = 0
+    compiling: int = 0
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     best: KernelConfig | None = None
     best_us: float | None = None

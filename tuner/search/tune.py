@@ -57,8 +57,9 @@ from blocktune.tuner.search.verdict import decide_predicted
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
 
-LIKELY_WINNERS = 3
-"""Of the search, whose launches with log-sum-exp are compiled before the finals say who won."""
+SPARE_WORKERS = 3
+"""Idle processes from which on the launches with log-sum-exp of likely winners are compiled, before the finals say who
+won."""
 
 OnProgress = Callable[[Progress], None]
 MakeProposals = Callable[[Subject, Assignment], Proposals]
@@ -110,7 +111,7 @@ def tune(
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
-    from blocktune.tuner.correctness.forward import require_memory
+    from blocktune.tuner.correctness.memory import require_memory
 
     require_strategy(sampler)
     device = device if isinstance(device, DeviceSpec) else choose_device(device)
@@ -188,9 +189,13 @@ class _Run:
                 anchor = next((trial.config for trial in known if trial.relative_to_anchor == 1.0), None)
                 runner.turn_to(self._subject.shape, anchor, self._terms)
             if runner is not None:
-                runner.prepare()  # while the space is ordered
+                runner.prepare()  # all processes start while this one imports torch and orders the space
+            if isinstance(compiler, CompileFarm):
+                compiler.start(min(workers, limit.trials))
+                if runner is not None:
+                    on_progress = self._confirming_ahead(on_progress, compiler, workers)
             search = self._search(limit, on_progress, compiler, runner, workers)
-            return self._conclude(search, runner, compiler, on_progress)
+            return self._conclude(search, runner, on_progress)
 
     def _search(
         self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
@@ -222,9 +227,7 @@ class _Run:
             return None  # only for a present device: it is measured all the same
         return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
 
-    def _conclude(
-        self, search: Search, runner: Runner | None, compiler: Compiler, on_progress: OnProgress
-    ) -> TuningReport:
+    def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
         """Run the search and the finals, and store what is known of them; Ctrl-C ends either with the best so far."""
         try:
             search.run()
@@ -233,7 +236,6 @@ class _Run:
             require_result(trials, self._subject.shape)
             if runner is None:
                 return self._predicted(trials)
-            self._compile_confirmed(trials, compiler)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
             result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent, self._objective)
         except KeyboardInterrupt:
@@ -250,13 +252,21 @@ class _Run:
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 
-    def _compile_confirmed(self, trials: Sequence[Trial], compiler: Compiler) -> None:
-        """Have what confirms a winner compiled while the finals are held, for those that are likely to win them."""
-        if not isinstance(compiler, CompileFarm):
-            return
-        subject, fastest = self._subject, [trial.config for trial in ranked(trials)[:LIKELY_WINNERS]]
-        for config in dict.fromkeys((*fastest, self._contenders.default)):
-            compiler.submit_with_lse(config.kernel, config, subject.shape, subject.device.limits.cc)
+    def _confirming_ahead(self, show: OnProgress, farm: CompileFarm, workers: int) -> OnProgress:
+        """Return a function that shows progress and, as soon as processes have nothing else to compile, has what
+        confirms the likely winners compiled: the default and the best so far."""
+        subject, default = self._subject, self._contenders.default
+        asked: set[KernelConfig] = set()
+
+        def shown(progress: Progress) -> None:
+            if progress.best is not None and progress.compiling < workers - SPARE_WORKERS:
+                for config in dict.fromkeys((default, progress.best)):
+                    if config not in asked:
+                        asked.add(config)
+                        farm.submit_with_lse(config.kernel, config, subject.shape, subject.device.limits.cc)
+            show(progress)
+
+        return shown
 
     def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
         for trial in trials:

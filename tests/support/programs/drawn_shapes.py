@@ -12,9 +12,12 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,7 +29,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import compile_favourites, find_contenders
+from blocktune.tuner.candidates.starting_configs import favourites, find_contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import source_commit
@@ -140,6 +143,13 @@ class Study:
         }
 
 
+def favourites_of(shapes: Sequence[AttentionShape], device: DeviceSpec) -> list[list[KernelConfig]]:
+    """Return the configs of every shape that its search will try, found in processes of their own."""
+    find = partial(favourites, device=device, kernels=competing(), most=TRIALS)
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        return list(pool.map(find, shapes))
+
+
 def over_fastest(rounds: RoundsByConfig, config: KernelConfig) -> float:
     """Return a finalist's time over that of the fastest one, paired by round."""
     fastest = min(rounds, key=lambda other: median(rounds[other]))
@@ -157,8 +167,9 @@ def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
         runner = KeptFinals(shapes[0], environment=visible(device), monitor=monitor)
         stack.callback(runner.close)
         runner.prepare()
-        for shape in shapes:
-            compile_favourites(shape, device, competing(), farm, TRIALS)
+        for shape, configs in zip(shapes, favourites_of(shapes, device), strict=True):
+            for config in configs:
+                farm.submit(config.kernel, config, shape, device.limits.cc)
         for number, shape in enumerate(shapes):
             # A store of its own: what was found for one shape is not known for the next.
             store = stack.enter_context(ResultStore.open(f"{folder}/{number}.db"))

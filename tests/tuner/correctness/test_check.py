@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.correctness import forward
+from blocktune.tuner.correctness import forward, memory
 from tests.support.fakes.fake_kernels import SHAPE, attention
 
 pytestmark = pytest.mark.triton_free
@@ -95,4 +95,4 @@ def test_required_memory_is_that_of_the_tensors_and_a_bounded_rest() -> None:
     shape = AttentionShape(
         batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192, head_dim=64, head_dim_v=64
     )
-    assert shape.tensor_bytes < forward.required_bytes(shape) < shape.tensor_bytes + 5 * 2**30
+    assert shape.tensor_bytes < memory.required_bytes(shape) < shape.tensor_bytes + 5 * 2**30
