@@ -106,6 +106,7 @@ def choice_json(sizes: Sizes, choice: "Choice") -> dict[str, Any]:
         "rung": str(choice.rung),
         "time_us": choice.time_us,
         "default_time_us": choice.default_time_us,
+        "rates": choice.rates,
         "measured_now": choice.tuned,
         "seconds": choice.seconds,
         "dropped": dict(choice.dropped or {}),
@@ -119,5 +120,7 @@ def _show(sizes: Sizes, choice: "Choice") -> None:
         gain = f", {choice.default_time_us / choice.time_us:.3f} times as fast as the first of the list"
     say(f"{words or choice.problem.label}: {parameters(choice.label)}, {microseconds(choice.time_us)}{gain}")
     note(f"measured now in {choice.seconds:.1f} s" if choice.tuned else f"known before: {choice.rung}")
+    if choice.rates:
+        note(choice.rates)
     for label, reason in (choice.dropped or {}).items():
         note(f"dropped {parameters(label)}: {reason}")
