@@ -28,7 +28,7 @@ def compiled_by_name(
 
     with importable_from_here():
         function = function_named(name)
-    types = positional_signature(function, _types(signature))
+    types = positional_signature(function, signature or "")
     return compiled_offline(function, types, _given(options, param), limits)
 
 
@@ -74,7 +74,7 @@ def _compiled_winner(
     if signature is None:
         types, constants = call_of_problem(function, best.problem)
     else:
-        types, constants = positional_signature(function, _types(signature)), {}
+        types, constants = positional_signature(function, signature), {}
     return compiled_offline(function, types, constants | best.config.parameters | dict(given), limits)
 
 
@@ -83,10 +83,6 @@ def _source(best: "UserBest", given: Mapping[str, Plain]) -> str:
     if any(own.get(name, value) != value for name, value in given.items()):
         return "the winner with the values given, which were not measured"
     return f"{parameters(best.config.label)} took {microseconds(best.time_us)}"
-
-
-def _types(signature: str | None) -> list[str]:
-    return [kind.strip() for kind in (signature or "").split(",") if kind.strip()]
 
 
 def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:

@@ -1,6 +1,7 @@
 """`tune run MODULE:KERNEL`: a kernel tuned without its program, on arguments that a function of the user's makes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -57,10 +58,10 @@ def run_kernel(
 
     device = current_device()
     with importable_from_here(), database_of_this_process(db):
-        kernel, calls = kernel_and_calls(name, make, grid, param, expand)
+        kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, expand)
         found = []
-        for sizes, arguments in calls:
-            choice = _tuned(kernel, arguments)
+        for sizes in all_sizes:
+            choice = _tuned(kernel, arguments(sizes))
             found.append(choice_json(sizes, choice))
             if not as_json:
                 _show(sizes, choice)
@@ -68,13 +69,13 @@ def run_kernel(
         print_json({"device": device.name, "kernel": kernel.name, "tuned": found})
 
 
-def kernel_and_calls(
+def kernel_and_arguments(
     name: str, make: str | None, grid: str | None, param: Sequence[str], expand: int
-) -> "tuple[TunedKernel, list[tuple[Sizes, dict[str, Any]]]]":
-    """Return a kernel, and its arguments for each size of a grid.
+) -> "tuple[TunedKernel, list[Sizes], Callable[[Sizes], dict[str, Any]]]":
+    """Return a kernel, the sizes of a grid, and what makes the arguments of each: those of all at once may not fit.
 
     Raises:
-        UsageError: a name is none, or the arguments do not fit.
+        UsageError: a name is none.
     """
     from blocktune.tuner.tuned.autotune import space
     from blocktune.tuner.tuned.named import kernel_named
@@ -86,8 +87,7 @@ def kernel_and_calls(
         )
     sizes, named = grid_of(grid), choices(param)
     kernel = kernel_named(name, space(**named) if named else (), list(sizes[0]), expand)
-    function = function_of(make)
-    return kernel, [(each, arguments_for(make, function, each)) for each in sizes]
+    return kernel, sizes, partial(arguments_for, make, function_of(make))
 
 
 def _tuned(kernel: "TunedKernel", arguments: Mapping[str, Any]) -> "Choice":
@@ -106,6 +106,7 @@ def choice_json(sizes: Sizes, choice: "Choice") -> dict[str, Any]:
         "rung": str(choice.rung),
         "time_us": choice.time_us,
         "default_time_us": choice.default_time_us,
+        "rates": choice.rates,
         "measured_now": choice.tuned,
         "seconds": choice.seconds,
         "dropped": dict(choice.dropped or {}),
@@ -119,5 +120,7 @@ def _show(sizes: Sizes, choice: "Choice") -> None:
         gain = f", {choice.default_time_us / choice.time_us:.3f} times as fast as the first of the list"
     say(f"{words or choice.problem.label}: {parameters(choice.label)}, {microseconds(choice.time_us)}{gain}")
     note(f"measured now in {choice.seconds:.1f} s" if choice.tuned else f"known before: {choice.rung}")
+    if choice.rates:
+        note(choice.rates)
     for label, reason in (choice.dropped or {}).items():
         note(f"dropped {parameters(label)}: {reason}")

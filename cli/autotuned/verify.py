@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.autotuned.arguments import Sizes, importable_from_here
 from blocktune.cli.autotuned.rows import parameters, require_kernels
-from blocktune.cli.autotuned.run import choice_json, kernel_and_calls
+from blocktune.cli.autotuned.run import choice_json, kernel_and_arguments
 from blocktune.cli.output.render import microseconds, print_json, print_table, say
 from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError, VerificationError
@@ -58,10 +58,10 @@ def measure_again(
 
     device, wrong, found = current_device(), [], []
     with importable_from_here(), database_of_this_process(db):
-        kernel, calls = kernel_and_calls(name, make, grid, param, 0)
-        known = [_stored(kernel, arguments, device) for _, arguments in calls]  # sizes in a bucket have one winner
-        for (sizes, arguments), before in zip(calls, known, strict=True):
-            after = remeasured(kernel, arguments, device)
+        kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, 0)
+        known = [_stored(kernel, arguments(sizes), device) for sizes in all_sizes]  # a bucket's sizes have one winner
+        for sizes, before in zip(all_sizes, known, strict=True):
+            after = remeasured(kernel, arguments(sizes), device)
             found.append(
                 choice_json(sizes, after.choice) | {"before": _before_json(before, after), "problem": after.problem}
             )

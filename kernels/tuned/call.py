@@ -61,7 +61,8 @@ class Choice:
 
     options: what the launch gets as keywords. rung: what the choice rests on. time_us: as it was measured, if it was.
     tuned: whether this process measured it, which took `seconds`. dropped: configs that were not measured or failed, by
-    their label, with the reason. rates: what was moved and computed a second, in words, as far as it is known.
+    their label, with the reason. rates: what was moved and computed a second, in words, as far as it is known, or that
+    a search beyond the list had to do without it.
     """
 
     config: "triton.Config"

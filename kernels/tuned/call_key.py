@@ -203,8 +203,8 @@ def _type(value: object, blocks: bool) -> str:
 
 
 def dtype_word(tensor: Tensor) -> str:
-    """Return Triton's word for a tensor's data type, such as `bf16`."""
-    name = str(tensor.dtype).removeprefix("torch.")
+    """Return Triton's word for a tensor's data type, such as `bf16`; `i1` for `bool`, which is the word of a number."""
+    name = str(tensor.dtype).removeprefix("torch.").replace("bool", "int1")
     for long, short in _SHORT.items():
         if name.startswith(long) and name[len(long) :].isdigit():
             return short + name[len(long) :]

@@ -52,9 +52,16 @@ class Settings:
                 "`expand` and `isolate` cannot be combined, since `expand` runs new configs in this process. Leave one "
                 "of them out."
             )
-        for name in ("max_spill_bytes", "wait_seconds", "expand"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"`{name} >= 0` must hold, but got {getattr(self, name)!r}.")
+        for name, kind in (("max_spill_bytes", int), ("wait_seconds", int | float), ("expand", int)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not value >= 0:
+                word = "an integer" if kind is int else "a number"
+                raise UsageError(f"`{name}` must be {word} of at least 0, but got {value!r}.")
+        if self.costs is not None and not callable(self.costs):
+            raise UsageError(
+                f"`costs` must be a function of the arguments, but got {self.costs!r:.200}. For example: "
+                '`costs=lambda named: {"bytes": 2 * named["n"]}`.'
+            )
 
     def of_environment(self) -> "Settings":
         """Return these settings, strict where the environment says so."""

@@ -1,6 +1,7 @@
 """An autotuned kernel compiled for a GPU that need not be here, and how many of its blocks fit a multiprocessor."""
 
 import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,15 @@ from blocktune.tuner.jitted.compile_ahead import compile_here
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 
 _DIVISIBLE = [["tt.divisibility", 16]]
+
+_TYPE = re.compile(r"\*\w+(:16|:1)?|\w+(:16)?|tensordesc<\w+\[\d+( *, *\d+)*\]>")
+"""The form of a type: a pointer, a number, or a tensor descriptor with its block."""
+
+_BETWEEN_TYPES = re.compile(r",(?![^<]*>)")
+"""A comma that does not stand between the numbers of a block."""
+
+_DESCRIPTOR = re.compile(r"(?P<dtype>\w+)d(?P<block>(\d+x)*\d+)?")
+"""The word of a tensor descriptor in a stored key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class OfflineCode:
     def __str__(self) -> str:
         label = " ".join(f"{name}={value}" for name, value in self.parameters.items())
         spills = f", {self.resources.spill_bytes} spilled bytes per thread" if self.resources.spill_bytes else ""
-        return f"{self.kernel} {label}{spills}\n{self.occupancy}"
+        return f"{self.kernel} {label}".rstrip() + f"{spills}\n{self.occupancy}"
 
 
 def compiled_offline(
@@ -43,8 +53,8 @@ def compiled_offline(
 
     Args:
         kernel: a function of `triton.jit`, in decorators or bare.
-        signature: the types of its arguments by name, as Triton spells them: `*bf16`, `i32`, `fp32`. A pointer divides
-            by 16; a number does where `:16` follows.
+        signature: the types of its arguments by name, as Triton spells them: `*bf16`, `i32`, `fp32`,
+            `tensordesc<bf16[64,64]>`. A pointer divides by 16, unless `:1` follows; a number does where `:16` follows.
         parameters: its constants and launch options.
         limits: of the target.
 
@@ -63,20 +73,41 @@ def compiled_offline(
     return OfflineCode(name, dict(parameters), occupancy(compiled.resources, limits))
 
 
-def positional_signature(kernel: Any, types: list[str]) -> dict[str, str]:
-    """Return the types by the names of the arguments that are no constants, in their order.
+def positional_signature(kernel: Any, text: str) -> dict[str, str]:
+    """Return the types of a text by the names of the arguments that are no constants, in their order.
 
     Raises:
-        UsageError: there are more or fewer of them.
+        UsageError: there are more or fewer of them, or one is no type.
     """
     function = jitted_function(kernel)
     names = [param.name for param in function.params if not param.is_constexpr]
+    types = [kind.strip() for kind in _BETWEEN_TYPES.split(text) if kind.strip()]
     if len(types) != len(names):
         raise UsageError(
-            f"A signature has a type for each of {', '.join(names)}, but got {len(types)}: {', '.join(types)}. Write "
-            "for example `*bf16,*bf16,i32:16`."
+            f"A signature has a type for each of {', '.join(names)}, but {text!r} has {len(types)}. Write for example "
+            "`*bf16,*bf16,i32:16`."
+        )
+    wrong = [kind for kind in types if not _is_type(kind)]
+    if wrong:
+        raise UsageError(
+            f"A signature has types as Triton spells them, but {wrong[0]!r} is none. Write `*bf16` for a pointer, "
+            "`fp32` or `i32` for a number, `i32:16` for one that divides by 16, `tensordesc<bf16[64,64]>` for a tensor "
+            "descriptor."
         )
     return dict(zip(names, types, strict=True))
+
+
+def _is_type(kind: str) -> bool:
+    """Return whether Triton knows a type of a signature."""
+    from triton.language import str_to_ty
+
+    if not _TYPE.fullmatch(kind):
+        return False
+    try:
+        str_to_ty(kind.partition(":")[0], None)
+    except KeyError:
+        return False
+    return True
 
 
 def call_of_problem(kernel: Any, problem: Problem) -> tuple[dict[str, str], dict[str, Plain]]:
@@ -85,7 +116,8 @@ def call_of_problem(kernel: Any, problem: Problem) -> tuple[dict[str, str], dict
     Constants that are no key values are not among them, and neither is what heuristics compute.
 
     Raises:
-        UsageError: the key does not tell the types: they are known by a hash, or the kernel has other arguments now.
+        UsageError: the key does not tell the types: they are known by a hash, the kernel has other arguments now, or a
+            config sets the block of a tensor descriptor.
     """
     function, values = jitted_function(kernel), dict(problem.arguments)
     words = str(values.pop(TYPES, "")).split()
@@ -130,10 +162,25 @@ def _word_of(value: Plain) -> str:
 
 
 def _typed(word: str) -> str:
-    """Return the type, as `compiled_offline` takes it, that a word of a key stands for."""
+    """Return the type, as `compiled_offline` takes it, that a word of a key stands for.
+
+    Raises:
+        UsageError: it is that of a tensor descriptor without its block.
+    """
+    from triton._utils import canonicalize_dtype
+
     if word in _NUMBERS:
         return _NUMBERS[word]
-    return f"*{word[:-1]}:1" if word.endswith("!") else f"*{word}"
+    descriptor = _DESCRIPTOR.fullmatch(word)
+    if descriptor is None:
+        pointer = f"*{canonicalize_dtype(word.rstrip('!'))}"
+        return f"{pointer}:1" if word.endswith("!") else pointer
+    if descriptor["block"] is None:
+        raise UsageError(
+            "The stored key tells the blocks of tensor descriptors unless hooks of the configs set them, as here. Give "
+            "the types by `--signature`, such as `tensordesc<bf16[64,64]>`."
+        )
+    return f"tensordesc<{canonicalize_dtype(descriptor['dtype'])}[{descriptor['block'].replace('x', ',')}]>"
 
 
 def _spec(function: Any, name: str, signature: Mapping[str, str], parameters: Mapping[str, Plain]) -> CompileSpec:

@@ -50,7 +50,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
 
 def autotune(
     configs: "Sequence[Config]",
-    key: Sequence[str] | None,
+    key: Sequence[str] | None = None,
     prune_configs_by: Mapping[str, Any] | None = None,
     reset_to_zero: Sequence[str] | None = None,
     restore_value: Sequence[str] | None = None,
@@ -104,8 +104,8 @@ def autotune(
     """
     if key is None:
         raise UsageError(
-            "`key` must name the arguments whose values need a config of their own, but got None. Name them, or pass "
-            "[] if there are none."
+            "`key` must name the arguments whose values need a config of their own, but none is given. Name them, or "
+            "pass [] if there are none."
         )
     if isinstance(key, str):
         raise UsageError(f"`key` must be a sequence of names, but got the text {key!r}. Write [{key!r}].")
@@ -116,7 +116,7 @@ def autotune(
         l2=l2,
         max_spill_bytes=max_spill_bytes,
         wait_seconds=wait_seconds,
-        expand=EXPAND if expand is True else int(expand),
+        expand=EXPAND if expand is True else expand,
         buckets={name: _bucket(name, bucket) for name, bucket in (buckets or {}).items()},
         costs=costs,
     )

@@ -60,7 +60,7 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     if call.settings.costs is not None:
         found = call.settings.costs({**call.named, **options})
         costs = _as_costs(found, "its `costs`")
-        if costs is None:
+        if costs is None or not set(found) <= set(NAMES):
             raise UsageError(
                 f"The `costs` of {call.name} must return the numbers `bytes` and `flops` by name, but returned "
                 f"{found!r:.200}. "

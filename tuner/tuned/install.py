@@ -6,6 +6,7 @@ their own and stay as they are; so does every kernel that is left out by name.
 """
 
 import fnmatch
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,7 @@ def _run(self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.fn.run(*args, **kwargs, **kernel.options(args, kwargs))
 
 
+@functools.wraps(Autotuner.__init__)  # PyTorch's compiler reads its arguments
 def _init(self: Any, *args: Any, **kwargs: Any) -> None:
     """Make a tuner as Triton does, and let the package of its kernel be imported where it will be compiled."""
     installed = _installed

@@ -33,6 +33,8 @@ logger = logging.getLogger("blocktune")
 AT_THE_LIMIT = 1.03
 """A search ends at a config that takes no more than this times the least that the device needs."""
 
+NO_COSTS = "what a launch moves and computes is not known, so the search goes by resources and times alone"
+
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
 
@@ -105,9 +107,7 @@ class Measuring:
         left = self._call.settings.expand
         costs = costs_of(self._call, standing.winner)
         if costs is None:
-            logger.info(
-                "%s: what a launch moves is not known, so the search goes by resources and times.", self._call.name
-            )
+            logger.info("%s: %s", self._call.name, NO_COSTS)
         while not (costs is not None and self._is_at_the_limit(costs, standing)):
             new = self._around(standing.winner)[:left]
             if not new:
@@ -170,16 +170,24 @@ class Measuring:
         """Return the choice of the winner, as this process has measured it."""
         call, default = self._call, self._call.default
         found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
-        costs = None if call.settings.isolate else costs_of(call, standing.winner)
         return replace(
             found,
-            rates="" if costs is None or not found.time_us else costs.words(found.time_us, self._device),
+            rates=self._rates(standing),
             default_time_us=standing.time_us(default) if default in standing.samples_us else None,
             tuned=True,
             seconds=seconds,
             dropped=self.reasons,
             times_us={call.configs[config]: standing.time_us(config) for config in standing.samples_us},
         )
+
+    def _rates(self, standing: Standing) -> str:
+        """Return what the winner moves and computes a second, in words, or that a search had to do without that."""
+        if self._call.settings.isolate:
+            return ""
+        costs, time_us = costs_of(self._call, standing.winner), standing.time_us(standing.winner)
+        if costs is None:
+            return NO_COSTS if self._call.settings.expand else ""
+        return costs.words(time_us, self._device) if time_us else ""
 
     @property
     def reasons(self) -> dict[str, str]:

@@ -15,22 +15,24 @@ from operator import truediv
 
 from blocktune.kernels.tuned.config import UserConfig
 
-TIE = 1.005
+TIE = 1.007
 """Configs this close to the best are equally fast."""
 
-STAGES = ((3, 1.25), (5, 1.06))
-"""Rounds of a stage at most, and how many times slower than the best a config may be to go on."""
+STAGES = ((3, 1.25), (5, 1.1))
+"""Rounds of a stage at most, and how many times slower than the best a config may be to go on, by all rounds so far.
+Launches of 30 us differ by 2.5 %, and the best one of 25 configs after eight rounds is so by luck as well: a narrower
+margin would leave out the winner of one race in ten."""
 
-LAST_ROUNDS = 2000
+LAST_ROUNDS = 4000
 """Rounds of the last stage at most."""
 
-LAST_SECONDS = 1.0
+LAST_SECONDS = 2.0
 """The last stage begins no batch of rounds after this long: where the host is slow, rounds wait for it."""
 
-BATCH = 20
-"""Rounds after which the last stage looks what is settled."""
+BATCH = 40
+"""Rounds after which the last stage looks what is settled: fewer say too little of how much they differ."""
 
-SETTLED = 4.0
+SETTLED = 3.0
 """Standard errors between a config and the margin beyond which it is clearly on one side."""
 
 STAGE_US = 300_000.0
@@ -47,7 +49,8 @@ TimeRounds = Callable[[Sequence[UserConfig], int], Mapping[UserConfig, Samples]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The end of a race. samples_us: of every config that ran, in the last stage that it took part in."""
+    """The end of a race. samples_us: of every config that ran: of the last stage if it took part in that, else of those
+    before."""
 
     winner: UserConfig
     samples_us: Mapping[UserConfig, Samples]
@@ -63,8 +66,8 @@ def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | N
     left = list(configs)
     for rounds, margin in STAGES:
         timed = time_rounds(left, _affordable(rounds, [samples[config] for config in left if config in samples]))
-        samples |= timed
-        left = _within(timed, left, margin)
+        samples |= {config: samples.get(config, ()) + found for config, found in timed.items()}
+        left = _within({config: samples[config] for config in timed}, left, margin)
         if len(left) <= 1:
             return Standing(left[0], samples) if left else None
     left, timed = _last_stage(left, _affordable(LAST_ROUNDS, [samples[config] for config in left]), time_rounds)
@@ -92,10 +95,10 @@ def _last_stage(
 def _undecided(order: Sequence[UserConfig], samples: Mapping[UserConfig, Samples]) -> list[UserConfig]:
     """Return the configs on which the winner depends: those that may be the first within the margin, and those that may
     be the fastest, from which the margin counts. A settled winner stands alone."""
-    shares = _shares({config: samples[config] for config in order})
-    if not shares:
+    found = shares({config: samples[config] for config in order})
+    if not found:
         return []
-    best = samples[min(shares, key=shares.__getitem__)]
+    best = samples[min(found, key=found.__getitem__)]
     first = list[UserConfig]()
     for config in order:
         if not _is_slower(samples[config], best, TIE):
@@ -115,12 +118,12 @@ def _is_slower(own: Samples, other: Samples, margin: float) -> bool:
 
 def _within(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig], margin: float) -> list[UserConfig]:
     """Return the configs that are within a margin of the best one, in their order."""
-    shares = _shares(timed)
-    return [config for config in order if config in shares and shares[config] <= margin * min(shares.values())]
+    found = shares(timed)
+    return [config for config in order if config in found and found[config] <= margin * min(found.values())]
 
 
-def _shares(timed: Mapping[UserConfig, Samples]) -> dict[UserConfig, float]:
-    """Return the time of each config as a part of what is usual in its rounds."""
+def shares(timed: Mapping[UserConfig, Samples]) -> dict[UserConfig, float]:
+    """Return the time of each config as a part of what is usual in the rounds, which all of them took part in."""
     usual = [statistics.fmean(row) for row in zip(*timed.values(), strict=True)]
     return {config: _middle(list(map(truediv, samples, usual)))[0] for config, samples in timed.items()}
 

@@ -62,7 +62,11 @@ def block(path: Path) -> str:
 
 def _caption(document: Mapping[str, Any]) -> str:
     software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
-    rows = (*document["kernels"], *document["starts"], *document["processes"])
+    rows = [
+        row
+        for name in ("kernels", "starts", "processes", "calls", "faults", "helion")
+        for row in document.get(name, ())
+    ]
     commit = commit_sentence([document.get("commit"), *(row.get("commit") for row in rows)])
     return f"Run on one {document['device']}, {document['date']}, with {software}.{commit}"
 

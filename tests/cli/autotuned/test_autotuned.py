@@ -49,6 +49,18 @@ def test_a_kernel_is_tuned_without_its_program(tuned: Any, gpu: FakeGpu) -> None
     assert len(gpu.timed) == timed
 
 
+def test_arguments_of_a_size_are_made_at_its_turn(tune: Any, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, timed = autotuned_kernels.scale_arguments, list[int]()
+
+    def noted(n: int) -> Any:
+        timed.append(len(gpu.timed))
+        return make(n)
+
+    monkeypatch.setattr(autotuned_kernels, "scale_arguments", noted)
+    assert tune("run", KERNEL, *ARGS, "--grid", "n=1000,2048").exit_code == 0
+    assert timed[0] == 0 < timed[1]
+
+
 def test_choices_take_the_place_of_the_list(tune: Any, gpu: FakeGpu) -> None:
     choices = ("--param", "BLOCK=256,1024", "--param", "num_warps=1,2")
     found = json.loads(tune("run", KERNEL, *ARGS, *choices, "--json").stdout)

@@ -5,8 +5,8 @@ python -m tests.support.programs.library_check [--ahead WORKERS] [STEP ...]
 Launches do nothing. Every kernel that is reached is specialised for each of its configs, and one config is compiled for
 an H200, which compares the arguments with the kernel's signature. Prints a line of JSON for each step.
 
-With --ahead all configs are compiled by so many workers, at real sizes: a bench that follows, or runs meanwhile, finds
-the code of all passes in Triton's cache.
+With --ahead all configs are compiled by so many workers, at real sizes: a bench that follows finds the code of all
+passes in Triton's cache. One that runs meanwhile has launches that are late, and races with too few rounds.
 """
 
 import argparse

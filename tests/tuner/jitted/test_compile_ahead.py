@@ -244,7 +244,7 @@ def fresh(call: Call, block: int = 64) -> Any:
 
 def test_what_is_compiled_offline_is_what_a_launch_compiles(compiler: CompileAhead) -> None:
     call = call_of(scale_kernel, torch.ones(1024), 1024, 2.0)
-    kinds = positional_signature(scale_kernel, ["*fp32", "i32:16", "fp32"])
+    kinds = positional_signature(scale_kernel, "*fp32, i32:16, fp32")
     offline = compiled_offline(scale_kernel, kinds, {"BLOCK": 128, "num_warps": 2, "num_stages": 3}, LIMITS)
     launched = compiled(call, compiler)[call.default]
     assert offline.resources == launched.resources

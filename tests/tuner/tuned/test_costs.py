@@ -115,13 +115,14 @@ def test_what_tells_nothing_is_searched_all_the_same(gpu: FakeGpu, caplog: pytes
     kernel = autotune(configs, ["n"], expand=4)(row_kernel)
     with caplog.at_level("INFO", "blocktune"):
         kernel[(8,)](rows, torch.zeros(8), 1024)
-    assert "what a launch moves is not known" in caplog.text
+    assert "what a launch moves and computes is not known" in caplog.text
     assert kernel.best_config.kwargs["BLOCK"] == 256
-    assert rates(kernel) == ""
+    assert "the search goes by resources and times alone" in rates(kernel)
 
 
-def test_costs_that_are_no_numbers_are_refused(gpu: FakeGpu) -> None:
-    kernel = autotune(CONFIGS, ["n"], costs=lambda named: {"bytes": "many"})(scale_kernel.fn)
+@pytest.mark.parametrize("returned", [{"bytes": "many"}, {"byte": 8}, 8])
+def test_costs_that_are_no_numbers_by_name_are_refused(gpu: FakeGpu, returned: Any) -> None:
+    kernel = autotune(CONFIGS, ["n"], costs=lambda named: returned)(scale_kernel.fn)
     with pytest.raises(
         UsageError, match=r"The `costs` of .* must return the numbers `bytes` and `flops` by name, but returned"
     ):
