@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import pytest
 
 from blocktune.kernels import registry
+from blocktune.kernels.selection.distance import distance
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import (
     Candidate,
@@ -13,7 +14,6 @@ from blocktune.kernels.selection.fallback import (
     Rejection,
     Rung,
     climb_down,
-    distance,
 )
 from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
