@@ -20,19 +20,17 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.selection.expectation import Expectation
+from blocktune.kernels.selection.near_shapes import distance, representative
+from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.provenance import Reuse, nearest_rows
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape, Causal
-
-if TYPE_CHECKING:
-    from blocktune.kernels.selection.expectation import Expectation
-    from blocktune.kernels.selection.untuned import Untuned
+from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
 
@@ -67,7 +65,7 @@ class Candidate:
     tuned_for: AttentionShape | None = None
     time_us: float | None = None
     reuse: Reuse | None = None
-    compared: "tuple[Expectation, ...]" = ()
+    compared: tuple[Expectation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,8 @@ class ConfigTable:
         found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
         return nearest_rows((distance(row.shape, shape), _reuse(row) or Reuse.EXACT, row) for row in found)
 
-    def expected(self, shape: AttentionShape) -> "list[Expectation]":
+    def expected(self, shape: AttentionShape) -> list[Expectation]:
         """Return what the configs for a shape that was not measured are expected to take, the one to take first."""
-        from blocktune.kernels.selection.untuned import representative  # which imports this module
-
         untuned, decided_for = self._untuned(), representative(shape)
         if untuned is None:
             return []
@@ -136,24 +132,6 @@ def _reuse(row: TunedConfig) -> Reuse | None:
 def _kind(shape: AttentionShape) -> tuple[Any, ...]:
     """Return what neighbours must have in common: it decides tile sizes and shared memory."""
     return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes, shape.features
-
-
-def distance(a: AttentionShape, b: AttentionShape) -> float:
-    """Return how much two shapes of a kind differ: doublings of their lengths, plus what the other differences weigh.
-
-    A causal mask counts as three doublings since it halves the work and unbalances the blocks.
-    """
-    masks = 3.0 if (a.causal is Causal.NONE) is not (b.causal is Causal.NONE) else 0.5 * (a.causal is not b.causal)
-    return distance_but_masks(a, b) + masks
-
-
-def distance_but_masks(a: AttentionShape, b: AttentionShape) -> float:
-    """Return the same for shapes of equal masks: the number of (batch, head) pairs only decides how full the last wave
-    is."""
-    lengths = abs(log2(a.seqlen_q / b.seqlen_q)) + abs(log2(a.seqlen_k / b.seqlen_k))
-    waves = abs(log2(a.batch * a.num_heads / (b.batch * b.num_heads))) / 4
-    groups = abs(log2(a.group_size / b.group_size)) / 2
-    return lengths + waves + groups + 0.25 * (a.dtype != b.dtype)
 
 
 def climb_down(
