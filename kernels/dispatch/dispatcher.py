@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.engine import Engine, Remember
+from blocktune.kernels.dispatch.engine import Engine
+from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing

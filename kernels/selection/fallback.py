@@ -24,9 +24,9 @@ from typing import Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.selection.distance import distance
 from blocktune.kernels.selection.expectation import Expectation
-from blocktune.kernels.selection.untuned import Untuned, representative
+from blocktune.kernels.selection.near_shapes import distance, representative
+from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.provenance import Reuse, nearest_rows
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin

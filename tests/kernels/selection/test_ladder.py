@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import pytest
 
 from blocktune.kernels import registry
-from blocktune.kernels.selection.distance import distance
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import (
     Candidate,
@@ -15,6 +14,7 @@ from blocktune.kernels.selection.fallback import (
     Rung,
     climb_down,
 )
+from blocktune.kernels.selection.near_shapes import distance
 from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin

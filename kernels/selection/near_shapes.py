@@ -1,8 +1,12 @@
-"""How much two shapes differ, in doublings of a length."""
+"""How near two shapes are, and which shape is decided for in place of many near ones."""
 
+from dataclasses import replace
 from math import log2
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
+
+KEY_BITS = 4
+"""Leading bits of the number of keys that a decision depends on, the first of which is 1."""
 
 
 def distance(a: AttentionShape, b: AttentionShape) -> float:
@@ -21,3 +25,14 @@ def distance_but_masks(a: AttentionShape, b: AttentionShape) -> float:
     waves = abs(log2(a.batch * a.num_heads / (b.batch * b.num_heads))) / 4
     groups = abs(log2(a.group_size / b.group_size)) / 2
     return lengths + waves + groups + 0.25 * (a.dtype != b.dtype)
+
+
+def representative(shape: AttentionShape) -> AttentionShape:
+    """Return the shape that is decided for in place of one with more keys than queries: its keys are rounded up to
+    `KEY_BITS` leading bits. A model that decodes comes with one more key by every token, and eight decisions last it
+    until it has twice as many."""
+    keys = shape.seqlen_k
+    if keys <= shape.seqlen_q or keys.bit_length() <= KEY_BITS:
+        return shape
+    step = 1 << (keys.bit_length() - KEY_BITS)
+    return replace(shape, seqlen_k=-(-keys // step) * step)
