@@ -201,7 +201,7 @@ class Estimator:
         weight, total, surest = 0.0, 0.0, math.inf
         for variance, ratio in found:
             change = shift * (here - ratio.predicted)
-            doubted = variance + (change / 2) ** 2
+            doubted = variance + (change / 2) ** 2  # a change that the model predicts may be off by half of itself
             weight += 1 / doubted
             total += (ratio.measured + change) / doubted
             surest = min(surest, doubted)
