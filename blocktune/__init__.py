@@ -10,6 +10,8 @@ Importing this package loads neither torch nor triton; the first use of a name b
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
+from blocktune.kernels.values.bindings import bind
+
 if TYPE_CHECKING:
     from blocktune.kernels.api.block_sparse import block_sparse_attention
     from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
@@ -164,11 +166,18 @@ _HOMES = {
     "tune": "blocktune.tuner.search.tune",
     "tune_schedule": "blocktune.tuner.tuned.tune_schedule",
     "uninstall": "blocktune.tuner.tuned.install",
-    # not public: what one room takes from another that it must not import is bound here, where all of them meet
-    "pictures_of": "blocktune.cli.report.notebook",
-    "usefulness": "blocktune.tuner.cost.ranking",
     "varlen_attn": "blocktune.kernels.api.torch_varlen",
 }
+
+# not public: what a room takes from one above it
+bind(
+    {
+        "pictures_of": "blocktune.cli.report.notebook",
+        "text_of_analysis": "blocktune.tuner.cost.text",
+        "text_of_occupancy": "blocktune.tuner.occupancy.text",
+        "usefulness": "blocktune.tuner.cost.ranking",
+    }
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -92,6 +92,7 @@ class ResultStore(ConnectedStore):
             query = query.where(TrialRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
         if environment is not None:
             query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
+            # a GPU without an id is NULL here, which `<>` would leave out
             query = query.where(TrialRow.gpu_uuid.is_distinct_from(IMPORTED))
         if kernel_hash is not None:
             query = query.where(TrialRow.kernel_id.in_(select(KernelRow.id).filter_by(source_hash=kernel_hash)))
@@ -115,7 +116,7 @@ class ResultStore(ConnectedStore):
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
         found = self._of_ids(lambda session: session.scalars(nearest_ids(_bests_on(device), shape, limit)))
-        return sorted(found, key=lambda best: _how_far(best, shape))
+        return sorted(found, key=lambda best: _how_far(best, shape))  # the ids were in order, their rows come in any
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """Return the winners of a device, as the dispatcher wants them."""

@@ -3,8 +3,9 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,39 @@ def test_imports_point_left() -> None:
 
 def rooms_of_imports(path: Path) -> set[str]:
     return {module.split(".")[1] for module in imported_modules(path) if module.startswith("blocktune.")}
+
+
+def test_no_room_imports_the_root() -> None:
+    """What it takes from a room above it comes by name: blocktune/kernels/values/bindings.py."""
+    rooms = [path for path in SOURCES if room_of(path) != "blocktune"]
+    found = {names(path): roots for path in rooms if (roots := imports_of_the_root(path))}
+    assert found == {}
+
+
+def imports_of_the_root(path: Path) -> set[str]:
+    modules = {module for module in imported_modules(path) if module.split(".")[0] == "blocktune"}
+    return {module for module in modules if module == "blocktune" or module.split(".")[1] not in MAY_IMPORT}
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Not inside functions and not for types alone either."""
+    modules = {module_of(path): path for path in SOURCES}
+    imports = {
+        module: {found for name in imported_modules(path) if (found := module_named(name, modules)) not in ("", module)}
+        for module, path in modules.items()
+    }
+    TopologicalSorter(imports).prepare()  # raises CycleError
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(("blocktune", *(part for part in parts if part not in ("blocktune", "__init__"))))
+
+
+def module_named(name: str, modules: Collection[str]) -> str:
+    """The module of ours that an imported name is or comes from; empty where it is somebody else's."""
+    owner = name.rpartition(".")[0]
+    return name if name in modules else owner if owner in modules else ""
 
 
 def test_the_production_path_needs_torch_and_triton_only() -> None:

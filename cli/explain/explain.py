@@ -85,19 +85,19 @@ def explain(
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
         paper = _paper_rule(store, spec, chosen)
 
-    from blocktune.tuner.cost.text import explain as words
+    from blocktune.tuner.cost.text import text_of_analysis
 
     analysis = analysed(chosen, spec)
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
-        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": words(analysis)}
+        more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": text_of_analysis(analysis)}
         print_json(analysis.to_json() | {"shape": shape_json(shape)} | more)
         return
     if flags.assumed():
         note(flags.assumed())
     say(f"{shape.label} on {spec.name}\n{chosen.request.config.label}: {chosen.source}\n")
     _show(analysis)
-    say(words(analysis))
+    say(text_of_analysis(analysis))
     if rival is not None:
         say(rival.words(analysis))
 

@@ -66,7 +66,7 @@ def occupancy(
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
     """
     from blocktune.tuner.occupancy.calculator import occupancy as compute
-    from blocktune.tuner.occupancy.text import explain
+    from blocktune.tuner.occupancy.text import text_of_occupancy
 
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
@@ -90,7 +90,7 @@ def occupancy(
         request = request.with_choices(choices, param or [])
         resources = request.compile().resources
     result = compute(resources, limits, carveout_percent=carveout)
-    text = explain(result) if request is None else _explain(request, result, num_sms)
+    text = text_of_occupancy(result) if request is None else _explain(request, result, num_sms)
     if as_json:
         print_json(({} if request is None else request.to_json()) | _json(result, plot) | {"explanation": text})
         return
@@ -171,11 +171,11 @@ def _explain(request: CompileRequest, result: "Occupancy", num_sms: int | None) 
     """Return the occupancy in words, with what smaller parameters would change and the waves on a device."""
     from blocktune.tuner.cost.analysis import steps_down
     from blocktune.tuner.cost.roofline import waves_of
-    from blocktune.tuner.occupancy.text import explain
+    from blocktune.tuner.occupancy.text import text_of_occupancy
 
     waves = None
     if num_sms is not None and result.blocks_per_sm:
         blocks, folded = request.kernel.as_forward(request.config, request.shape)
         waves = waves_of(folded, blocks.block_m, result, num_sms)
     alternatives = steps_down(request.kernel, request.config, request.shape, request.limits)
-    return explain(result, alternatives=alternatives, waves=waves)
+    return text_of_occupancy(result, alternatives=alternatives, waves=waves)

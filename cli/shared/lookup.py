@@ -88,8 +88,7 @@ class _NearConfigs:
 
     def configs(self, device: "DeviceSpec") -> "list[TunedConfig]":
         """Return the winners on this device that the ladder may take for the shape."""
-        from blocktune.kernels.selection.fallback import distance
-        from blocktune.kernels.selection.untuned import representative
+        from blocktune.kernels.selection.near_shapes import distance, representative
         from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS
 
         shapes = (self.shape, representative(self.shape))

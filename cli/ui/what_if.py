@@ -16,7 +16,7 @@ from blocktune.tuner.compile.compiler import CompileResult, compile_key
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.term_texts import terms_of
-from blocktune.tuner.cost.text import explain
+from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE
 
 MAX_WAITING = 20
@@ -162,7 +162,7 @@ def _answer(job: Job) -> Answer:
         "predicted_us": None if breakdown is None else breakdown.total_us,
         "flops": analysis.flops,
         "terms": [] if breakdown is None else _terms(job, breakdown.to_json()),
-        "words": explain(analysis),
+        "words": text_of_analysis(analysis),
     }
 
 

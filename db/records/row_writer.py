@@ -46,12 +46,7 @@ class RowWriter:
     def put_trial(self, trial: Trial) -> None:
         """Store the trial in place of an earlier one of the same candidate."""
         trial = sound_trial(trial)
-        key = self._candidate(trial)
-        row = self._session.scalar(select(TrialRow).filter_by(**key))
-        if row is None:
-            self._session.add(TrialRow(**key, **trial_columns(trial)))
-        else:
-            _assign(row, trial_columns(trial))
+        self._put(TrialRow, self._candidate(trial), trial_columns(trial))
 
     def put_best(self, best: Best) -> bool:
         """Store the best of its shape and device unless the stored one outranks it: measured before borrowed before
@@ -68,12 +63,7 @@ class RowWriter:
     def replace_best(self, best: Best) -> None:
         """Store the best of its shape and device whatever is stored."""
         require_sound_best(best)
-        row = self._best_row(best)
-        columns = self._best_links(best) | best_columns(best)
-        if row is None:
-            self._session.add(BestRow(**columns))
-        else:
-            _assign(row, columns)
+        self._put(BestRow, self._best_place(best), self._best_links(best) | best_columns(best))
 
     def bests(self, place: str) -> list[Best]:
         """Return all winners of the store at a place, as they are while no other process writes."""
@@ -86,8 +76,19 @@ class RowWriter:
             self._session.delete(row)
 
     def _best_row(self, best: Best) -> BestRow | None:
-        links = self._provenance(best)
-        return self._session.scalar(select(BestRow).filter_by(device_id=links["device_id"], shape_id=links["shape_id"]))
+        return self._session.scalar(select(BestRow).filter_by(**self._best_place(best)))
+
+    def _best_place(self, best: Best) -> dict[str, int]:
+        """Return what tells winners apart."""
+        return {"device_id": self._device(best.device), "shape_id": self._shape(best.shape)}
+
+    def _put(self, row_type: type[Base], key: Mapping[str, Any], columns: Mapping[str, Any]) -> None:
+        """Store columns in the row with this key, which is added when missing."""
+        row = self._session.scalar(select(row_type).filter_by(**key))
+        if row is None:
+            self._session.add(row_type(**{**key, **columns}))
+        else:
+            _assign(row, columns)
 
     def _candidate(self, trial: Trial) -> dict[str, int]:
         """Return what tells trials apart."""

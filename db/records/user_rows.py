@@ -3,8 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import select
-
 from blocktune.db.records.bounds import require_sound_user_best, require_sound_user_trial
 from blocktune.db.records.records import Outcome
 from blocktune.db.records.row_checksums import record_checksum, served_user_checksum
@@ -67,14 +65,6 @@ class UserRowWriter(RowWriter):
             "source_hash": record.source_hash,
             "problem": record.problem.document,
         }
-
-    def _put(self, row_type: type[UserTrialRow | UserBestRow], key: dict[str, Any], columns: dict[str, Any]) -> None:
-        row = self._session.scalar(select(row_type).filter_by(**key))
-        if row is None:
-            self._session.add(row_type(**key, **columns))
-            return
-        for name, value in columns.items():
-            setattr(row, name, value)
 
 
 def user_trial_of(row: UserTrialRow, device: DeviceSpec | None = None) -> UserTrial:

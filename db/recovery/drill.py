@@ -77,7 +77,7 @@ def drill(
         sound = _rows(copy)
         counts.rows = sound.total()
         for number in range(ways):
-            for left in Path(name).iterdir():
+            for left in Path(name).iterdir():  # a recovery keeps the damaged file, too
                 left.unlink()
             damage = DAMAGES[number % len(DAMAGES)]
             copy.write_bytes(damage(content, dice))
@@ -102,7 +102,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
         if not store.health().sound:
             raise StoreError(f"{place.label} is damaged, but a drill needs a sound store. See `tune doctor --recover`.")
     with closing(sqlite3.connect(copy)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # damages are done to one file, so all has to be in it
     return copy.read_bytes()
 
 

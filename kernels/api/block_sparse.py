@@ -6,7 +6,7 @@ from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import scale_of
+from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal

@@ -19,7 +19,7 @@ from blocktune.kernels.dispatch.call_checks import (
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.plan import scale_of
+from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal

@@ -9,9 +9,10 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.engine import Remember
+from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
-from blocktune.kernels.dispatch.plan import EIGHT_BITS, needs_gradients, scale_of, trace_obstacle
+from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
+from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
 

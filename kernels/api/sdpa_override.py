@@ -21,7 +21,7 @@ from torch.nn import attention as registry
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
-from blocktune.kernels.dispatch.plan import scale_of
+from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal, Direction
 

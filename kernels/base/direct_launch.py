@@ -100,7 +100,7 @@ class EncodedMaps:
 
         enter_context()
         if len(self.kept) >= MAX_MAPS:
-            self.kept.clear()
+            self.kept.clear()  # all: which addresses come back is not known
         made: list[Any] = make_tensordesc_arg(self.describe(value), self.metadata)
         self.kept[place] = made
         return made
@@ -174,6 +174,7 @@ def direct_launcher(
             or enter.calls
             or leave.calls
         ):
+            # a profiler's hook gets the launch's metadata, which only the ordinary way puts together
             ordinary(*with_descriptors(values, descriptors), *rest)
             return
         final: list[Any] = []
@@ -207,5 +208,6 @@ def _ends(compiled: Any, described: int) -> tuple[Callable[..., None], Sequence[
         return None
     if not described:
         return run.launch, ()
+    # with descriptors, Triton's launcher is a Python function around the C function: its closure holds that one
     cells = dict(zip(run.launch.__code__.co_freevars, run.launch.__closure__ or (), strict=True))
     return (cells["launcher"].cell_contents, metadata) if "launcher" in cells else None

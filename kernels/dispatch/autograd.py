@@ -16,8 +16,9 @@ from torch import Tensor, is_grad_enabled
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.launches.plans import KernelPlan, new_gradients
+from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
+from blocktune.kernels.dispatch.launches.results import new_gradients
 from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import drawn_words

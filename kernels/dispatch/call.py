@@ -6,16 +6,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from blocktune.kernels.base.feature_arguments import broadcast_strides
-from blocktune.kernels.dispatch.plan import (
-    DTYPE_NAMES,
-    is_short_cache,
-    layout_obstacle,
-    rounds_products,
-    tensor_obstacle,
-    tensors_kind,
-)
-from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
+from blocktune.kernels.dispatch.kinds import extra_kind, packed_kind, rounds_products, tensors_kind, tokens_kind
+from blocktune.kernels.dispatch.obstacles import DTYPE_NAMES, is_short_cache, layout_obstacle, tensor_obstacle
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
@@ -115,6 +107,7 @@ class Call:
         Raises:
             UsageError: a size is invalid for attention.
         """
+        features = self._features_over(query, key, direction)
         batch, seqlen_q, seqlen_k = self.lengths or (query.shape[0], query.shape[2], key.shape[2])
         causal = self.causal
         if causal is Causal.LOWER_RIGHT and self.lengths is None and seqlen_q == seqlen_k:
@@ -130,7 +123,7 @@ class Call:
             dtype=DTYPE_NAMES[query.dtype],
             causal=causal,
             direction=direction,
-            features=self._features_over(query, key, direction),
+            features=features,
         )
 
     def _features_over(self, query: Tensor, key: Tensor, direction: Direction) -> Features:
@@ -147,14 +140,14 @@ class Call:
         The values in tensors are no part of it, and of packed sequences hardly how many tokens there are.
         """
         if self.features.varlen:
-            own: Any = *(_packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
+            own: Any = *(packed_kind(tensor) for tensor in (query, key, value)), rounds_products(query)
             own = *own, tokens_kind(query.shape[2], query.shape[1])
         else:
             own = tensors_kind(query, key, value)
         if self.extras is NO_EXTRAS:
             return own, self.causal, self.features
         kinds = tuple(
-            (name, *_extra_kind(tensor))
+            (name, *extra_kind(tensor))
             for name, tensor in zip(EXTRA_TENSORS, self.tensors, strict=True)
             if tensor is not None
         )
@@ -192,24 +185,6 @@ class Call:
     def with_seed(self, seed: int, offset: int) -> Self:
         """Return the call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
-
-
-def _packed_kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all of a tensor [1, heads, tokens, dim] but how many tokens there are."""
-    aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
-    return tensor.shape[1], tensor.shape[3], tensor.stride(), tensor.dtype, tensor.device, aligned
-
-
-def _extra_kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all of a tensor of the extras but its sizes, which follow from the others, and the strides of those of
-    1."""
-    aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
-    return broadcast_strides(tensor, tensor.dim()), tensor.dtype, tensor.device, aligned
-
-
-def tokens_kind(tokens: int, num_heads: int) -> tuple[bool, ...]:
-    """Return what compiled code knows of the strides of the log-sum-exp of packed sequences, [num_heads, tokens]."""
-    return tokens % ALIGNMENT_BYTES == 0, tokens * num_heads % ALIGNMENT_BYTES == 0, tokens == 1
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:

@@ -15,19 +15,20 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.engine import Engine, Remember
+from blocktune.kernels.dispatch.engine import Engine
+from blocktune.kernels.dispatch.graphs.engines import Remember
+from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
-from blocktune.kernels.dispatch.plan import KERNEL_DEVICE, is_capturing
+from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing
 from blocktune.kernels.dispatch.sdpa_arguments import (
+    SdpaArguments,
     call_of,
-    converted,
     mask_of_scores,
     plain_call,
     rescaled,
-    traced_attention,
     type_obstacle,
 )
-from blocktune.kernels.dispatch.torch_attention import SdpaArguments, by_pytorch, sound_backends, torch_attention
+from blocktune.kernels.dispatch.torch_attention import torch_attention, unconverted_attention
 from blocktune.kernels.dispatch.ways import Serves, Ways
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.explanation import Explanation
@@ -147,8 +148,7 @@ class Dispatcher(Engine):
             return Explanation(rung=Rung.SDPA, reason=obstacle)
         if query.device.type == KERNEL_DEVICE:
             self._settle(query.device.index)
-        given = converted(rescaled(given))
-        call = call_of(given)
+        given, call = call_of(given)
         if isinstance(call, str):
             return Explanation(rung=Rung.SDPA, reason=call)
         plans = self.plans(*given[:3], call)
@@ -203,20 +203,18 @@ class Dispatcher(Engine):
 
     def _call_slowly(self, given: SdpaArguments) -> Tensor:
         if type_obstacle(given) is not None:
-            with sound_backends(*given[:4]):
-                return by_pytorch(given)
-        asked, repeats = rescaled(given), given.scale is None or given.scale > 0
+            return unconverted_attention(given)
         if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
-            with sound_backends(*asked[:4]):
-                return by_pytorch(asked)
-        asked = converted(asked)
+            return unconverted_attention(rescaled(given))
+        asked, call = call_of(given)
+        repeats = given.scale is None or given.scale > 0
 
         def remember(ways: Ways, served: Serves) -> None:
             tensors = given[:3] if given.attn_mask is None else given[:4]
             if repeats and not is_capturing(given.query):
                 ways.add((_SDPA, len(tensors), *given[4:]), tensors, served)
 
-        resolver, call = self._resolver, call_of(asked)
+        resolver = self._resolver
         found = self.refused(call) if isinstance(call, str) else self.serve(*asked[:3], call, remember=remember)
         if not isinstance(found, TorchPlan):
             return found[0]

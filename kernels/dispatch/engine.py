@@ -5,7 +5,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,31 +15,19 @@ from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
-from blocktune.kernels.dispatch.graphs.engines import registered
+from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
-from blocktune.kernels.dispatch.plan import (
-    autocasted,
-    call_obstacle,
-    empty_output,
-    in_order_of,
-    is_capturing,
-    is_short_cache,
-    laid_out,
-    needs_gradients,
-)
+from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
+from blocktune.kernels.dispatch.obstacles import call_obstacle, is_capturing, is_short_cache, needs_gradients
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
+from blocktune.kernels.dispatch.sdpa_arguments import autocasted, with_positive_scale
 from blocktune.kernels.dispatch.snapshot import Snapshot
-from blocktune.kernels.dispatch.torch_attention import with_positive_scale
 from blocktune.kernels.dispatch.torch_math import gradients_of_mathematics, is_pytorchs, mathematics
-from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.background import MAX_SECONDS
 from blocktune.kernels.stored.sources import ConfigSource, default_source, require_source
 from blocktune.kernels.values.shape import Direction
-
-Remember = Callable[[Ways, Served], None]
-"""Leaves a short way to what serves a call."""
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""

@@ -1,117 +1,36 @@
 """The miss path of the dispatcher: from the first call with tensors of a kind to a plan that has run once."""
 
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.launches.plans import (
-    KernelPlan,
-    Plan,
-    TorchPlan,
-    adds_sinks,
-    new_gradients,
-    new_results,
-    takes_extras,
-)
-from blocktune.kernels.dispatch.plan import is_capturing, on_its_device
+from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
+from blocktune.kernels.dispatch.launches.trial import Trial
+from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
-from blocktune.kernels.portable.sinks.results import with_sink_pass
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection import canary
-from blocktune.kernels.selection.block_tiles import within_blocks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
+
+Taken = TypeVar("Taken")
 
 logger = logging.getLogger("blocktune")
 
 MAX_PLANS = 4096
 """Plans kept at once. A model that decodes token by token makes a new shape with every step; they must not pile up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A call that configs are tried with.
-
-    shape: of one direction. arguments: all of a launch without sinks: query, key, value and output, then what this
-    direction has.
-    """
-
-    call: Call
-    shape: AttentionShape
-    arguments: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool) -> "Trial":
-        """Return the trial of a call, with memory of its own. sums: a forward leaves the log-sum-exp."""
-        packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
-        out, lse = new_results(query, value, packed=packed, sums=sums or is_backward)
-        inputs: tuple[Any, ...] = (query, key, value, out, lse)
-        extras = (call.extras,) if takes_extras(call, shape.direction) else ()
-        if is_backward:
-            gradients = new_gradients(query, key, value, packed=packed)
-            inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out), *gradients)
-        return cls(call, shape, (*inputs, call.scale, *extras))
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether tensors of 16 bits or more give an output without log-sum-exp, features and sinks, which the canary
-        knows."""
-        lse, *rest = self.arguments[4:]
-        knows = self.shape.causal is not Causal.LOWER_RIGHT and self.shape.dtype != FP8
-        return knows and lse is None and len(rest) == 1
-
-    def steps(self, table: ConfigTable, limits: ComputeLimits, *, strict: bool) -> Iterator[Candidate | Rejection]:
-        """Yield the configs down the ladder that compute the call, and why others do not."""
-        if self.call.num_splits:
-            yield from fixed_splits(self.shape, self.call.num_splits, limits)
-            return
-        blocks = self.call.block_sizes
-        for step in climb_down(table, self.shape, limits, strict=strict):
-            if blocks is not None and isinstance(step, Candidate):
-                step = within_blocks(step, blocks, self.shape, limits)
-            yield step
-
-    def launched(self, config: KernelConfig) -> Launch:
-        """Return the shortest launcher of a config, after it has computed the call."""
-        kernel, sunk = get_kernel(config.kernel), adds_sinks(self.call, self.shape.direction)
-        own = kernel.bind_with_sinks(config, self.shape) if sunk else None
-        if own is not None:
-            return _launched(own, (*self.arguments[:6], self.call.extras))
-        bind = kernel.bind_batch_invariant if self.call.num_splits else kernel.bind
-        launch = _launched(bind(config, self.shape), self.arguments)
-        return with_sink_pass(launch, takes_extras=len(self.arguments) > 6) if sunk else launch
-
-    def kind(self, config: KernelConfig) -> tuple[Any, ...]:
-        """Return what a failure of a config holds for."""
-        shape, blocks = self.shape, self.call.block_sizes
-        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, blocks)
-        return (config, self.arguments[0].device, *sizes, shape.causal, shape.features)
-
-
-def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
-    """Return the shortest launcher of a bound config, after it has computed these arguments, whose first one is the
-    query."""
-    query = arguments[0]
-    with torch.cuda.device_of(query):
-        if hasattr(bound, "pinned"):
-            return on_its_device(bound.pinned(*arguments), query.device.index)
-        bound(*arguments)
-    return on_its_device(bound, query.device.index)
 
 
 class Resolver:
@@ -174,8 +93,12 @@ class Resolver:
         if is_capturing(query):
             return self._earlier.get(place) or TorchPlan(self._while_capturing(shape, query))
         trial = Trial.of(shape, query.detach(), key.detach(), value.detach(), call, sums=sums)
-        found = self._climb(trial, query.device.index)
-        plan = TorchPlan(found) if isinstance(found, Explanation) else KernelPlan(*found, call, direction, sums)
+        found = self._first(shape, self.device(query.device.index), call, lambda step: self._tried(step, trial))
+        if isinstance(found, Explanation):
+            plan: Plan = TorchPlan(found)
+        else:
+            logger.info("%s", found[0].headline)
+            plan = KernelPlan(*found, call, direction, sums)
         self._keep(place, plan)
         return plan
 
@@ -192,38 +115,45 @@ class Resolver:
             for plan in self.plans.values():
                 if plan.explanation.shape == shape:
                     return plan.explanation
-            found = self.device(None)
-            if isinstance(found, str):
-                return Explanation(rung=Rung.SDPA, reason=found, shape=shape)
-            device = found
-        table, warnings = self.snapshot.table(device, self._seconds)
-        passed_over: list[Rejection] = []
-        for step in climb_down(table, shape, device.limits, strict=self._strict):
-            if isinstance(step, Candidate):
-                return Explanation.of(step, shape, passed_over, warnings, device)
-            passed_over.append(step)
-        return _nothing_fits(shape, passed_over, warnings, device.key)
+        found = self._first(shape, device or self.device(None), None, lambda step: None)
+        return found if isinstance(found, Explanation) else found[0]
 
-    def _climb(self, trial: Trial, index: int | None) -> tuple[Explanation, Launch] | Explanation:
-        """Return the first config down the ladder that launches on the device with this CUDA index; or why none
-        does."""
-        device, shape = self.device(index), trial.shape
+    def _first(
+        self,
+        shape: AttentionShape,
+        device: DeviceSpec | str,
+        call: Call | None,
+        take: Callable[[Candidate], Taken | str],
+    ) -> tuple[Explanation, Taken] | Explanation:
+        """Return the first config down the ladder that is taken, with what it is taken as; or why none is.
+
+        Args:
+            shape: of one direction.
+            device: where, or why that is not known.
+            call: what its options demand of the configs is heeded.
+            take: returns why a config is not taken, or what it is taken as.
+        """
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
-        for step in trial.steps(table, device.limits, strict=self._strict):
-            if isinstance(step, Rejection):
-                passed_over.append(step)
+        for step in self._steps(table, shape, device.limits, call):
+            taken = step.reason if isinstance(step, Rejection) else take(step)
+            if isinstance(taken, str):
+                passed_over.append(Rejection(step.rung, taken))
                 continue
-            launch = self._tried(step, trial)
-            if isinstance(launch, str):
-                passed_over.append(Rejection(step.rung, launch))
-                continue
-            explanation = Explanation.of(step, shape, passed_over, warnings, device)
-            logger.info("%s", explanation.headline)
-            return explanation, launch
+            assert isinstance(step, Candidate)
+            return Explanation.of(step, shape, passed_over, warnings, device), taken
         return _nothing_fits(shape, passed_over, warnings, device.key)
+
+    def _steps(
+        self, table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, call: Call | None
+    ) -> Iterable[Candidate | Rejection]:
+        """Return the configs down the ladder, and why others do not compute the call."""
+        if call is not None and call.num_splits:
+            return fixed_splits(shape, call.num_splits, limits)
+        blocks = None if call is None else call.block_sizes
+        return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks)
 
     def _tried(self, step: Candidate, trial: Trial) -> Launch | str:
         """Return a launcher of a config that has launched once, or why it is not used.
@@ -232,14 +162,15 @@ class Resolver:
         but for these blocks of a block mask only: not every tile divides all of them.
         """
         config, shape = step.config, trial.shape
-        problem = get_kernel(config.kernel).layout_problem(*trial.arguments[:3])
+        kernel = get_kernel(config.kernel)
+        problem = kernel.layout_problem(*trial.arguments[:3])
         if problem is not None:
             return problem
         kind = trial.kind(config)
         if kind in self._failures:
             return self._failures[kind]
         try:
-            launch = trial.launched(config)
+            launch = trial.launched(kernel, config)
         except torch.OutOfMemoryError:
             raise  # no fault of the config: PyTorch would need the same memory
         except Exception as error:  # compilers and drivers raise what they like

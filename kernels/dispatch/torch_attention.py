@@ -22,7 +22,7 @@ Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone,
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,28 +33,15 @@ from torch.backends import cuda as backends
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES
+from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, with_positive_scale
+
 scaled_dot_product_attention = functional.scaled_dot_product_attention
 """PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
 
-ALIGNMENT_BYTES = 16
-TINY = 2.0**-64
-"""A scale for scores that are 0 anyway: no gradient of the query overflows before it is multiplied by 0."""
 HALVES = (torch.float16, torch.bfloat16)
 FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
-
-
-class SdpaArguments(NamedTuple):
-    """The arguments of PyTorch's attention, in its order."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    attn_mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
 
 
 def by_pytorch(given: SdpaArguments) -> Tensor:
@@ -63,6 +50,13 @@ def by_pytorch(given: SdpaArguments) -> Tensor:
     return scaled_dot_product_attention(
         query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
     )
+
+
+def unconverted_attention(given: SdpaArguments) -> Tensor:
+    """Return PyTorch's attention of arguments that PyTorch itself refuses or converts, or that `torch.func`
+    transforms."""
+    with _sound_backends(*given[:4]):
+        return by_pytorch(given)
 
 
 def torch_attention(given: SdpaArguments) -> Tensor:
@@ -108,7 +102,7 @@ def _with_diagonal(mask: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
     return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, float("-inf"))
 
 
-def sound_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
+def _sound_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
     """Return what leaves PyTorch the backends that read no value past its end, and keep a mask's own batch under the
     transforms of `torch.func`. The arguments may be of any types."""
     if not all(isinstance(tensor, Tensor) for tensor in (query, key, value)):
@@ -138,16 +132,6 @@ def sound_attention(given: SdpaArguments) -> Tensor:
             query, key, value = (tensor.to(torch.float32) for tensor in (query, key, value))
     sound = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     return by_pytorch(sound).to(dtype)
-
-
-def with_positive_scale(query: Tensor, scale: float | None) -> tuple[Tensor, float | None]:
-    """Return the query and scale with the same products, and a scale above 0 (None stays None): what a negative scale
-    does is done to the query, exactly, and its gradient goes the same way."""
-    if scale is None or scale > 0:
-        return query, scale
-    if scale < 0:
-        return -query, -scale
-    return query * scale, TINY  # 0 or NaN
 
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:

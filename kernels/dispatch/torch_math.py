@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.plan import AUTOCAST_DEVICES, is_short_cache, laid_out
-from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
+from blocktune.kernels.dispatch.launches.results import laid_out
+from blocktune.kernels.dispatch.obstacles import is_short_cache
+from blocktune.kernels.dispatch.sdpa_arguments import AUTOCAST_DEVICES, SdpaArguments
+from blocktune.kernels.dispatch.torch_attention import torch_attention
 from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.reference import attention_reference

@@ -17,8 +17,8 @@ from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never, while_unchanged
-from blocktune.kernels.dispatch.plan import is_capturing, rounds_products
-from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
+from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES, rounds_products
+from blocktune.kernels.dispatch.obstacles import is_capturing
 
 MAX_WAYS = 4096
 """Ways that are kept; a decoder that passes a new length every time must not fill them."""

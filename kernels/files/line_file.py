@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 Entry = TypeVar("Entry")
 
@@ -35,14 +35,28 @@ def state_directory() -> Path | None:
 
 def file_named_by(variable: str, name: str) -> Path | None:
     """Return the file that an environment variable names, or one of this name in the user's state directory; None where
-    the variable says `off`, or the user has no home."""
+    the variable says `off`, or the user has no home.
+
+    Raises:
+        UsageError: the variable names a home directory that is not known.
+    """
     named = os.environ.get(variable, "")
     if named.lower() in OFF:
         return None
     if named:
-        return Path(named)
+        return _expanded(named, variable)
     state = state_directory()
     return None if state is None else state / name
+
+
+def _expanded(named: str, variable: str) -> Path:
+    try:
+        return Path(named).expanduser()
+    except RuntimeError as error:
+        raise UsageError(
+            f"The home directory of {named}, which {variable} names, is not known: {error} "
+            "Give an absolute path, or `off`."
+        ) from error
 
 
 def append_lines(path: Path, added: bytes, max_bytes: int, summed: Summed) -> None:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import autocasted
+from blocktune.kernels.dispatch.sdpa_arguments import autocasted
 from blocktune.kernels.parallel.agreement import agree
 from blocktune.kernels.parallel.head_trade import HeadsGathered, HeadTrade, TokensGathered, heads_of, tokens_of
 from blocktune.kernels.parallel.plan.layout import ZIGZAG, SequenceLayout

@@ -15,7 +15,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
-from blocktune.kernels.dispatch.plan import trace_obstacle
+from blocktune.kernels.dispatch.obstacles import trace_obstacle
 from blocktune.kernels.parallel.block_math import backward_of, forward_of
 from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.values.shape import Direction

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from blocktune.kernels.api.flash_arguments import real_number, window_of
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sinks, check_sizes, check_softcap
-from blocktune.kernels.dispatch.plan import needs_gradients, scale_of
+from blocktune.kernels.dispatch.obstacles import needs_gradients
+from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.parallel.agreement import digest
 from blocktune.kernels.parallel.block_attention import Numbers
 from blocktune.kernels.parallel.measured_schedule import link, measured

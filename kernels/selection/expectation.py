@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.selection.correction import Correction, Ratio, Trust
-from blocktune.kernels.selection.fallback import distance_but_masks
+from blocktune.kernels.selection.near_shapes import distance_but_masks
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -201,7 +201,7 @@ class Estimator:
         weight, total, surest = 0.0, 0.0, math.inf
         for variance, ratio in found:
             change = shift * (here - ratio.predicted)
-            doubted = variance + (change / 2) ** 2
+            doubted = variance + (change / 2) ** 2  # a change that the model predicts may be off by half of itself
             weight += 1 / doubted
             total += (ratio.measured + change) / doubted
             surest = min(surest, doubted)

@@ -17,22 +17,20 @@ Every config is checked against the limits of this device before it counts. A st
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import log2
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.registry import get_kernel, kernels_for
+from blocktune.kernels.selection.expectation import Expectation
+from blocktune.kernels.selection.near_shapes import distance, representative
+from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.provenance import Reuse, nearest_rows
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape, Causal
-
-if TYPE_CHECKING:
-    from blocktune.kernels.selection.expectation import Expectation
-    from blocktune.kernels.selection.untuned import Untuned
+from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
 
@@ -67,7 +65,7 @@ class Candidate:
     tuned_for: AttentionShape | None = None
     time_us: float | None = None
     reuse: Reuse | None = None
-    compared: "tuple[Expectation, ...]" = ()
+    compared: tuple[Expectation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +88,13 @@ class ConfigTable:
         untuned: brings what decides for shapes without any, or None where nothing does.
     """
 
-    def __init__(self, rows: Iterable[TunedConfig], untuned: "Callable[[], Untuned | None]" = lambda: None) -> None:
+    def __init__(self, rows: Iterable[TunedConfig], untuned: Callable[[], Untuned | None] = lambda: None) -> None:
         self._untuned = untuned
         self._decided: dict[AttentionShape, list[Expectation]] = {}
         self._by_shape: dict[tuple[Reuse | None, AttentionShape], TunedConfig] = {}
         self._by_kind: dict[tuple[Any, ...], list[TunedConfig]] = {}
         for row in rows:
-            if row.origin is not Origin.DEFAULT and self._by_shape.setdefault((_reuse(row), row.shape), row) is row:
+            if row.origin is not Origin.DEFAULT and self._by_shape.setdefault((row.worth, row.shape), row) is row:
                 self._by_kind.setdefault((row.origin is Origin.PREDICTED, *_kind(row.shape)), []).append(row)
 
     def __len__(self) -> int:
@@ -109,12 +107,10 @@ class ConfigTable:
     def neighbours(self, shape: AttentionShape, *, predicted: bool = False) -> list[TunedConfig]:
         """Return what was measured, or predicted, for other shapes of the same kind, nearest first."""
         found = [row for row in self._by_kind.get((predicted, *_kind(shape)), ()) if row.shape != shape]
-        return nearest_rows((distance(row.shape, shape), _reuse(row) or Reuse.EXACT, row) for row in found)
+        return nearest_rows((distance(row.shape, shape), row.worth or Reuse.EXACT, row) for row in found)
 
-    def expected(self, shape: AttentionShape) -> "list[Expectation]":
+    def expected(self, shape: AttentionShape) -> list[Expectation]:
         """Return what the configs for a shape that was not measured are expected to take, the one to take first."""
-        from blocktune.kernels.selection.untuned import representative  # which imports this module
-
         untuned, decided_for = self._untuned(), representative(shape)
         if untuned is None:
             return []
@@ -125,43 +121,27 @@ class ConfigTable:
         return self._decided[decided_for]
 
 
-def _reuse(row: TunedConfig) -> Reuse | None:
-    """Return what a measured or borrowed row is worth. A borrowed one of unknown identity is taken for another
-    device's."""
-    if row.origin is Origin.PREDICTED:
-        return None
-    return row.reuse or (Reuse.EXACT if row.origin is Origin.MEASURED else Reuse.SAME_CAPABILITY)
-
-
 def _kind(shape: AttentionShape) -> tuple[Any, ...]:
     """Return what neighbours must have in common: it decides tile sizes and shared memory."""
     return shape.direction, shape.head_dim, shape.head_dim_v, shape.element_bytes, shape.features
 
 
-def distance(a: AttentionShape, b: AttentionShape) -> float:
-    """Return how much two shapes of a kind differ: doublings of their lengths, plus what the other differences weigh.
-
-    A causal mask counts as three doublings since it halves the work and unbalances the blocks.
-    """
-    masks = 3.0 if (a.causal is Causal.NONE) is not (b.causal is Causal.NONE) else 0.5 * (a.causal is not b.causal)
-    return distance_but_masks(a, b) + masks
-
-
-def distance_but_masks(a: AttentionShape, b: AttentionShape) -> float:
-    """Return the same for shapes of equal masks: the number of (batch, head) pairs only decides how full the last wave
-    is."""
-    lengths = abs(log2(a.seqlen_q / b.seqlen_q)) + abs(log2(a.seqlen_k / b.seqlen_k))
-    waves = abs(log2(a.batch * a.num_heads / (b.batch * b.num_heads))) / 4
-    groups = abs(log2(a.group_size / b.group_size)) / 2
-    return lengths + waves + groups + 0.25 * (a.dtype != b.dtype)
-
-
 def climb_down(
-    table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *, strict: bool = False
+    table: ConfigTable,
+    shape: AttentionShape,
+    limits: ComputeLimits,
+    *,
+    strict: bool = False,
+    block_sizes: tuple[int, int] | None = None,
 ) -> Iterator[Candidate | Rejection]:
     """Yield the configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
 
-    strict: only what was measured for exactly this shape, device and software.
+    Args:
+        table: the recommendations for the device.
+        shape: the shape.
+        limits: of the device.
+        strict: only what was measured for exactly this shape, device and software.
+        block_sizes: queries and keys of a block of the block mask, if there is one: tiles have to divide them.
     """
     for rung, offers in _offers(table, shape, limits):
         if strict and rung is not Rung.EXACT:
@@ -170,8 +150,9 @@ def climb_down(
         if not offers:
             yield Rejection(rung, _EMPTY[rung])
         for offer in offers:
-            reason = _misfit(offer.config, shape, limits)
-            yield offer if reason is None else Rejection(rung, reason)
+            candidate = offer if block_sizes is None else _within_blocks(offer, block_sizes)
+            reason = _misfit(candidate.config, shape, limits)
+            yield candidate if reason is None else Rejection(rung, reason)
 
 
 _EMPTY = {
@@ -192,7 +173,8 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
         yield Rung(reuse), [] if same is None else [_candidate(Rung(reuse), same)]
     same = table.of_shape(None, shape)
     predicted = [] if same is None else [_candidate(Rung.PREDICTED, same)]
-    expected = _expected(table, shape, limits)
+    defaults = [kernel.default_config(shape, limits) for kernel in kernels_for(shape, limits)]
+    expected = _expected(table, shape, defaults)
     if expected:
         if predicted:  # by the same decision, which knew the compiled code
             yield Rung.PREDICTED, predicted
@@ -201,23 +183,16 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) ->
     yield Rung.NEAREST, [_candidate(Rung.NEAREST, row, Origin.BORROWED) for row in table.neighbours(shape)]
     near = [_candidate(Rung.PREDICTED, row) for row in table.neighbours(shape, predicted=True)]
     yield Rung.PREDICTED, predicted + near
-    yield (
-        Rung.DEFAULT,
-        [
-            Candidate(rung=Rung.DEFAULT, config=kernel.default_config(shape, limits), origin=Origin.DEFAULT)
-            for kernel in kernels_for(shape, limits)
-        ],
-    )
+    yield Rung.DEFAULT, [Candidate(rung=Rung.DEFAULT, config=one, origin=Origin.DEFAULT) for one in defaults]
 
 
-def _expected(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits) -> list[Candidate]:
+def _expected(table: ConfigTable, shape: AttentionShape, defaults: Sequence[KernelConfig]) -> list[Candidate]:
     """Return the configs that are expected to be the fastest, the one to take first; none where that is not known."""
     try:
         compared = tuple(table.expected(shape))
     except Exception as error:  # a correction may be broken, and a kernel of the user may not suit the model
         logger.warning("Expected times of %s are not known: %s: %s", shape.label, type(error).__name__, error)
         return []
-    defaults = {kernel.default_config(shape, limits) for kernel in kernels_for(shape, limits)}
     return [
         Candidate(
             rung=Rung.EXPECTED,
@@ -236,8 +211,19 @@ def _candidate(rung: Rung, row: TunedConfig, origin: Origin | None = None) -> Ca
         origin=origin or row.origin,
         tuned_for=row.shape,
         time_us=row.time_us,
-        reuse=_reuse(row),
+        reuse=row.worth,
     )
+
+
+def _within_blocks(offer: Candidate, block_sizes: tuple[int, int]) -> Candidate:
+    """Return the offer with tiles no larger than the blocks (queries, keys), whose sizes are no part of a shape, nor of
+    what is tuned. Sizes are powers of two, so that the tiles divide the blocks then. A changed config was not measured,
+    and counts as a default."""
+    block_q, block_k = block_sizes
+    most = {"block_m": block_q, "block_n": block_k, "kv_block_m": block_q, "kv_block_n": block_k}
+    parameters = {name: min(value, most.get(name, value)) for name, value in offer.config.parameters.items()}
+    config = KernelConfig.of(offer.config.kernel, parameters)
+    return offer if config == offer.config else Candidate(rung=Rung.DEFAULT, config=config, origin=Origin.DEFAULT)
 
 
 def _misfit(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:

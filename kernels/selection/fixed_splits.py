@@ -22,7 +22,8 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
     """Yield the config with this number of splits, or why there is none: the default of this shape with a batch of one
     and many keys, whatever was measured. A row is then computed in the same steps whatever else is in the batch, and
     however long a cache the longest entry needs. Without a cache there are no splits."""
-    kernel = get_kernel(_name(shape))
+    name = _name(shape)
+    kernel = get_kernel(name)
     alone = replace(shape, batch=1, seqlen_k=max(shape.seqlen_k, MANY_KEYS))
     problem = kernel.unsupported(shape, limits)
     if problem is None:

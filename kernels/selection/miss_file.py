@@ -34,14 +34,7 @@ def miss_path() -> Path | None:
     Raises:
         UsageError: the variable names a home directory that is not known.
     """
-    named = file_named_by(VARIABLE, "misses.jsonl")
-    try:
-        return None if named is None else named.expanduser()
-    except RuntimeError as error:
-        raise UsageError(
-            f"The home directory of {named}, which {VARIABLE} names, is not known: {error} "
-            "Give an absolute path, or `off`."
-        ) from error
+    return file_named_by(VARIABLE, "misses.jsonl")
 
 
 def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:

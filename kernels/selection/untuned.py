@@ -7,15 +7,17 @@ measured on this device, with its uncertainty; the lowest is taken, a surer one 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.selection.correction import Correction, shipped_correction
 from blocktune.kernels.selection.expectation import Estimator, Expectation, Guess
+from blocktune.kernels.selection.near_shapes import representative
 from blocktune.kernels.selection.relative import RelativeConfig, config_from, relative_config
 from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -31,9 +33,6 @@ STEPS = (-1, 1)
 
 OTHER_DEVICE = 1.0
 """Doublings of distance that a measurement of another device of the same compute capability counts as."""
-
-KEY_BITS = 4
-"""Leading bits of the number of keys that a decision depends on, the first of which is 1."""
 
 Predict = Callable[[AttentionKernel, KernelConfig, AttentionShape, DeviceSpec], float]
 """The model's time of a config in microseconds."""
@@ -133,17 +132,6 @@ class Untuned:
         return found
 
 
-def representative(shape: AttentionShape) -> AttentionShape:
-    """Return the shape that is decided for in place of one with more keys than queries: its keys are rounded up to
-    `KEY_BITS` leading bits. A model that decodes comes with one more key by every token, and eight decisions last it
-    until it has twice as many."""
-    keys = shape.seqlen_k
-    if keys <= shape.seqlen_q or keys.bit_length() <= KEY_BITS:
-        return shape
-    step = 1 << (keys.bit_length() - KEY_BITS)
-    return replace(shape, seqlen_k=-(-keys // step) * step)
-
-
 def shipped_untuned(device: DeviceSpec) -> Untuned | None:
     """Return what decides by the correction that ships for a device; None where none does.
 
@@ -153,9 +141,7 @@ def shipped_untuned(device: DeviceSpec) -> Untuned | None:
     correction = shipped_correction(device.key)
     if correction is None:
         return None
-    import blocktune  # the root, where all rooms meet: the model is in one that comes after this one
-
-    return Untuned(device, correction, blocktune.usefulness)
+    return Untuned(device, correction, bound("usefulness"))
 
 
 def _stepped(kernel: AttentionKernel, default: KernelConfig) -> Iterator[RelativeConfig]:

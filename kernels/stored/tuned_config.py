@@ -20,3 +20,11 @@ class TunedConfig:
     origin: Origin
     time_us: float | None = None
     reuse: Reuse | None = None
+
+    @property
+    def worth(self) -> Reuse | None:
+        """How far the measurement is from this device and software; None for a prediction. A borrowed one of unknown
+        identity is taken for another device's."""
+        if self.origin is Origin.PREDICTED:
+            return None
+        return self.reuse or (Reuse.EXACT if self.origin is Origin.MEASURED else Reuse.SAME_CAPABILITY)

@@ -51,7 +51,11 @@ class Launches:
 
 def launches_path() -> Path | None:
     """Return BLOCKTUNE_LAUNCHES, or `blocktune/launches.jsonl` in the user's state directory; None where the variable
-    says `off`, or the user has no home."""
+    says `off`, or the user has no home.
+
+    Raises:
+        UsageError: the variable names a home directory that is not known.
+    """
     return file_named_by(VARIABLE, "launches.jsonl")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 logger = logging.getLogger("blocktune")
 
@@ -55,15 +55,15 @@ def tell_at_exit() -> None:
 
 
 def keep_launches() -> None:
-    """Add what this process has launched to the counts of all; a place that cannot be written costs these counts."""
-    path = launches_path()
+    """Add what this process has launched to the counts of all; a place that is not known or cannot be written costs
+    these counts."""
     counts = {kind: launches for kernel in kernels for kind, launches in kernel.launches.items() if launches}
-    if path is None or not counts:
-        return
     try:
-        append_launches(path, counts)
-    except OSError as error:
-        logger.info("Launches are not counted: %s cannot be written (%s).", path, error.strerror)
+        path = launches_path()
+        if path is not None and counts:
+            append_launches(path, counts)
+    except (OSError, UsageError) as error:
+        logger.info("Launches are not counted: %s", error)
 
 
 def _line(kernel: TunedKernel) -> str:
@@ -91,10 +91,10 @@ def _failures(kernel: TunedKernel) -> Iterator[str]:
 
 def _spared(launched: Iterable[TunedKernel]) -> str:
     """Return the seconds that earlier processes measured what this one knew, as far as they are counted."""
-    path = launches_path()
     try:
+        path = launches_path()
         counted = {} if path is None else read_launches(path)
-    except StoreError as error:
+    except (StoreError, UsageError) as error:
         logger.info("%s", error)
         return ""
     known = (kind for kernel in launched for kind, launches in kernel.launches.items() if not launches.misses)

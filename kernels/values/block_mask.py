@@ -43,6 +43,7 @@ class BlockLists:
     @classmethod
     def of(cls, mask: Tensor) -> Self:
         """Return the lists of a boolean mask [batch or 1, heads or 1, rows, columns], on its device."""
+        # stable: the active blocks of a row stay ascending, and the others follow them
         order = torch.argsort(mask.to(torch.uint8), dim=-1, descending=True, stable=True)
         total = mask.to(torch.int32).cumsum(-1, dtype=torch.int32)
         pad = torch.nn.functional.pad

@@ -96,6 +96,7 @@ def find_contenders(
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)
     expected = _expected(shape, device, rows, names)
+    # the space's order breaks ties in the finals: what calls get leads it, so that noise never replaces that
     named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
     return Contenders(
         space=space.with_configs(named),

@@ -96,7 +96,7 @@ class CodeAhead:
 
         most = min(job.budget.trials or CONFIGS_AHEAD, CONFIGS_AHEAD)
         parts = -(-most // CONFIGS_A_TASK)
-        task = ray.remote(num_cpus=1, max_retries=0)(compile_part)
+        task = ray.remote(num_cpus=1, max_retries=0)(compile_part)  # the job compiles what a lost task has not
         asked = {"job": job.to_json(), "most": most, "parts": parts}
         named = task.options(name=f"compile {job.shape.label}")
         tasks = [named.remote(asked | {"part": part}, self._command) for part in range(parts)]

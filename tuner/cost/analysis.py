@@ -18,6 +18,7 @@ from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -121,14 +122,10 @@ class Analysis:
         return traffic.passes if isinstance(traffic, Passes) and len(traffic.passes) > 1 else ()
 
     def __str__(self) -> str:
-        from blocktune.tuner.cost.text import explain  # which imports this module
-
-        return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{explain(self)}"
+        return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{bound('text_of_analysis')(self)}"
 
     def _repr_html_(self) -> str:
         """Return a table of the times and the occupancy for a notebook, and the lanes of the units."""
-        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
-
         rows = {"config": self.config.label}
         if self.breakdown is not None:
             rows["predicted"] = f"{self.breakdown.total_us:,.1f} µs"
@@ -139,7 +136,7 @@ class Analysis:
         limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
         rows["occupancy"] = f"{self.occupied.blocks_per_sm} blocks/SM, limited by {limits}"
         table = html_table(f"{self.shape.label} on {self.device.name}", rows)
-        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
+        return f"<div>{table}{bound('pictures_of')(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         waves = self.waves

@@ -7,7 +7,7 @@ from blocktune.tuner.cost.analysis import Analysis
 from blocktune.tuner.cost.iterations import OLDER_MMA_SHARE
 from blocktune.tuner.cost.roofline import Roofline, exp_over_products
 from blocktune.tuner.cost.term_texts import terms_of
-from blocktune.tuner.occupancy.text import explain as explain_occupancy
+from blocktune.tuner.occupancy.text import text_of_occupancy
 
 LEVEL = 0.95
 """Terms that reach this share of the largest one bind together with it."""
@@ -18,7 +18,7 @@ UNEXPLAINED = (
 )
 
 
-def explain(analysis: Analysis) -> str:
+def text_of_analysis(analysis: Analysis) -> str:
     """Return what binds this config, one statement per line, then its occupancy."""
     lines = [
         *_time(analysis),
@@ -28,7 +28,7 @@ def explain(analysis: Analysis) -> str:
         *_memory(analysis),
         *_on_chip(analysis),
         *_bank_conflicts(analysis),
-        explain_occupancy(analysis.occupied, alternatives=analysis.alternatives, waves=analysis.waves),
+        text_of_occupancy(analysis.occupied, alternatives=analysis.alternatives, waves=analysis.waves),
     ]
     return "\n".join(lines)
 

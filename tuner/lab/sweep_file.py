@@ -26,6 +26,7 @@ from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
@@ -105,8 +106,6 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook, with the fastest config, and heat maps of the fastest kernels."""
-        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
-
         scores = self.scores
         rows = {"configs": f"{len(self.trials)}, {len(scores)} with a time"}
         if scores:
@@ -114,7 +113,7 @@ class Sweep:
             time_us = self.timed[best].time_us or 0.0
             rows["fastest"] = f"{best.label}: {time_us:,.1f} µs, {self.shape.flops / time_us / 1e6:.0f} TFLOP/s"
         table = html_table(f"{self.label} on {self.device.name}", rows)
-        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
+        return f"<div>{table}{bound('pictures_of')(self)}</div>"
 
     @property
     def file_name(self) -> str:

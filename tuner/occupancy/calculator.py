@@ -23,6 +23,7 @@ from blocktune.kernels.hardware.limits import (
     ComputeLimits,
 )
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.html import html_table
 
@@ -91,14 +92,10 @@ class Occupancy:
         return min((kib for kib in self.limits.carveouts_kib if kib * KIB >= needed), default=whole)
 
     def __str__(self) -> str:
-        from blocktune.tuner.occupancy.text import explain  # which imports this module
-
-        return explain(self)
+        return str(bound("text_of_occupancy")(self))
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook, the blocks that each limit allows with what binds in bold, and its curves."""
-        import blocktune  # the root, where all rooms meet: the charts are in one that comes after this one
-
         title = (
             f"{self.blocks_per_sm} blocks/SM on compute capability {self.limits.name}: {self.active_warps} of "
             f"{self.limits.max_warps_per_sm} warps"
@@ -106,7 +103,7 @@ class Occupancy:
         rows = {str(name).replace("_", " "): limit for name, limit in self.limit_blocks.items() if limit is not None}
         binding = {str(name).replace("_", " ") for name in self.binding}
         table = html_table(title, {name: str(limit) for name, limit in rows.items()}, bold=binding)
-        return f"<div>{table}{blocktune.pictures_of(self)}</div>"
+        return f"<div>{table}{bound('pictures_of')(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         warps = self.resources.num_warps

@@ -32,7 +32,7 @@ _NOT_THE_GOAL = (
 )
 
 
-def explain(
+def text_of_occupancy(
     result: Occupancy,
     *,
     alternatives: Mapping[str, int] | None = None,

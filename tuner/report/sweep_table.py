@@ -7,7 +7,7 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.term_texts import terms_of
-from blocktune.tuner.cost.text import explain
+from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.report.device_table import ceilings, limits_json
 from blocktune.tuner.report.empty_cells import empty_cells
@@ -53,7 +53,7 @@ def explanation(sweep: Sweep) -> str:
         )  # fmt: skip
     except (KeyError, UsageError):  # parameters of another version of the kernel
         return ""
-    return explain(analysis)
+    return text_of_analysis(analysis)
 
 
 def _fastest(sweep: Sweep) -> Trial | None:

@@ -9,7 +9,8 @@ from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import Launcher
 from blocktune.kernels.dispatch.call_checks import check_dimensions
-from blocktune.kernels.dispatch.plan import KERNEL_DEVICE, is_capturing, on_its_device, trace_obstacle
+from blocktune.kernels.dispatch.launches.trial import on_its_device
+from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, trace_obstacle
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from blocktune.kernels.portable.decode8.append import Append8Launch, append8_obstacle
 from blocktune.kernels.values.errors import UsageError

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from blocktune.kernels.api.cache.descales import Descales
 from blocktune.kernels.dispatch.call_checks import check_fit, check_sizes
-from blocktune.kernels.dispatch.plan import needs_gradients
+from blocktune.kernels.dispatch.obstacles import needs_gradients
 from blocktune.kernels.values.errors import UsageError
 
 

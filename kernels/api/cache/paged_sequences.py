@@ -15,7 +15,7 @@ from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.plan import needs_gradients
+from blocktune.kernels.dispatch.obstacles import needs_gradients
 from blocktune.kernels.values.shape import Causal
 
 FEW_QUERIES = 32

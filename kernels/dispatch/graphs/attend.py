@@ -13,7 +13,7 @@ from blocktune.kernels.dispatch.autograd import NOTHING, OfCall, attended
 from blocktune.kernels.dispatch.graphs.graph_call import BLOCKS, DRAWN, TENSORS, GraphCall
 from blocktune.kernels.dispatch.graphs.ops import INPUTS, LIBRARY
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.plan import is_transformed
+from blocktune.kernels.dispatch.obstacles import is_transformed
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.features import UNLIMITED

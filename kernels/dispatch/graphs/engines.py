@@ -1,19 +1,50 @@
 """The engines of this process, by the numbers that graphs name them with."""
 
+from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
+from torch import Tensor
+
+from blocktune.kernels.dispatch.autograd import Served
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.values.errors import UsageError
 
-if TYPE_CHECKING:
-    from blocktune.kernels.dispatch.engine import Engine
+Remember = Callable[[Ways, Served], None]
+"""Leaves a short way to what serves a call."""
 
-_engines: "WeakValueDictionary[int, Engine]" = WeakValueDictionary()
+
+class GraphEngine(Protocol):
+    """What the ops of a graph ask of an `Engine`."""
+
+    def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None: ...
+
+    def forward(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool, remember: Remember | None
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        call: Call,
+        *,
+        grad_lse: Tensor | None,
+        remember: Remember | None,
+    ) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+_engines: "WeakValueDictionary[int, GraphEngine]" = WeakValueDictionary()
 _numbers = count()
 
 
-def registered(engine: "Engine") -> int:
+def registered(engine: GraphEngine) -> int:
     """Return the number by which graphs of this process name the engine. The first one is the default dispatcher's, in
     every process, so that graphs of it can be exported."""
     number = next(_numbers)
@@ -21,7 +52,7 @@ def registered(engine: "Engine") -> int:
     return number
 
 
-def engine_of(number: int) -> "Engine":
+def engine_of(number: int) -> GraphEngine:
     """Return the engine with a number.
 
     Raises:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.graphs.engines import engine_of
 from blocktune.kernels.dispatch.graphs.graph_call import graph_call
-from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.launches.results import empty_output
 
 if TYPE_CHECKING:
     from blocktune.kernels.dispatch.autograd import Served

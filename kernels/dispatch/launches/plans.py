@@ -5,8 +5,9 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.plan import empty_output
-from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
+from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
+from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
+from blocktune.kernels.dispatch.torch_attention import torch_attention
 from blocktune.kernels.portable.sinks.results import before_sinks
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.values.feature_tensors import Extras
@@ -125,23 +126,3 @@ def takes_extras(call: Call, direction: Direction) -> bool:
     extras = call.extras
     scaled = not (extras.scale_q is None and extras.scale_k is None and extras.scale_v is None)
     return scaled or bool(call.features_of(direction))
-
-
-def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tuple[Tensor, Tensor | None]:
-    """Return memory for the output, in the dimension order of the query, and for the log-sum-exp if it is wanted.
-
-    The log-sum-exp is float32 [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed sequences. No kernel
-    writes outside all sequences, so there the output is 0 and the log-sum-exp -inf.
-    """
-    out = empty_output(query, value.shape[-1])
-    if packed:
-        out.zero_()
-        return out, query.new_full(query.shape[1:3], float("-inf"), dtype=torch.float32) if sums else None
-    return out, torch.empty(query.shape[:3], dtype=torch.float32, device=query.device) if sums else None
-
-
-def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed
-    sequences."""
-    make = torch.zeros_like if packed else torch.empty_like
-    return make(query), make(key), make(value)

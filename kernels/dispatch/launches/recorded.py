@@ -13,12 +13,12 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.guards import Guard, guard_of
+from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES
 from blocktune.kernels.dispatch.launches.memory import new_like
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
-from blocktune.kernels.dispatch.plan import is_capturing
-from blocktune.kernels.dispatch.torch_attention import ALIGNMENT_BYTES
+from blocktune.kernels.dispatch.obstacles import is_capturing
 
 CHANCES = 3
 """Launches that are recorded at most; on a stream that is new, for one, the first one fills what others find."""

@@ -24,7 +24,7 @@ from blocktune import (
 from blocktune.kernels import registry
 from blocktune.kernels.api.hugging_face import transformers_attention
 from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.graphs.attend import attend
 from tests.support.fakes.dispatch_fakes import H200, ListSource
 from tests.support.fakes.feature_fakes import FeatureForward
@@ -40,7 +40,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[FeatureForward]:
     forward = FeatureForward()
     monkeypatch.setattr(registry, "KERNELS", {forward.name: forward})
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
-    for module in (dispatch, plan):
+    for module in (dispatch, obstacles):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     torch._dynamo.reset()
     attention.reload()

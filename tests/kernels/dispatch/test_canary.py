@@ -14,8 +14,8 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.resolver import Trial
-from blocktune.kernels.dispatch.sdpa_arguments import plain_call
-from blocktune.kernels.dispatch.torch_attention import SdpaArguments, torch_attention
+from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, plain_call
+from blocktune.kernels.dispatch.torch_attention import torch_attention
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings

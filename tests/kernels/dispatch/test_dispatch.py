@@ -13,7 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.plan import call_obstacle, needs_gradients, strides_like
+from blocktune.kernels.dispatch.launches.results import strides_like
+from blocktune.kernels.dispatch.obstacles import call_obstacle, needs_gradients
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors

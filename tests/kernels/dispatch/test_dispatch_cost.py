@@ -13,7 +13,7 @@ from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS
 from blocktune.kernels import registry
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
@@ -39,7 +39,7 @@ def looked_up(dispatcher: Dispatcher, arguments: Any) -> Callable[[], Any]:
 
 def test_a_look_up_is_cheap_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "KERNELS", {"plain": PlainKernel()})
-    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(dispatch, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     dispatcher = Dispatcher(ListSource())
@@ -53,7 +53,7 @@ def test_a_miss_resolves_without_a_compiler_in_little_time(monkeypatch: pytest.M
     """A model that decodes misses with every token; the ladder must not be what it waits for."""
     kernel = PlainKernel()
     monkeypatch.setattr(registry, "KERNELS", {"plain": kernel})
-    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     rows = [
         tuned(shape_like(16 * i, batch=b), kernel.default_config(shape_like(), H200.limits))

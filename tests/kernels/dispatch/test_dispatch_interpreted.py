@@ -18,10 +18,10 @@ BEGIN = "from tests.support.quick_interpreter import do_less; do_less()\n"
 SCRIPT = """
     import sys, torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
-    from blocktune.kernels.dispatch import plan
+    from blocktune.kernels.dispatch import obstacles
     from blocktune.kernels.dispatch import resolver
     from blocktune.kernels.dispatch.sdpa_arguments import plain_call
-    from blocktune.kernels.dispatch.torch_attention import SdpaArguments
+    from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
     from blocktune.kernels.values.config import Origin
     from blocktune.kernels.values.shape import Direction
     from blocktune.kernels.stored.tuned_config import TunedConfig
@@ -31,7 +31,7 @@ SCRIPT = """
 
     device = device_named("h200")
     kernel = get_kernel(sys.argv[1])
-    plan.KERNEL_DEVICE = "cpu"
+    obstacles.KERNEL_DEVICE = "cpu"
     resolver.current_device = lambda index: device
 
 
@@ -81,11 +81,11 @@ FEATURES = """
     import torch
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
-    from blocktune.kernels.dispatch import dispatcher, plan, resolver
+    from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
     from blocktune.kernels.hardware.device import device_named
     from blocktune.kernels.values.dropout import keep_mask
 
-    plan.KERNEL_DEVICE = dispatcher.KERNEL_DEVICE = "cpu"
+    obstacles.KERNEL_DEVICE = dispatcher.KERNEL_DEVICE = "cpu"
     resolver.current_device = lambda index: device_named("rtx2070")
 
 

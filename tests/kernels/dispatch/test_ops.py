@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels import registry
-from blocktune.kernels.dispatch import dispatcher, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.graphs import engines
 from blocktune.kernels.values.errors import UsageError
@@ -37,7 +37,7 @@ DROPOUT = tuple(getattr(torch.ops.blocktune, f"{name}_dropout").default for name
 @pytest.fixture(autouse=True)
 def traced_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs hold our op for tensors on the CPU, too."""
-    for module in (plan, dispatcher):
+    for module in (obstacles, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     torch._dynamo.reset()
     attention.reload()
@@ -273,7 +273,7 @@ def test_a_second_derivative_through_a_graph_is_refused() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_compiled_layer_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dynamic: bool) -> None:
-    for module in (plan, dispatcher):
+    for module in (obstacles, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cuda")
     mask = torch.rand(2, 1, 1, 256, device="cuda") > 0.2
 
@@ -305,7 +305,7 @@ def test_a_compiled_layer_trains_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dynam
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # one that PyTorch captures to begin its memory pool
 def test_a_graph_with_dropout_is_replayed_with_new_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plan, dispatcher):
+    for module in (obstacles, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cuda")
     query, key, value = torch.randn(3, 2, 4, 128, 64, device="cuda", dtype=torch.bfloat16).unbind()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune import Dispatcher, SequenceLayout
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
@@ -38,7 +38,7 @@ SIGHTS = {
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """One whose kernels run here."""
     if not ON_GPU:
-        monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+        monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
         monkeypatch.setattr(resolver, "current_device", lambda index: device_named("a100"))
     return Dispatcher(ListSource())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from blocktune import Dispatcher, flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.sinks.rows import add_sinks, sink_gradients
@@ -85,7 +85,7 @@ def test_the_gradient_of_sinks(dtype: str, rows: int, dim: int, with_lse: bool) 
 def dispatcher(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """One whose kernels run here."""
     if not ON_GPU:
-        monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+        monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
         monkeypatch.setattr(resolver, "current_device", lambda index: device_named("a100"))
     return Dispatcher(ListSource())
 

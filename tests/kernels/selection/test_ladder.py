@@ -13,8 +13,8 @@ from blocktune.kernels.selection.fallback import (
     Rejection,
     Rung,
     climb_down,
-    distance,
 )
+from blocktune.kernels.selection.near_shapes import distance
 from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin

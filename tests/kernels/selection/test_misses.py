@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels import registry
-from blocktune.kernels.dispatch import plan as plans
-from blocktune.kernels.dispatch import resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection import misses
@@ -221,7 +220,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("kernel")
 def test_a_dispatcher_counts_what_it_misses(log: MissLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misses, "_log", lambda: log)
-    monkeypatch.setattr(plans, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     for strict in (False, True):
         dispatcher = Dispatcher(ListSource([tuned(LONG, config())]), strict=strict)
@@ -238,7 +237,7 @@ def test_no_place_of_the_file_raises_into_a_call(
     place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("BLOCKTUNE_MISSES", place)
-    monkeypatch.setattr(plans, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     of_this_test = cache(misses._new_log)
     monkeypatch.setattr(misses, "_log", of_this_test)

@@ -20,8 +20,9 @@ from blocktune.kernels.selection.correction import (
 from blocktune.kernels.selection.expectation import distance_between
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+from blocktune.kernels.selection.near_shapes import representative
 from blocktune.kernels.selection.relative import config_from, relative_config
-from blocktune.kernels.selection.untuned import Untuned, representative, shipped_untuned
+from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError

@@ -70,6 +70,9 @@ def test_the_place_is_in_the_state_directory_unless_the_environment_names_one(
     assert launches_path() is None  # as tests have it
     monkeypatch.setenv("BLOCKTUNE_LAUNCHES", "/x/y.jsonl")
     assert launches_path() == Path("/x/y.jsonl")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", "~/y.jsonl")
+    assert launches_path() == tmp_path / "y.jsonl"
     monkeypatch.delenv("BLOCKTUNE_LAUNCHES")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert launches_path() == tmp_path / "blocktune" / "launches.jsonl"

@@ -11,7 +11,7 @@ from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch
-from blocktune.kernels.dispatch import dispatcher, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, device_named
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
@@ -75,7 +75,7 @@ def pretend_h200(monkeypatch: pytest.MonkeyPatch) -> PlainKernel:
     """The CPU as an H200 with one kernel, which is returned."""
     kernel = PlainKernel()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel})
-    monkeypatch.setattr(plan, "KERNEL_DEVICE", "cpu")
+    monkeypatch.setattr(obstacles, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(dispatcher, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     monkeypatch.setattr(resolver, "CALL_SECONDS", 20.0)  # so that what a call finds does not hang on other programs

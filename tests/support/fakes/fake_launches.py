@@ -11,7 +11,7 @@ from triton.runtime.jit import JITFunction
 
 from blocktune.kernels.api.cache import appending
 from blocktune.kernels.base import launch, steps
-from blocktune.kernels.dispatch import dispatcher, engine, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, engine, obstacles, resolver
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.decode import launch as decode
 from blocktune.kernels.selection import canary
@@ -98,7 +98,7 @@ def pretend_kernels(monkeypatch: pytest.MonkeyPatch) -> Calls:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=132))
     for module in (launch, steps, decode):
         monkeypatch.setattr(module, "can_pin", lambda compiled: True)
-    for module in (plan, dispatcher, appending):
+    for module in (obstacles, dispatcher, appending):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: device_named("h200"))
     monkeypatch.setattr(canary, "problem_of", lambda *_: None)

@@ -8,7 +8,7 @@ import torch
 
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch import dispatcher, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
 from blocktune.kernels.dispatch.torch_math import autograd_within_an_op
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
@@ -35,7 +35,7 @@ def pretend_features(monkeypatch: pytest.MonkeyPatch) -> "tuple[FeatureForward, 
     """The CPU as an H200 with a kernel for either direction that serves all features; both are returned."""
     both = FeatureForward(), FeatureBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in both})
-    for module in (plan, dispatcher):
+    for module in (obstacles, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     return both

@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
 from blocktune.kernels.api.cache import appending
-from blocktune.kernels.dispatch import dispatcher, engine, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, engine, obstacles, resolver
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.selection import canary
@@ -68,7 +68,7 @@ def pretend_gpu() -> None:
     torch.cuda.device_of = lambda tensor: nullcontext()  # type: ignore[assignment, misc]
     torch.cuda.synchronize = lambda device=None: None
     torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
-    for module in (plan, dispatcher, appending):
+    for module in (obstacles, dispatcher, appending):
         module.KERNEL_DEVICE = "cpu"
     resolver.current_device = lambda index: H200
     canary.problem_of = lambda *_: None

@@ -19,7 +19,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, steps_down
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
-from blocktune.tuner.cost.text import explain
+from blocktune.tuner.cost.text import text_of_analysis
 
 pytestmark = pytest.mark.triton_free
 
@@ -77,7 +77,7 @@ def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None
     assert found.waves is not None
     assert found.on_chip is not None
     assert found.on_chip.shared_bytes == kernel.shared_bytes(config, SHAPE, H200.limits)
-    assert "Bound by" in explain(found)
+    assert "Bound by" in text_of_analysis(found)
 
 
 def test_a_new_forward_kernel_with_a_window_is_counted_with_it() -> None:
@@ -101,10 +101,12 @@ def test_the_model_s_error_is_a_fraction_of_the_measured_time() -> None:
     found = analysis(measured_us=1000.0)
     assert found.breakdown is not None
     assert found.model_error == pytest.approx(found.breakdown.total_us / 1000 - 1)
-    slow, fast = (explain(analysis(measured_us=found.breakdown.total_us * factor)) for factor in (1 / 1.2, 1.25))
+    slow, fast = (
+        text_of_analysis(analysis(measured_us=found.breakdown.total_us * factor)) for factor in (1 / 1.2, 1.25)
+    )
     assert "the model is 20.0 % above it" in slow
     assert "the model is 20.0 % below it" in fast
-    assert "No measurement of this config" in explain(analysis())
+    assert "No measurement of this config" in text_of_analysis(analysis())
 
 
 @pytest.mark.parametrize(("factor", "is_explained"), [(0.79, False), (0.82, True), (1.32, True), (1.35, False)])
@@ -114,7 +116,7 @@ def test_a_model_that_is_far_from_the_measurement_explains_nothing(factor: float
     assert plain.breakdown is not None
     found = analysis(measured_us=plain.breakdown.total_us * factor)
     assert found.is_explained is is_explained
-    text, document = explain(found), found.to_json()
+    text, document = text_of_analysis(found), found.to_json()
     for advice in ("Bound by ", "To lift ", "Exponentials take "):
         assert (advice in text) is is_explained
     assert ("The model does not explain this config" in text) is not is_explained
@@ -124,19 +126,19 @@ def test_a_model_that_is_far_from_the_measurement_explains_nothing(factor: float
 
 
 def test_the_words_name_what_binds_and_what_lifts_it() -> None:
-    text = explain(bound_by(analysis(), tensor_us=900.0))
+    text = text_of_analysis(bound_by(analysis(), tensor_us=900.0))
     assert "Predicted 1,000.0 µs" in text
     assert "Bound by tensor (matrix products), alone 900.0 µs; units overlap" in text
     assert f"To lift tensor: {FACTS['tensor']}" in text
     assert "run on tensor cores (wgmma)" in text
     assert "For 2 blocks you need ≤ 128 registers/thread (now 168) and ≤ 115,712 B of shared memory" in text
     assert "num_stages 3→2 gives 98,304 B" in text
-    spilling = explain(bound_by(analysis(), spill_us=900.0))
+    spilling = text_of_analysis(bound_by(analysis(), spill_us=900.0))
     assert f"To lift spill: {FACTS['spill']} A smaller `block_m` needs" in spilling, "8 warps are the most"
 
 
 def test_terms_that_are_level_bind_together_each_with_its_own_time() -> None:
-    text = explain(bound_by(analysis(), tensor_us=800.0, exp_us=784.0))
+    text = text_of_analysis(bound_by(analysis(), tensor_us=800.0, exp_us=784.0))
     line = text.splitlines()[0]
     assert (
         "Bound by tensor (matrix products), alone 800.0 µs and exp (exponentials of the softmax), alone 784.0" in line
@@ -161,33 +163,33 @@ def test_every_term_of_the_model_has_words() -> None:
 )
 def test_the_instruction_of_the_products_is_told(device: str, used: str, says: str) -> None:
     shape = complete_shape(1024, 64, dtype="fp16")
-    assert says in explain(analysis(shape, device_named(device), shared_bytes=40_000, tensor_cores=used))
+    assert says in text_of_analysis(analysis(shape, device_named(device), shared_bytes=40_000, tensor_cores=used))
 
 
 def test_l2_is_named_where_the_theorem_is_too_pessimistic() -> None:
     config = replace(CONFIG, block_m=64)
     memory_us = analysis(config=config).traffic["v2"].total_bytes / 4.8e6
-    text = explain(analysis(config=config, measured_us=memory_us / 4))
+    text = text_of_analysis(analysis(config=config, measured_us=memory_us / 4))
     assert f"would take {memory_us:,.1f} µs: at least 75 % of these bytes came from L2" in text
-    assert "came from L2" not in explain(analysis(config=config, measured_us=memory_us * 1.01))
-    assert "came from L2" not in explain(analysis(config=config)), "a prediction proves nothing"
+    assert "came from L2" not in text_of_analysis(analysis(config=config, measured_us=memory_us * 1.01))
+    assert "came from L2" not in text_of_analysis(analysis(config=config)), "a prediction proves nothing"
 
 
 def test_standard_attention_that_does_not_fit_is_told() -> None:
-    assert "4 GiB per head" in explain(analysis(complete_shape(32768, 64, heads=64)))
+    assert "4 GiB per head" in text_of_analysis(analysis(complete_shape(32768, 64, heads=64)))
 
 
 def test_a_block_that_does_not_fit_is_explained_without_a_time() -> None:
     found = analysis(shared_bytes=300_000)
     assert (found.breakdown, found.waves) == (None, None)
-    assert "0 blocks/SM: this kernel cannot be launched" in explain(found)
+    assert "0 blocks/SM: this kernel cannot be launched" in text_of_analysis(found)
     assert found.to_json()["prediction"] is None
 
 
 def test_an_unknown_rate_leaves_the_rest() -> None:
     found = analysis(device=replace(H200, memory_gbs=None))
     assert (found.breakdown, dict(found.rooflines)) == (None, {})
-    text = explain(found)
+    text = text_of_analysis(found)
     assert "No time is predicted: memory_gbs of NVIDIA H200 is unknown." in text
     assert "1 block/SM" in text
 
@@ -215,7 +217,7 @@ def test_a_backward_is_explained_by_its_own_loops() -> None:
     assert found.waves is not None
     assert found.waves.grid_blocks == 32 * 2 * 4, "a block for every 128 keys of every key head"
     assert found.block_intensity is None
-    text = explain(found)
+    text = text_of_analysis(found)
     for part in (
         "Bound by tensor (matrix products)",
         "five products in one pass",
@@ -233,7 +235,7 @@ def test_decoding_is_bound_by_memory_and_told_in_gigabytes_a_second() -> None:
     assert found.block_intensity == 4, "four query heads share every key"
     assert found.waves is not None
     assert found.waves.grid_blocks == 8 * dict(found.config.extra)["splits"]
-    text = explain(found)
+    text = text_of_analysis(found)
     moved = found.traffic["own_perfect_l2"].total_bytes
     assert f"{moved / 1e6:,.1f} MB at least, {moved / 20e3:,.0f} GB/s" in text
     assert "To lift hbm: Every key must be read once." in text
@@ -269,7 +271,7 @@ def test_a_block_mask_is_taken_to_leave_a_quarter(name: str, direction: Directio
     assert found.breakdown is not None
     seconds = 8192**2 / 4 * 64 / (132 * H200.limits.exp_per_clock * 0.9 * 1.83e9)
     assert found.breakdown.exp_us == pytest.approx(seconds * 1e6, rel=0.02)
-    assert "a block mask of density 0.25" in explain(found)
+    assert "a block mask of density 0.25" in text_of_analysis(found)
 
 
 def test_v1_has_one_count_whatever_the_cache() -> None:
@@ -277,7 +279,7 @@ def test_v1_has_one_count_whatever_the_cache() -> None:
     assert found.traffic["own"] == found.traffic["own_perfect_l2"]
     assert found.waves is not None
     assert found.waves.grid_blocks == found.shape.batch * found.shape.num_heads
-    text = explain(found)
+    text = text_of_analysis(found)
     assert "With this traffic, of which blocks share nothing, the problem has" in text
     assert found.block_intensity is None, "its blocks own keys and walk along the queries"
     assert "set by block_m alone" not in text
@@ -292,7 +294,7 @@ def test_every_device_is_explained_without_a_gpu(device: str, name: str) -> None
     resources = KernelResources(registers=100, shared_bytes=30_000, num_warps=4, tensor_cores=spec.limits.mma)
     found = analyse(kernel, kernel.default_config(shape, spec.limits), shape, spec, resources)
     assert found.breakdown is not None
-    assert explain(found).startswith("Predicted ")
+    assert text_of_analysis(found).startswith("Predicted ")
 
 
 def trial(config: KernelConfig, time_us: float | None, **changes: Any) -> Trial:

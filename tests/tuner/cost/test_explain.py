@@ -13,7 +13,7 @@ from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.compile.one_config import CompiledCode, compiled
 from blocktune.tuner.cost.analysis import analyse
-from blocktune.tuner.cost.text import explain as words
+from blocktune.tuner.cost.text import text_of_analysis
 
 SHAPE = AttentionShape(batch=2, num_heads=32, seqlen_q=8192, head_dim=64, causal=Causal.UPPER_LEFT)
 H200 = device_named("h200")
@@ -72,7 +72,7 @@ def test_a_config_that_breaks_a_rule_is_refused_before_it_is_compiled(asked: lis
 
 def test_print_says_it_in_words(asked: list[KernelConfig]) -> None:
     found = explain(SHAPE, CONFIG, device="h200")
-    assert str(found) == f"{SHAPE.label} on NVIDIA H200\n{CONFIG.label}\n{words(found)}"
+    assert str(found) == f"{SHAPE.label} on NVIDIA H200\n{CONFIG.label}\n{text_of_analysis(found)}"
 
 
 def test_one_config_is_compiled_without_a_gpu() -> None:

@@ -20,7 +20,7 @@ from blocktune.tuner.occupancy.calculator import (
     shared_bytes_for,
     tensor_memory_blocks,
 )
-from blocktune.tuner.occupancy.text import explain
+from blocktune.tuner.occupancy.text import text_of_occupancy
 from blocktune.tuner.occupancy.waves import Waves
 
 pytestmark = pytest.mark.triton_free
@@ -211,7 +211,7 @@ def test_a_result_travels_between_processes() -> None:
 
 def test_the_worked_example_in_words() -> None:
     result = analysed("9.0", registers=255, shared=131_072, stack_bytes=120, spill_bytes=96)
-    text = explain(
+    text = text_of_occupancy(
         result,
         alternatives={"num_stages 3→2": 98_304, "num_stages 3→4": 163_840},
         waves=Waves(grid_blocks=512, resident_blocks=132),
@@ -232,13 +232,13 @@ def test_the_worked_example_in_words() -> None:
 def test_whose_warps_are_all_in_use_has_no_higher_occupancy_to_be_warned_of() -> None:
     result = analysed("9.0", registers=32, shared=0)
     assert result.fraction == 1.0
-    text = explain(result)
+    text = text_of_occupancy(result)
     assert "there is nothing to lift" in text
     assert "not the goal" not in text
 
 
 def test_words_of_a_tie_name_both_and_what_lifts_both() -> None:
-    text = explain(analysed("9.0", warps=8, registers=212, shared=229_376))
+    text = text_of_occupancy(analysed("9.0", warps=8, registers=212, shared=229_376))
     assert "Limited by registers and shared memory, which tie: " in text
     assert (
         "For 2 blocks you need ≤ 128 registers/thread (now 212) and ≤ 115,712 B of shared memory (now 229,376)." in text
@@ -246,7 +246,7 @@ def test_words_of_a_tie_name_both_and_what_lifts_both() -> None:
 
 
 def test_words_for_three_blocks() -> None:
-    text = explain(analysed("9.0", registers=168, shared=115_712))
+    text = text_of_occupancy(analysed("9.0", registers=168, shared=115_712))
     assert "3 blocks ≤ 168 registers and ≤ 76,800 B" in text
 
 
@@ -267,11 +267,11 @@ def test_words_for_three_blocks() -> None:
     ],
 )
 def test_words_of_other_cases(result: Occupancy, words: str) -> None:
-    assert words in explain(result)
+    assert words in text_of_occupancy(result)
 
 
 def test_words_outside_nvidias_model() -> None:
-    text = explain(
+    text = text_of_occupancy(
         analysed("10.0", registers=64), tensor_memory_columns=256, waves=Waves(grid_blocks=8, resident_blocks=148)
     )
     assert "Not in NVIDIA's model: a block takes 256 of 512 columns of tensor memory, enough for 2 blocks/SM" in text
@@ -279,5 +279,5 @@ def test_words_outside_nvidias_model() -> None:
 
 
 def test_alternatives_that_do_not_help_are_named_too() -> None:
-    text = explain(analysed("9.0", registers=168, shared=131_072), alternatives={"num_stages 3→4": 163_840})
+    text = text_of_occupancy(analysed("9.0", registers=168, shared=131_072), alternatives={"num_stages 3→4": 163_840})
     assert "; not enough: num_stages 3→4 gives 163,840 B." in text

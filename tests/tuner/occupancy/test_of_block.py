@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError
 from blocktune.tuner.occupancy.calculator import Limiter
 from blocktune.tuner.occupancy.calculator import occupancy as calculated
-from blocktune.tuner.occupancy.text import explain
+from blocktune.tuner.occupancy.text import text_of_occupancy
 
 pytestmark = pytest.mark.triton_free
 
@@ -64,7 +64,7 @@ def test_without_a_device_the_gpu_here_is_meant(monkeypatch: pytest.MonkeyPatch)
 
 def test_print_says_it_in_words() -> None:
     result = occupancy(**BLOCK, cc="9.0")
-    assert str(result) == explain(result)
+    assert str(result) == text_of_occupancy(result)
     assert str(result).startswith("2 blocks/SM on compute capability 9.0")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection.fallback import Rung
@@ -351,7 +351,7 @@ def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, mo
 
     leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
     mask = torch.rand(20, KEYS) > 0.3
-    for module in (resolver, engine, plan):
+    for module in (resolver, engine, obstacles):
         monkeypatch.setattr(module, "is_capturing", lambda query: True)
     with pytest.raises(UsageError, match="cannot capture the first call"):
         dispatcher(*leaves, mask, enable_gqa=True)

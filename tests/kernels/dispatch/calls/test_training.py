@@ -9,7 +9,7 @@ from torch import Tensor
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver
+from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> tuple[Forward, Backward]:
     """The CPU as an H200 with a kernel for either direction."""
     forward, backward = Forward(), Backward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in (forward, backward)})
-    for module in (plan, dispatch):
+    for module in (obstacles, dispatch):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     return forward, backward

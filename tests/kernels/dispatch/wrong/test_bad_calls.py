@@ -11,7 +11,7 @@ from torch import Tensor
 
 from blocktune.kernels import registry
 from blocktune.kernels.api import block_sparse, flash_attn, kv_cache
-from blocktune.kernels.dispatch import dispatcher, plan, resolver
+from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
@@ -41,7 +41,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
     """The CPU as an H200 whose kernels serve everything, behind all entry points; what they were launched with."""
     forward, backward = Everything(), FeatureBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in (forward, backward)})
-    for module in (plan, dispatcher):
+    for module in (obstacles, dispatcher):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     monkeypatch.setattr(dispatcher, "attention", Dispatcher(ListSource()))

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels import registry
 from blocktune.kernels.dispatch import dispatcher as dispatch
-from blocktune.kernels.dispatch import plan, resolver, torch_attention
+from blocktune.kernels.dispatch import obstacles, resolver, torch_attention
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
 from blocktune.kernels.selection.fallback import Rung
@@ -182,7 +182,7 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch) -> Dispatcher:
     """The CPU as an H200 whose kernels serve masks and dropout, forward and backward."""
     kernels = FeatureForward(), FeatureBackward()
     monkeypatch.setattr(registry, "KERNELS", {kernel.name: kernel for kernel in kernels})
-    for module in (plan, dispatch):
+    for module in (obstacles, dispatch):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: H200)
     return Dispatcher(ListSource())

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
-from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.portable.sinks.results import with_sinks

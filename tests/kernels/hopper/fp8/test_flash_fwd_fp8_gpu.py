@@ -11,7 +11,7 @@ import torch
 
 from blocktune import attention_fp8
 from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.dispatch.plan import empty_output
+from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
 from blocktune.kernels.values.config import KernelConfig

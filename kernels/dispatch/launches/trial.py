@@ -1,0 +1,92 @@
+"""Trying configs with a call: the first launch of each, in memory of its own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.kernel import AttentionKernel, Launch
+from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.launches.plans import adds_sinks, takes_extras
+from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
+from blocktune.kernels.portable.sinks.results import with_sink_pass
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A call that configs are tried with.
+
+    shape: of one direction. arguments: all of a launch without sinks: query, key, value and output, then what this
+    direction has.
+    """
+
+    call: Call
+    shape: AttentionShape
+    arguments: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool) -> "Trial":
+        """Return the trial of a call, with memory of its own. sums: a forward leaves the log-sum-exp."""
+        packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
+        out, lse = new_results(query, value, packed=packed, sums=sums or is_backward)
+        inputs: tuple[Any, ...] = (query, key, value, out, lse)
+        extras = (call.extras,) if takes_extras(call, shape.direction) else ()
+        if is_backward:
+            gradients = new_gradients(query, key, value, packed=packed)
+            inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out), *gradients)
+        return cls(call, shape, (*inputs, call.scale, *extras))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether tensors of 16 bits or more give an output without log-sum-exp, features and sinks, which the canary
+        knows."""
+        lse, *rest = self.arguments[4:]
+        knows = self.shape.causal is not Causal.LOWER_RIGHT and self.shape.dtype != FP8
+        return knows and lse is None and len(rest) == 1
+
+    def launched(self, kernel: AttentionKernel, config: KernelConfig) -> Launch:
+        """Return the shortest launcher of a kernel with a config, after it has computed the call."""
+        sunk = adds_sinks(self.call, self.shape.direction)
+        own = kernel.bind_with_sinks(config, self.shape) if sunk else None
+        if own is not None:
+            return _launched(own, (*self.arguments[:6], self.call.extras))
+        bind = kernel.bind_batch_invariant if self.call.num_splits else kernel.bind
+        launch = _launched(bind(config, self.shape), self.arguments)
+        return with_sink_pass(launch, takes_extras=len(self.arguments) > 6) if sunk else launch
+
+    def kind(self, config: KernelConfig) -> tuple[Any, ...]:
+        """Return what a failure of a config holds for."""
+        shape, blocks = self.shape, self.call.block_sizes
+        sizes = (shape.dtype, product_precision(shape.dtype), shape.head_dim, shape.head_dim_v, blocks)
+        return (config, self.arguments[0].device, *sizes, shape.causal, shape.features)
+
+
+def _launched(bound: Launch, arguments: tuple[Any, ...]) -> Launch:
+    """Return the shortest launcher of a bound config, after it has computed these arguments, whose first one is the
+    query."""
+    query = arguments[0]
+    with torch.cuda.device_of(query):
+        if hasattr(bound, "pinned"):
+            return on_its_device(bound.pinned(*arguments), query.device.index)
+        bound(*arguments)
+    return on_its_device(bound, query.device.index)
+
+
+def on_its_device(launch: Launch, index: int) -> Launch:
+    """Return the launch with the tensors' device as the current one, which is where Triton launches. Itself with one
+    GPU."""
+    if torch.cuda.device_count() < 2:
+        return launch
+
+    def guarded(*arguments: Any) -> None:
+        if torch.cuda.current_device() == index:
+            launch(*arguments)
+        else:
+            with torch.cuda.device(index):
+                launch(*arguments)
+
+    return guarded
