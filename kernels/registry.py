@@ -94,8 +94,8 @@ def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[Attention
 
 
 def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKernel | None:
-    """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it. Those
-    behind it are not asked, since the lists of a large store ask for thousands of shapes."""
+    """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it. The
+    kernels after it are not tried, since a list of a large store does this for thousands of shapes."""
     stepped_back = None
     for kernel in _able(shape, limits):
         if not kernel.steps_back(shape):

@@ -55,8 +55,7 @@ def test_ranks_are_nearly_as_fast_as_so_many_gpus_alone(document: Row) -> None:
 def test_the_time_of_a_window_hardly_depends_on_the_ranks() -> None:
     parts = json.loads((ROOT / "results/h200-x2.window-parts.table.json").read_text())
     slowest_ms = {row[0]: float(row[-2]) for row in parts["rows"]}
-    assert slowest_ms["window over both GPUs"] <= OVER_ONE * slowest_ms["own tokens alone"]
-    assert {row[-1] for row in parts["rows"]} == {f"{ms / slowest_ms['own tokens alone']:.3f}" for ms in slowest_ms.values()}
+    assert max(slowest_ms.values()) <= OVER_ONE * slowest_ms["own tokens alone"]
 
 
 @pytest.mark.parametrize("direction", OVER_RESTED)

@@ -1,7 +1,7 @@
 """Makes the tables of results/NAME.parallel.json that docs/guide/several_gpus.md shows: parallel_tables FILE
 
-Next to FILE it writes NAME.schedules.table.json, NAME.windows.table.json and NAME.rank-errors.table.json, as far as FILE
-has rows for them.
+Next to FILE it writes those of NAME.schedules.table.json, NAME.windows.table.json and NAME.rank-errors.table.json for
+which FILE has rows.
 """
 
 import json
