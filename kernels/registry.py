@@ -9,6 +9,7 @@ A kernel that lives elsewhere is registered by a program, or named to every comm
 import difflib
 import importlib
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -89,13 +90,23 @@ def competing() -> tuple[AttentionKernel, ...]:
 def kernels_for(shape: AttentionShape, limits: ComputeLimits) -> tuple[AttentionKernel, ...]:
     """Return the kernels that compete for this shape on this compute capability, in registry order but for those that
     step back."""
-    able = (kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
-    return tuple(sorted(able, key=lambda kernel: kernel.steps_back(shape)))
+    return tuple(sorted(_able(shape, limits), key=lambda kernel: kernel.steps_back(shape)))
 
 
 def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKernel | None:
-    """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it."""
-    return next(iter(kernels_for(shape, limits)), None)
+    """Return the first of `kernels_for`, whose default an untuned shape may get; None where no kernel computes it. The
+    kernels after it are not tried, since a list of a large store does this for thousands of shapes."""
+    stepped_back = None
+    for kernel in _able(shape, limits):
+        if not kernel.steps_back(shape):
+            return kernel
+        stepped_back = stepped_back or kernel
+    return stepped_back
+
+
+def _able(shape: AttentionShape, limits: ComputeLimits) -> Iterator[AttentionKernel]:
+    """Yield the kernels that compute a shape, in registry order."""
+    return (kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
 
 
 def register(kernel: AttentionKernel) -> ExitStack:

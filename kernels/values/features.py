@@ -108,6 +108,8 @@ class Features:
     @property
     def label(self) -> str:
         """Canonical words, such as `window=127:0 boolean softcap`; empty without features. `parse` reads them."""
+        if self is NO_FEATURES:
+            return ""
         words = [] if self.window is None else [f"window={self.window[0]}:{self.window[1]}"]
         words += [] if self.mask is MaskKind.NONE else [str(self.mask)]
         words += [name for name in _FLAGS if getattr(self, name)]

@@ -18,7 +18,7 @@ from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.stores.new_stores import new_store
-from tests.support.stores.postgres_server import EmptyDatabases, missing_part, running_server
+from tests.support.stores.postgres_server import EmptyDatabases, need_server, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
@@ -190,8 +190,7 @@ def bests(best: Best) -> list[Best]:
 @pytest.fixture(scope="session")
 def postgres_databases() -> Iterator[EmptyDatabases]:
     """Empty databases of a real server that lives as long as the session."""
-    if missing_part():
-        pytest.skip(missing_part())
+    need_server()
     with running_server() as server:
         yield EmptyDatabases(server)
 

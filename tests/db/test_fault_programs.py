@@ -13,7 +13,7 @@ from tests.support.programs.changed_exports import imports
 from tests.support.programs.faults import told
 from tests.support.programs.hostile_files import EVERY
 from tests.support.programs.server_stops import server_stops
-from tests.support.stores.postgres_server import missing_part
+from tests.support.stores.postgres_server import need_server
 
 exhaustive = pytest.mark.exhaustive
 
@@ -65,6 +65,6 @@ def test_the_first_call_of_production_is_right_in_time_and_small(tmp_path: Path)
 
 
 @exhaustive
-@pytest.mark.skipif(bool(missing_part()), reason=missing_part())
 def test_a_server_that_is_stopped_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    need_server()
     assert server_stops(tmp_path, 10, seed=0)[:2] == (0, 0)

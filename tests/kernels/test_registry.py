@@ -1,5 +1,6 @@
 """The registry: kernels from elsewhere join it for a while, for good, or by an environment variable."""
 
+import itertools
 import os
 import subprocess
 
@@ -9,11 +10,11 @@ import torch
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.registry import KERNELS, VARIABLE, competing, get_kernel, register
+from blocktune.kernels.registry import KERNELS, VARIABLE, competing, default_kernel, get_kernel, kernels_for, register
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownKernelError, UsageError
 from blocktune.kernels.values.reference import attention_reference
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.programs import python
 from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import DEVICE, runs
@@ -97,3 +98,18 @@ def test_the_toy_computes_attention() -> None:
     wanted, wanted_lse = attention_reference(q, k, v, scale=0.25)
     torch.testing.assert_close(out.double(), wanted.double(), rtol=0, atol=2e-3)
     torch.testing.assert_close(lse.double(), wanted_lse.double(), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("direction", Direction)
+@pytest.mark.parametrize("cc", [(8, 0), (9, 0), (12, 0)])
+def test_the_default_kernel_is_the_first_that_competes(cc: tuple[int, int], direction: Direction) -> None:
+    limits, first = limits_for(cc), []
+    for seqlen_q, head_dim, features in itertools.product((1, 512, 8192), (64, 128, 256), ("", "softcap", "alibi")):
+        shape = AttentionShape(
+            batch=1, num_heads=8, seqlen_q=seqlen_q, seqlen_k=max(seqlen_q, 512), head_dim=head_dim,
+            direction=direction, features=features,
+        )  # fmt: skip
+        able = kernels_for(shape, limits)
+        assert default_kernel(shape, limits) == (able[0] if able else None)
+        first += able[:1]
+    assert first

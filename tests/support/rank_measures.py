@@ -30,8 +30,8 @@ TURN_S = 0.15
 class Bench:
     """The time that is left, what was measured, and who measures.
 
-    groups: the first so many ranks, as a process group and as a mesh of one dimension. table: all ranks as a mesh of
-    two dimensions, None where they make none.
+    groups: the first so many ranks, as a process group and as a mesh of one dimension. own: the group of this rank
+    alone. table: all ranks as a mesh of two dimensions, None where they make none.
     """
 
     deadline: float
@@ -39,6 +39,7 @@ class Bench:
     length_alone: int
     out: Path | None
     groups: dict[int, tuple[Any, DeviceMesh]]
+    own: Any
     table: DeviceMesh | None
 
     def __post_init__(self) -> None:

@@ -7,14 +7,13 @@ import pytest
 
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Trial
-from tests.support.stores.postgres_server import PostgresServer, missing_part, running_server
+from tests.support.stores.postgres_server import PostgresServer, need_server, running_server
 
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server of this file's own, which every test leaves running."""
-    if missing_part():
-        pytest.skip(missing_part())
+    need_server()
     with running_server() as server:
         yield server
 

@@ -50,7 +50,7 @@ PATIENCE_S = 60
 LONG = 1 << 19
 """Tokens from which a run takes seconds, and what matters most is measured first."""
 PARTS = ("check", "link", "alone", "together", "head_start", "trace", "window", "decode")
-MESH = "ring on a mesh"
+MESH, ALONE = "ring on a mesh", "own tokens alone"
 
 
 def check(bench: Bench) -> None:
@@ -169,12 +169,16 @@ def theirs(bench: Bench, ranks: int) -> dict[str, Way]:
 
 
 def measure_window(bench: Bench) -> None:
-    """Measure a window over equally many tokens a rank, of one rank and of more."""
+    """Measure a window over equally many tokens a rank, of one rank and of more. Those take turns with GPUs that attend
+    to their own tokens alone, all at once: a GPU that works beside others is slower than one that has rested."""
     for ranks in bench.groups:
         each, ways = min(WINDOW_LENGTH, bench.length_alone), dict[str, Way]()
+        options = {"is_causal": True, "window": (WINDOW, -1)}
         for layout in ("contiguous", "zigzag") if ranks > 1 else ("contiguous",):
-            options = {"is_causal": True, "window": (WINDOW, -1), "layout": layout, "group": bench.groups[ranks][0]}
-            ways[layout] = partial(context_parallel_attention, **options), nullcontext
+            within = options | {"layout": layout, "group": bench.groups[ranks][0]}
+            ways[layout] = partial(context_parallel_attention, **within), nullcontext
+        if ranks > 1:
+            ways[ALONE] = partial(context_parallel_attention, **options, group=bench.own), nullcontext
         for direction in ("forward", "both"):
             measure_in_turns(bench, ways, ranks, each * ranks, direction, window=WINDOW)
 
@@ -236,6 +240,11 @@ def made_groups() -> dict[int, tuple[Any, DeviceMesh]]:
     return {size: (dist.new_group(list(range(size))), DeviceMesh(kind, torch.arange(size))) for size in sizes}
 
 
+def own_group() -> Any:
+    """Return the group of this rank alone."""
+    return [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=110.0)
@@ -255,7 +264,7 @@ def main() -> None:
     ranks = dist.get_world_size()
     table = DeviceMesh(device.type, torch.arange(ranks).view(2, -1)) if ranks >= 4 and ranks % 2 == 0 else None
     deadline = time.monotonic() + options.seconds
-    bench = Bench(deadline, device, options.length_alone, options.out, made_groups(), table)
+    bench = Bench(deadline, device, options.length_alone, options.out, made_groups(), own_group(), table)
     lengths = sorted(options.lengths)
     parts: dict[str, Callable[[], None]] = {
         "check": lambda: check(bench),

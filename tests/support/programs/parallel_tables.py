@@ -1,6 +1,7 @@
 """Makes the tables of results/NAME.parallel.json that docs/guide/several_gpus.md shows: parallel_tables FILE
 
-Next to FILE it writes NAME.schedules.table.json, NAME.windows.table.json and NAME.rank-errors.table.json.
+Next to FILE it writes those of NAME.schedules.table.json, NAME.windows.table.json and NAME.rank-errors.table.json for
+which FILE has rows.
 """
 
 import json
@@ -15,6 +16,7 @@ from blocktune.kernels.parallel.plan.cost import fastest, machine_with, time_s
 from blocktune.kernels.parallel.plan.schedule import Schedule
 from tests.support.parallel_document import Row, measured, table
 from tests.support.parallel_problems import problem
+from tests.support.programs.parallel_bench import ALONE
 
 PASSES = {"forward": "forward", "both": "forward and backward"}
 SCHEDULES = (
@@ -22,6 +24,7 @@ SCHEDULES = (
     "PyTorch's time over it",
 )  # fmt: skip
 WINDOWS = ("GPUs", "what", "ms forward", "ms with backward", "over one GPU's forward", "over both of one GPU's")
+IN_TURNS = "Own tokens alone: all GPUs at once, in turns with the rows of as many GPUs, which are over it. "
 ERRORS = ("case", "schedule", "GPUs", "error")
 
 Cells = Sequence[str]
@@ -121,17 +124,23 @@ def _cells(document: Row, row: Row, theirs_ms: float | None) -> Cells:
 def windows(document: Row) -> dict[str, Any]:
     """Return the table of windows and of decoding."""
     rows = measured(document, "window")
-    alone = {row["direction"]: row["ms"] for row in rows if row["ranks"] == 1 and row["name"] == "contiguous"}
     found: dict[tuple[int, str], dict[str, float]] = {}
     for row in rows:
         found.setdefault((row["ranks"], row["name"]), {})[row["direction"]] = row["ms"]
-    cells = [_window_cells(ranks, name, ms, alone) for (ranks, name), ms in sorted(found.items())]
+    cells = [_window_cells(ranks, name, ms, _alone(found, ranks)) for (ranks, name), ms in sorted(found.items())]
     decoded = measured(document, "decode")
     cells += [[str(row["ranks"]), f"decoding, {row['name']}", f"{row['ms']:.3f}", "-", "-", "-"] for row in decoded]
     how = "bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank, calls in a row. "
     how += "A causal window of 4,096 over 65,536 tokens a rank. " * bool(rows)
+    how += IN_TURNS * any(row["name"] == ALONE for row in rows)
     how += f"Decoding: one query over a cache of {decoded[0]['length']:,} rows that ranks share, or a rank's own rows."
     return table(document, how, WINDOWS, cells)
+
+
+def _alone(found: dict[tuple[int, str], dict[str, float]], ranks: int) -> dict[str, float]:
+    """Return the times of own tokens alone: in turns with those of so many ranks where that was measured, else of one
+    GPU while the others rested."""
+    return found[1, "contiguous"] | found.get((ranks, ALONE), {})
 
 
 def _window_cells(ranks: int, name: str, ms: dict[str, float], alone: dict[str, float]) -> Cells:
@@ -158,7 +167,14 @@ def _error(row: Row) -> str:
     return f"{row['worst_of_largest']:.4f}" if "worst_of_largest" in row else row["left_out"].replace("|", "/")
 
 
-TABLES = {"schedules": schedules, "windows": windows, "rank-errors": rank_errors}
+TABLES = {"together": ("schedules", schedules), "decode": ("windows", windows), "error": ("rank-errors", rank_errors)}
+"""The name of a table and what makes it, by a kind of rows that it needs."""
+
+
+def tables(document: Row) -> dict[str, dict[str, Any]]:
+    """Return the tables of what was measured, by their names."""
+    kinds = {row["kind"] for row in document["rows"]}
+    return {name: make(document) for kind, (name, make) in TABLES.items() if kind in kinds}
 
 
 def summary(document: Row) -> list[str]:
@@ -177,9 +193,9 @@ def summary(document: Row) -> list[str]:
 
 def main(path: Path) -> None:
     document = json.loads(path.read_text())
-    for name, make in TABLES.items():
+    for name, made in tables(document).items():
         place = path.with_name(path.name.replace("parallel.json", f"{name}.table.json"))
-        save_text(json.dumps(make(document), indent=1, sort_keys=True) + "\n", place)
+        save_text(json.dumps(made, indent=1, sort_keys=True) + "\n", place)
     sys.stdout.write("\n".join(summary(document)) + "\n")
 
 

@@ -1,4 +1,7 @@
-"""A PostgreSQL server of a test's own: it can be stopped, killed, followed by a standby and given certificates."""
+"""A PostgreSQL server of a test's own: it can be stopped, killed, followed by a standby and given certificates.
+
+Where there is none, its tests are skipped with a reason; with BLOCKTUNE_POSTGRESQL=required they fail instead.
+"""
 
 import glob
 import itertools
@@ -14,6 +17,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ADMIN = "tester"
 
 _OWNERS = ("postgres", "nobody")
@@ -27,6 +32,15 @@ def missing_part() -> str:
     if find_spec("psycopg") is None:
         return "psycopg is not installed, so PostgreSQL cannot be reached"
     return ""
+
+
+def need_server() -> None:
+    """Skip the test where no server can be had, or let it fail where one is required."""
+    reason = missing_part()
+    if reason and os.environ.get("BLOCKTUNE_POSTGRESQL") == "required":
+        pytest.fail(reason)
+    if reason:
+        pytest.skip(reason)
 
 
 def free_port() -> int:

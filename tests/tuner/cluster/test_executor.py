@@ -17,6 +17,7 @@ from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
 from blocktune.tuner.fleet.streamed_store import known_for
 from tests.support.programs import program
 from tests.support.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
+from tests.support.stores.postgres_server import need_server, running_server
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.triton_free, pytest.mark.slow]
@@ -204,12 +205,10 @@ def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
 
 @pytest.mark.cluster
 def test_workers_write_a_server_themselves(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    servers = pytest.importorskip("tests.support.stores.postgres_server")
-    if servers.missing_part():
-        pytest.skip(servers.missing_part())
+    need_server()
     monkeypatch.setattr("blocktune.tuner.cluster.executor.ReceivedRecords", None)  # nothing comes to the driver
     fleet.add_node(gpus=2)
-    with servers.running_server() as server:
+    with running_server() as server:
         place = server.create_database("fleet")
         with ResultStore.open(place):
             pass
