@@ -24,6 +24,7 @@ STRATEGY_COLUMNS = (
     *(f"after {count}" for count in COUNTS),
     "95th percentile at 20",
     "seconds for 20",
+    "seconds to 1 %",
 )
 MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
                  "registers off by")  # fmt: skip
@@ -131,7 +132,8 @@ def _strategies(document: Mapping[str, Any]) -> str:
         f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}{without}): "
         "each `after N` column shows how much slower the best of N measurements is than the best of the sweep, as mean "
         f"and 95 % confidence interval over the shapes. `tune run` uses `{document['default']}`. "
-        "Seconds are those of compiling and measuring, as recorded."
+        "Seconds are those of compiling and measuring, as recorded; the last column is the median after which the best "
+        "so far is within 1 % of the sweep's best."
     )
     where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
     table = markdown_table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
@@ -175,7 +177,9 @@ def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{_percent(found['mean'])} ({_percent(found['low'])} to {_percent(found['high'])})"
         for found in (regret[count] for count in COUNTS)
     ]
-    return [name, str(row["seeds"]), *means, _percent(regret["20"]["p95"]), f"{row['seconds']['20']:.1f}"]
+    near = row.get("seconds_to_near")
+    seconds = f"{row['seconds']['20']:.1f}", "" if near is None else f"{near:.1f}"
+    return [name, str(row["seeds"]), *means, _percent(regret["20"]["p95"]), *seconds]
 
 
 def model_cells(row: Mapping[str, Any]) -> list[str]:

@@ -71,8 +71,8 @@ def compile_config(
 
     All that the config launches is compiled; resources and accesses are those of `compile_spec`'s function.
 
-    A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless. logs are those of
-    `ptxas_logs`, where somebody listens.
+    A compile may take minutes or abort the process; `CompileFarm` compiles where that is harmless. logs: the
+    list that `ptxas_logs` fills meanwhile, which spares a second run of ptxas.
 
     Raises:
         triton.errors.TritonError: the compiler rejects the config; `OutOfResources` if the code needs more tensor

@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> None:
     kernels, parent = arguments
     die_with_parent(int(parent))
     results = private_stdout()
-    importlib.import_module("torch")  # Triton imports it for the first compile, which has somebody waiting
+    importlib.import_module("torch")  # Triton imports it for the first compile, on which a search waits
     serve(attention_job(find_kernels(kernels)), sys.stdin, results)
 
 

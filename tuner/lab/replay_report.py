@@ -28,6 +28,9 @@ SEEDS, SEEDS_OF_A_TASK = 20, 5
 RESAMPLES = 2000
 """Of the shapes, for the confidence interval of a mean."""
 
+NEAR = 0.01
+"""A search that has found a config this close to the best could be ended."""
+
 AS_GOOD = 0.005
 """Means closer than this are called equal: it is the tie band of the finals."""
 
@@ -85,11 +88,18 @@ class ReplayReport:
                 str(count): float(np.median([run.seconds(count) for runs in self.runs[name] for run in runs]))
                 for count in MEASUREMENTS
             },
+            "seconds_to_near": self._seconds_to_near(name),
             "shapes": {
                 sweep.label: [float(row.mean()) for row in self._by_count(name, index)]
                 for index, sweep in enumerate(self.sweeps)
             },
         }
+
+    def _seconds_to_near(self, name: str) -> float | None:
+        """Return the median of the seconds after which searches are within `NEAR` of the best; None: most never are."""
+        seconds = [run.seconds_within(NEAR) for runs in self.runs[name] for run in runs]
+        median = float(np.median([np.inf if one is None else one for one in seconds]))
+        return median if np.isfinite(median) else None
 
     def _regrets(self, name: str, count: int) -> Regrets:
         """Return the regrets [sweep, seed]"""

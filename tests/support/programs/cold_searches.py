@@ -8,13 +8,16 @@ measured again takes the place of its earlier row.
 
 import json
 import os
+import re
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -29,23 +32,28 @@ RUNS = {
 }
 HOW = (
     "`tune run` from empty caches and without a store, from the start of its process to its end, on a machine with "
-    f"{os.cpu_count()} processors. `search` and `finals` say after how many seconds the first of each began."
+    f"{os.cpu_count()} processors. `search` and `finals` say after how many seconds the first of each began; `a shape` "
+    "is the median of their reports."
 )
-COLUMNS = ("arguments", "shapes", "configs", "search", "finals", "seconds")
+PHASE = re.compile(r"\d+/\d+ (search|finals)")
+"""How a line of progress begins."""
+
+COLUMNS = ("arguments", "shapes", "configs", "search", "finals", "a shape", "seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """A run that ended. reports: of its shapes, as JSON. search, finals: seconds until the first of each began."""
 
-    reports: list[dict[str, object]]
+    reports: list[dict[str, Any]]
     search: float
     finals: float
     seconds: float
 
     def cells(self, name: str) -> list[str]:
-        tried = sum(sum(report["outcomes"].values()) for report in self.reports)  # type: ignore[attr-defined]
-        times = (f"{seconds:.1f}" for seconds in (self.search, self.finals, self.seconds))
+        tried = sum(sum(report["outcomes"].values()) for report in self.reports)
+        each = statistics.median(report["seconds"] for report in self.reports)
+        times = (f"{seconds:.1f}" for seconds in (self.search, self.finals, each, self.seconds))
         return [f"`{RUNS[name]}`", str(len(self.reports)), str(tried), *times]
 
 
@@ -67,9 +75,8 @@ def cold_run(name: str) -> Run:
             for line in process.stderr:
                 seconds = time.monotonic() - started
                 print(f"{seconds:6.1f} s  {line.rstrip()}", flush=True)
-                for phase in ("search", "finals"):
-                    if f" {phase}" in line:
-                        begun.setdefault(phase, seconds)
+                if phase := PHASE.match(line):
+                    begun.setdefault(phase[1], seconds)
         seconds = time.monotonic() - started
         found = json.loads(Path(f"{folder}/answer").read_text())
     return Run(reports=found.get("runs", [found]), **begun, seconds=seconds)
