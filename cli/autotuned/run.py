@@ -56,10 +56,9 @@ def run_kernel(
     """
     from blocktune.kernels.hardware.device import current_device
 
-    device = current_device()
     with importable_from_here(), database_of_this_process(db):
         kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, expand)
-        found = []
+        device, found = current_device(), []
         for sizes in all_sizes:
             choice = _tuned(kernel, arguments(sizes))
             found.append(choice_json(sizes, choice))

@@ -1,5 +1,6 @@
 """The tuner under every `@triton.autotune` of a process, and away again."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from blocktune.autoload import install_by_environment
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.tuned.install import install, uninstall
+from blocktune.tuner.tuned.install import install, install_without_compiler, uninstall
 from tests.support import autotuned_kernels
 from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.fakes.fake_triton import FakeGpu
@@ -52,6 +53,15 @@ def test_kernels_that_were_decorated_before_are_tuned(gpu: FakeGpu) -> None:
         scale_kernel[grid](torch.ones(1000), 999, 2.0)
     uninstall()
     assert Autotuner.run is STOCK
+    uninstall()
+
+
+def test_programs_that_read_the_arguments_of_tritons_tuner_find_them() -> None:
+    """PyTorch's compiler does."""
+    stock = inspect.signature(Autotuner.__init__)
+    install_without_compiler(only=(), without=(), settings=Settings(), frozen=None)
+    assert Autotuner.run is not STOCK
+    assert inspect.signature(Autotuner.__init__) == stock
     uninstall()
 
 
