@@ -47,7 +47,7 @@ def main() -> None:
     x = torch.randn(4096, 2000, device="cuda" if torch.cuda.is_available() else "cpu")
     rows = softmax(x)
     print(f"largest difference: {(rows - torch.softmax(x, dim=-1)).abs().max().item():.1e}")
-    print(f"{len(softmax_kernel.configs)} configs, tuned for each {', '.join(softmax_kernel.keys)}")
+    print(f"{len(softmax_kernel.configs)} configs, tuned for each value of {', '.join(softmax_kernel.keys)}")
     if x.is_cuda:
         print(softmax_kernel.explain(torch.empty_like(x), x, x.stride(0), x.shape[1], grid=(x.shape[0],)))
 

@@ -17,7 +17,7 @@ def main() -> None:
 
     resources = analysis.occupied.resources
     thinner = occupancy(num_warps=resources.num_warps, registers=64, shared_bytes=resources.shared_bytes, device="h200")
-    print(f"with 64 registers a thread: {thinner.blocks_per_sm} blocks/SM, limited by {', '.join(thinner.limiters)}")
+    print(f"with 64 registers per thread: {thinner.blocks_per_sm} on an SM, limited by {', '.join(thinner.limiters)}")
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ class Engine:
         return plan
 
     def refused(self, reason: str) -> TorchPlan:
-        """Return the plan of calls that are PyTorch's for a reason that does not hang on configs."""
+        """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
         plan = self._resolver.plans.get(reason)
         if isinstance(plan, TorchPlan):
             return plan

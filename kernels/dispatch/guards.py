@@ -67,7 +67,7 @@ def guard_of(*tensors: Tensor) -> Guard:
 @cache
 def _guards() -> Callable[..., Guard] | None:
     """Return what makes guards; None where this PyTorch has none that say what they should: they are private to it.
-    Without them all goes by keys, with the same answers."""
+    Without them, calls are found by keys, with the same answers."""
 
     def make(*tensors: Tensor) -> Guard:
         kinds = torch._C._dynamo.guards.TensorGuards

@@ -34,7 +34,7 @@ HIDDEN_PAIRS = 6.0
 few queries at the end of many keys next to none."""
 
 WON = Ratio(-0.02, 0.0)
-"""What a stored winner of which no more is known took, over the default: it won by more than the noise."""
+"""The assumed ratio of a stored winner to the default, if nothing else is known: it won by more than the noise."""
 
 OTHER_KERNEL = 0.1
 """Mean and spread of a kernel's default over that of the first one, where nothing was measured: kernels are in the

@@ -15,7 +15,7 @@ FORWARD = "flash_fwd_general"
 """Its default tiles depend on head dimensions and features alone; it splits no keys."""
 
 MANY_KEYS = 1 << 16
-"""With as many or more, the tiles of a default no longer hang on the number of keys."""
+"""With as many or more, the tiles of a default no longer depend on the number of keys."""
 
 
 def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) -> Iterator[Candidate | Rejection]:

@@ -90,7 +90,7 @@ class MissLog:
         self.write()
 
     def _started(self) -> threading.Thread | None:
-        """Return the thread that writes; None where the process may have no more: then its end writes all."""
+        """Return the thread that writes; None if the process may not start one: then all is written at its end."""
         thread = threading.Thread(target=self._write_now_and_then, name="blocktune-misses", daemon=True)
         try:
             thread.start()

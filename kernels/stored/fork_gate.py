@@ -1,7 +1,7 @@
 """No SQLite connection of one thread crosses a fork of another.
 
 SQLite keeps its locks in the memory of the process. A child that is forked while another thread has a connection open
-inherits them held for ever: whatever it opens on the same file then waits in vain. So a fork waits for the moment in
+inherits them held for ever: whatever it opens on the same file then waits for ever. So a fork waits for the moment in
 which no other thread has a connection open, which here are open for milliseconds; a long reading breaks off.
 """
 

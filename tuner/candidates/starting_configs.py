@@ -37,8 +37,9 @@ MOST_REASONS = 4
 class Contenders:
     """The space, with the named configs in it.
 
-    expected: what the dispatcher takes while the shape is not tuned, be it a winner that ships, whichever kernels are
-    searched, which takes part to the end, so that tuning never makes a call slower; then what it expects to be next.
+    expected: first what the dispatcher takes while the shape is not tuned, even a shipped winner of a kernel that is
+    not searched. It takes part to the end, so that tuning never makes a call slower. Then what the dispatcher expects
+    to be next.
     default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can.
     neighbours: winners of near shapes. near: the rows of these.
     """

@@ -114,7 +114,7 @@ class Child:
                 self._kill_group()
 
     def end(self) -> None:
-        """Kill the child and its group if need be, wait for it and free its pipes; harmless when repeated."""
+        """Kill the child and its group if they still run, wait for it and free its pipes; harmless when repeated."""
         self.kill()
         self._wait()
         self._selector.close()

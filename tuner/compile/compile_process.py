@@ -51,7 +51,7 @@ class CompileProcess(Child):
         """Return the worker's answer to a message.
 
         Raises:
-            ChildLostError: the worker gives no answer and is of no more use.
+            ChildLostError: the worker gives no answer and cannot be used any longer.
         """
         self.forget_words()
         self.send(message)

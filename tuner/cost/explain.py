@@ -1,4 +1,4 @@
-"""`blocktune.explain`: where the time of a config goes by the models."""
+"""`blocktune.explain`: what the models say a config spends its time on."""
 
 from blocktune.kernels.dispatch.dispatcher import best_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_of

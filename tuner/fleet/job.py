@@ -124,7 +124,7 @@ class Failed:
 class WorkerLost:
     """A worker died while it made a job, which may not be the cause, and the job waits for another worker.
 
-    retired: the worker gets no more jobs, since it died of several in a row.
+    retired: the worker gets no further jobs, since several in a row killed it.
     """
 
     job: Job

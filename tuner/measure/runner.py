@@ -25,7 +25,7 @@ _FINALS_ATTEMPTS = 2
 MAX_VAIN_REPEATS = 3
 """Repeated measurements in a row that were disturbed again, after which none is repeated any more.
 
-The disturbance has come to stay then, and taking every candidate twice would only be slower."""
+The disturbance is permanent then, and timing every candidate twice would only be slower."""
 
 
 class Runner(Protocol):

@@ -1,6 +1,6 @@
 """The backward as one pass: a program owns keys, and what it finds of dq is added to float32 sums in device memory.
 
-Five products, none of them twice (FlashAttention, arXiv 2205.14135, algorithm 4). Programs meet in the sums in any
+Five products, each computed once (FlashAttention, arXiv 2205.14135, algorithm 4). Programs meet in the sums in any
 order, so that the last bits of dq differ from run to run. The parameter `reduce` says how they add: 0 by atomic
 additions of the threads, 1 by the copy engine (TMA reduce, compute capability 9.0 and later).
 """
