@@ -22,6 +22,7 @@ from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, LaidMask, lay_
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.hopper.forward.arguments import Biases
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
+from blocktune.kernels.hopper.forward.layout import bounds_of
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
@@ -54,7 +55,7 @@ def mask_spec(shape: AttentionShape) -> CompileSpec:
     kinds = ("uint8", "int32") if boolean else (shape.dtype,) * 2
     names = lay_out_mask_kernel.arg_names
     strides = 0, 0, 0 if shape.seqlen_q == 1 else shape.seqlen_k, 1
-    sizes = 1, shape.seqlen_q, shape.seqlen_k, -(-shape.seqlen_q // ROWS), -(-shape.seqlen_k // KEYS)
+    sizes = 1, shape.seqlen_q, shape.seqlen_k, -(-shape.seqlen_q // ROWS), -(-shape.seqlen_k // KEYS), 0, 0
     values = (*map(TensorArgument, kinds), *strides, *sizes, boolean, ROWS, KEYS)
     return specialize(lay_out_mask_kernel, dict(zip(names, values, strict=True)), MASK_OPTIONS)
 
@@ -132,7 +133,7 @@ class MaskedLaunch(Launcher):
         laid = LaidMask.of(mask)
         dtype = torch.int32 if laid.boolean else mask.dtype
         space = Workspace((laid.programs * laid.tile, dtype))
-        lay_out = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(mask), MASK_OPTIONS, pins=pins)
+        lay_out = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(mask, bounds_of(self.shape)), MASK_OPTIONS, pins=pins)
         attend = Step(flash_fwd_hopper_kernel, self.grid, self.fixed, self.options, self.descriptors, pins=pins)
         strides = laid.strides(mask)
 
