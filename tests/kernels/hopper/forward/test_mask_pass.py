@@ -6,6 +6,9 @@ import torch
 from blocktune.kernels.base.feature_arguments import mask_bytes
 from blocktune.kernels.hopper.biases.arguments import MaskPass, turned
 from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.forward.launch import seen_bounds
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.laid_masks import laid_out
 from tests.support.triton_modes import DEVICE, runs
 
@@ -92,3 +95,16 @@ def test_of_queries_that_share_a_mask_one_tile_is_laid_out() -> None:
         assert (laid.heads, laid.tiles_q, laid.tiles_k) == (1, 3, 1)
         assert MaskPass.of(given, pins=False).place == (3, 0, 1, 0)
         assert torch.equal(found, laid_out(mask.expand(2, 1, 128, 150).mT.cpu()))
+
+
+def test_packed_sequences_have_no_bounds_of_all() -> None:
+    causal = {
+        "causal": Causal.LOWER_RIGHT,
+        "seqlen_q": 100,
+        "seqlen_k": 300,
+        "head_dim": 64,
+        "batch": 1,
+        "num_heads": 1,
+    }
+    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN))) == (200, None)
+    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN, varlen=True))) == (None, None)
