@@ -132,6 +132,6 @@ def turned_spec(shape: AttentionShape) -> CompileSpec:
     kinds = ("uint8", "int32") if boolean else (shape.dtype,) * 2
     strides = 0, 0, 1, 0 if shape.seqlen_q == 1 else shape.seqlen_k
     columns = KEYS if shape.seqlen_q == 1 else shape.seqlen_q
-    sizes = 1, shape.seqlen_k, columns, -(-shape.seqlen_k // ROWS), -(-columns // KEYS)
+    sizes = 1, shape.seqlen_k, columns, -(-shape.seqlen_k // ROWS), -(-columns // KEYS), 0, 0
     values = (*map(TensorArgument, kinds), *strides, *sizes, boolean, ROWS, KEYS)
     return specialize(lay_out_mask_kernel, dict(zip(lay_out_mask_kernel.arg_names, values, strict=True)), MASK_OPTIONS)

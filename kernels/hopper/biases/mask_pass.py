@@ -3,7 +3,8 @@
 A thread of a warpgroup has of every eight keys two, in two of 64 rows. So the pass cuts a mask into tiles of 64 queries
 and 128 keys. Of a boolean one each pair of keys that a thread has in a row becomes two bits of a word: [64, 4] words,
 one load a row for 128 keys, an eighth of the bytes. Of an additive one the values of a thread stand side by side. What
-lies beyond the last key is hidden, so that no step of the attention asks for the end of the keys.
+lies beyond the last key is hidden, so that no step of the attention asks for the end of the keys. Tiles that lie wholly
+outside a causal mask or a window are left out: nobody reads them.
 
 The pass runs in every call. A copy that is kept would have to notice every write to the mask, and those of a CUDA
 graph or of another library leave no trace. It reads the mask once, where the attention of every head reads it again.
@@ -21,19 +22,24 @@ ROWS = 64
 KEYS = 128
 WORDS = 256
 """Of a boolean tile."""
+Bounds = tuple[int | None, int | None]
+"""(right, left): query i sees the keys i + left .. i + right, None without such a bound."""
 
 
-@triton.jit(do_not_specialize=["heads", "seqlen_q", "seqlen_k", "tiles_q", "tiles_k"])
+@triton.jit(do_not_specialize=["heads", "seqlen_q", "seqlen_k", "tiles_q", "tiles_k", "right", "left"])
 def lay_out_mask_kernel(
-    Mask, Laid, stride_mb, stride_mh, stride_mm, stride_mn, heads, seqlen_q, seqlen_k, tiles_q, tiles_k,
+    Mask, Laid, stride_mb, stride_mh, stride_mm, stride_mn, heads, seqlen_q, seqlen_k, tiles_q, tiles_k, right, left,
     BOOLEAN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Laid [batch, heads, tiles_q, tiles_k] tiles of Mask, uint8 or float with strides of (batch, head, query, key): a
-    program writes one."""
+    program writes one, unless no query i of it sees a key, of i + left .. i + right."""
     tile = tl.program_id(0).to(tl.int64)
     entry, rest = tile // (tiles_q * tiles_k), tile % (tiles_q * tiles_k)
-    rows = (rest // tiles_k * ROWS + tl.arange(0, ROWS))[:, None]
-    keys = (rest % tiles_k * KEYS + tl.arange(0, KEYS))[None, :]
+    row, key = rest // tiles_k * ROWS, rest % tiles_k * KEYS
+    if (key >= row + ROWS + right) | (key + KEYS <= row + left):
+        return
+    rows = (row + tl.arange(0, ROWS))[:, None]
+    keys = (key + tl.arange(0, KEYS))[None, :]
     base = Mask + entry // heads * stride_mb + entry % heads * stride_mh
     pointers = base + rows * stride_mm + keys * stride_mn
     # [ROWS, KEYS]
@@ -90,11 +96,13 @@ class LaidMask:
         batch, head, rows = (0 if size == 1 else stride for size, stride in own)
         return batch, head, rows
 
-    def arguments(self, mask: Any) -> tuple[Any, ...]:
-        """Return what the pass takes after the two tensors. A query that all share fills a tile."""
-        queries = _own_sizes(mask)[2]
-        sizes = self.heads, ROWS if queries == 1 else queries, mask.shape[3]
-        return *broadcast_strides(mask, 4), *sizes, self.tiles_q, self.tiles_k, self.boolean, ROWS, KEYS
+    def arguments(self, mask: Any, bounds: Bounds = (None, None)) -> tuple[Any, ...]:
+        """Return what the pass takes after the two tensors. A query that all share fills a tile, and sees all keys."""
+        queries, keys = _own_sizes(mask)[2], mask.shape[3]
+        sizes = self.heads, ROWS if queries == 1 else queries, keys
+        right, left = (None, None) if queries == 1 else bounds
+        seen = keys if right is None else right, -mask.shape[2] if left is None else left
+        return *broadcast_strides(mask, 4), *sizes, self.tiles_q, self.tiles_k, *seen, self.boolean, ROWS, KEYS
 
 
 def _own_sizes(mask: Any) -> tuple[int, ...]:

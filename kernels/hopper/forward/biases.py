@@ -2,8 +2,8 @@
 
 ALiBi is arithmetic on positions. A mask lies in memory as the registers of a warpgroup want it
 (kernels/hopper/biases/mask_pass.py): of a boolean one a thread loads a word for each of its two rows, of an additive
-one 16 bytes at a time. Pairs to drop are made from their positions. Loads and random numbers are issued while products
-run, and what they give is applied in the softmax.
+one 16 bytes at a time, both a block ahead, since the products alone are too short for it. Pairs to drop are made from
+their positions while products run. What they give is applied in the softmax.
 
 Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kernels/hopper/common/rows.py has them.
 """

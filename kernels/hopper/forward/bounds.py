@@ -25,7 +25,7 @@ def key_range(
 ):  # fmt: skip
     """(first, last): the blocks of keys that queries row .. row + ROWS - 1 walk along, from the last to the first.
 
-    There is always one, if need be one that nobody sees: no tile is without a step, and the pipeline has no exception.
+    There is always one, even where no row sees a key: no tile is without a step, and the pipeline has no exception.
     """
     high = seqlen_k
     if RIGHT:

@@ -177,12 +177,13 @@ def consumer(
         else:
             p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
         p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
+        loaded = loaded_of_block(tile_biases, gl.maximum(own_last - 1, 0) * BLOCK_N, OPTIONS, S_L)
         if OPTIONS.EARLY_P:
             p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
         # [64, head_dim_v]
         acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
         mbarrier.wait(memory.full.index(slot), phase)
-        state = acc, p, factor, top, sums
+        state = acc, p, factor, top, sums, loaded
         # blocks of keys from `lowest` to `highest` on are wholly visible
         highest = length_k - BLOCK_N
         if RIGHT:
@@ -199,7 +200,7 @@ def consumer(
                 memory, q, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
                 bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
-        acc, p, factor, top, sums = state
+        acc, p, factor, top, sums, _ = state
         if ONE_RING and LEFT:  # K of the first block that these rows do not see
             slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
             mbarrier.wait(memory.full.index(slot), phase)

@@ -52,8 +52,12 @@ def _with_queries_in_registers(width_v: int) -> Values:
 def _default_of_64(shape: AttentionShape) -> Values:
     if shape.seqlen_q <= 2 * ROWS:
         return 128, 128, 4, 0, 0, 1  # larger tiles would be empty
+    if shape.features.dropout:
+        return 128, 128, 4, 0, 0, 1
+    if shape.features.mask is MaskKind.ADDITIVE:
+        return 128, 128, 4, 0, 1, 1  # four consumers have no registers for values that are loaded ahead
     if is_biased(shape):
-        return (128, 128, 4, 0, 0, 1) if shape.features.dropout else (256, 64, 4, 0, 1, 0)
+        return 256, 64, 4, 0, 1, 0
     if shape.seqlen_k <= 4096:
         return 256, 64, 3 if shape.features.window else 4, 0, 1, 0
     return 192, 128, 4, 0, 1, 0
@@ -67,8 +71,7 @@ def _default_of_128(shape: AttentionShape) -> Values:
     if shape.features.dropout:
         return 128, 64, 4, 0, 0, 0, 128
     if is_biased(shape):
-        bits_alone = shape.features.mask is MaskKind.BOOLEAN and right is None
-        return (192, 64, 4, 0, 1, 0) if bits_alone and three_fit else (128, 128, 2, 1, 1, 1)
+        return (192, 64, 4, 0, 1, 0) if _three_read_the_mask(shape, three_fit) else (128, 128, 2, 1, 1, 1)
     if columns := columns_in_registers(shape):
         return 128, 64, 4, 0, 0, 0, columns
     masked = int(not mask_constants(128, shape)["ALIGNED"])
@@ -77,6 +80,15 @@ def _default_of_128(shape: AttentionShape) -> Values:
     if three_fit:
         return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
     return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
+
+
+def _three_read_the_mask(shape: AttentionShape, three_fit: bool) -> bool:
+    """Return whether three consumers are best at 128 columns: they hide more of the loads. With an additive mask they
+    have no registers for a window or an unaligned diagonal in the loop."""
+    causal = bounds_of(shape)[0] is not None
+    if shape.features.mask is MaskKind.ADDITIVE:
+        return mask_constants(128, shape)["ALIGNED"] and (causal or three_fit)
+    return shape.features.mask is MaskKind.BOOLEAN and not causal and three_fit
 
 
 def columns_in_registers(shape: AttentionShape) -> int:

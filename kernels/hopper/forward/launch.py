@@ -18,10 +18,11 @@ from blocktune.kernels.base.kernel import CompileSpec, Launch
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Launcher, Step, Workspace, take_addresses
 from blocktune.kernels.hopper.biases.arguments import mask_code
-from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.hopper.forward.arguments import Biases
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
+from blocktune.kernels.hopper.forward.layout import bounds_of
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape
@@ -54,9 +55,14 @@ def mask_spec(shape: AttentionShape) -> CompileSpec:
     kinds = ("uint8", "int32") if boolean else (shape.dtype,) * 2
     names = lay_out_mask_kernel.arg_names
     strides = 0, 0, 0 if shape.seqlen_q == 1 else shape.seqlen_k, 1
-    sizes = 1, shape.seqlen_q, shape.seqlen_k, -(-shape.seqlen_q // ROWS), -(-shape.seqlen_k // KEYS)
+    sizes = 1, shape.seqlen_q, shape.seqlen_k, -(-shape.seqlen_q // ROWS), -(-shape.seqlen_k // KEYS), 0, 0
     values = (*map(TensorArgument, kinds), *strides, *sizes, boolean, ROWS, KEYS)
     return specialize(lay_out_mask_kernel, dict(zip(names, values, strict=True)), MASK_OPTIONS)
+
+
+def seen_bounds(shape: AttentionShape) -> Bounds:
+    """Return the bounds of the pairs that the attention reads of a mask; none where each sequence has its own."""
+    return (None, None) if shape.features.varlen else bounds_of(shape)
 
 
 def leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[Any, ...]:
@@ -132,7 +138,8 @@ class MaskedLaunch(Launcher):
         laid = LaidMask.of(mask)
         dtype = torch.int32 if laid.boolean else mask.dtype
         space = Workspace((laid.programs * laid.tile, dtype))
-        lay_out = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(mask), MASK_OPTIONS, pins=pins)
+        arguments = laid.arguments(mask, seen_bounds(self.shape))
+        lay_out = Step(lay_out_mask_kernel, (laid.programs,), arguments, MASK_OPTIONS, pins=pins)
         attend = Step(flash_fwd_hopper_kernel, self.grid, self.fixed, self.options, self.descriptors, pins=pins)
         strides = laid.strides(mask)
 

@@ -133,17 +133,16 @@ def step(
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
-    its scale, and sums of the block before. mask: each row's last and first key, and between which columns a block is
-    wholly visible. bias: `Biases`, `biases_of_tile`, the first row, the distance of the tile's diagonal from that of
-    all, and batch * num_heads + head.
+    its scale, and sums of the block before; what this block needs of a mask tensor. mask: each row's last and first
+    key, and between which columns a block is wholly visible. bias: `Biases`, `biases_of_tile`, the first row, the
+    distance of the tile's diagonal from that of all, and batch * num_heads + head.
     """
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
-    acc, p, factor, top, sums = state
+    acc, p, factor, top, sums, loaded = state
     dtype: gl.constexpr = memory.q[0].dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     biases, tile_biases, row_start, moved, batch_head = bias
-    loaded = loaded_of_block(tile_biases, column, OPTIONS, S_L)
     # [64, BLOCK_N]
     qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
@@ -166,6 +165,7 @@ def step(
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
     qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+    loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
@@ -184,4 +184,4 @@ def step(
         acc = finished(acc_t, V_PANELS)
     if OPTIONS.EARLY_P:
         p = gl.convert_layout(pin(p).to(dtype), P_L)
-    return (acc, p, factor, top, sums), slot, phase, previous
+    return (acc, p, factor, top, sums, loaded), slot, phase, previous

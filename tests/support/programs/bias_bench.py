@@ -1,10 +1,11 @@
-"""Times of the Hopper backward with ALiBi, masks and dropout, beside its plain form and who else computes them.
+"""Times of the Hopper kernels with ALiBi, masks and dropout, beside their plain form and who else computes them.
 
 python -m tests.support.programs.bias_bench --out results/h200.backward-biases.table.json
+python -m tests.support.programs.bias_bench --direction forward --out results/h200.biases.table.json
 
 Ours are default configs, checked against the float32 reference before they are timed. All take turns in every round.
 PyTorch computes ALiBi as an additive mask of its own for every head; the fastest of its back ends counts. The pairs
-that it drops are others, so that its gradients under dropout are not checked. Shapes are compiled in `--workers`
+that it drops are others, so that its results under dropout are not checked. Shapes are compiled in `--workers`
 processes ahead. The file is written after every shape, and no shape is begun after `--seconds`.
 """
 
@@ -34,7 +35,11 @@ from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.measure.protocol import CudaClock, column
 from tests.support.parallel_document import new_document, table
 
-OURS, PORTABLE = "flash_bwd_hopper", "flash_bwd_fused"
+KERNELS = {
+    Direction.FORWARD: ("flash_fwd_hopper", "flash_fwd_general"),
+    Direction.BACKWARD: ("flash_bwd_hopper", "flash_bwd_fused"),
+}
+"""Ours, and the portable one."""
 BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION")
 SHAPES = (
     (4, 16, 4096, 128, True, "alibi"),
@@ -48,9 +53,12 @@ SHAPES = (
     (4, 32, 4096, 64, True, "dropout"),
     (4, 16, 4096, 128, True, "boolean"),
     (1, 16, 8192, 128, True, "additive"),
-    (4, 8, 4096, 256, False, "boolean"),
 )
-"""batch, heads, length, head_dim, causal, features: those of the forward's table, and a wide head."""
+"""batch, heads, length, head_dim, causal, features."""
+WIDE = {
+    Direction.FORWARD: (4, 8, 4096, 256, True, "dropout"),
+    Direction.BACKWARD: (4, 8, 4096, 256, False, "boolean"),
+}
 ROUNDS = 12
 HEAT_SECONDS = 0.3
 HOW = (
@@ -58,19 +66,16 @@ HOW = (
     "are the default configs, and a mask is laid out within the time. PyTorch's is its fastest back end, which has "
     "ALiBi as an additive mask."
 )
-COLUMNS = (
-    "shape, bf16, backward",
-    "ours, µs",
-    "ours without the feature, µs",
-    f"`{PORTABLE}`, µs",
-    "PyTorch, µs",
-    "TFLOP/s",
-    "of the plain rate",
-    "over PyTorch",
-)
 
 
-def shape_of(batch: int, heads: int, length: int, dim: int, causal: bool, features: str) -> AttentionShape:
+def columns(direction: Direction) -> tuple[str, ...]:
+    times = "ours, µs", "ours without the feature, µs", f"`{KERNELS[direction][1]}`, µs", "PyTorch, µs"
+    return f"shape, bf16, {direction}", *times, "TFLOP/s", "of the plain rate", "over PyTorch"
+
+
+def shape_of(
+    direction: Direction, batch: int, heads: int, length: int, dim: int, causal: bool, features: str
+) -> AttentionShape:
     return AttentionShape(
         batch=batch,
         num_heads=heads,
@@ -80,7 +85,7 @@ def shape_of(batch: int, heads: int, length: int, dim: int, causal: bool, featur
         head_dim=dim,
         head_dim_v=dim,
         causal=Causal.UPPER_LEFT if causal else Causal.NONE,
-        direction=Direction.BACKWARD,
+        direction=direction,
         features=Features.parse(features),
     )
 
@@ -91,9 +96,10 @@ def plain(shape: AttentionShape) -> AttentionShape:
 
 def compile_ahead(shapes: list[AttentionShape], device: DeviceSpec, workers: int) -> None:
     """Compile all of ours side by side, into Triton's cache."""
-    wanted = [
-        (name, shape) for shape in shapes for name, shape in ((OURS, shape), (OURS, plain(shape)), (PORTABLE, shape))
-    ]
+    wanted = []
+    for shape in shapes:
+        ours, portable = KERNELS[shape.direction]
+        wanted += [(ours, shape), (ours, plain(shape)), (portable, shape)]
     with CompileFarm(workers=workers) as farm:
         limits = device.limits
         configs = [(name, get_kernel(name).default_config(shape, limits), shape) for name, shape in wanted]
@@ -109,7 +115,7 @@ def own(name: str, question: AnyQuestion, shape: AttentionShape, device: DeviceS
 
 
 def checked(compute: Compute, question: Any) -> Thunk:
-    """Return the launch of gradients that are right.
+    """Return the launch of what is right.
 
     Raises:
         ValueError: they are not.
@@ -136,8 +142,8 @@ def torch_mask(shape: AttentionShape, extras: Any) -> Any:
     return mask & seen if mask.dtype is torch.bool else mask.masked_fill(~seen, float("-inf"))
 
 
-def torch_gradients(shape: AttentionShape, question: Any, backend: str) -> Compute:
-    """Return the backward of scaled_dot_product_attention held to one back end."""
+def torch_compute(shape: AttentionShape, question: Any, backend: str) -> Compute:
+    """Return scaled_dot_product_attention, or its backward, held to one back end."""
     mask, dropped = torch_mask(shape, question.inputs.extras), question.inputs.extras.dropout_p
     causal = mask is None and shape.causal is not Causal.NONE
 
@@ -154,7 +160,7 @@ def torch_launches(shape: AttentionShape, question: Any) -> Iterator[tuple[str, 
     """Give PyTorch's back ends that compute the shape; what they drop is not checked."""
     for backend in BACKENDS:
         try:
-            compute = torch_gradients(shape, question, backend)
+            compute = torch_compute(shape, question, backend)
             if shape.features.dropout:
                 compute(question.q, question.k, question.v)
                 yield backend, partial(compute, question.q, question.k, question.v)
@@ -171,10 +177,11 @@ def times_of(shape: AttentionShape, device: DeviceSpec, clock: CudaClock) -> dic
     """Return the medians of one shape in microseconds, by who computes it."""
     question, _ = questions_of(shape, device="cuda", seed=0)
     without, _ = questions_of(plain(shape), device="cuda", seed=0)
+    ours, portable = KERNELS[shape.direction]
     launches = {
-        "ours": checked(own(OURS, question, shape, device), question),
-        "plain": checked(own(OURS, without, plain(shape), device), without),
-        "portable": checked(own(PORTABLE, question, shape, device), question),
+        "ours": checked(own(ours, question, shape, device), question),
+        "plain": checked(own(ours, without, plain(shape), device), without),
+        "portable": checked(own(portable, question, shape, device), question),
         **dict(torch_launches(shape, question)),
     }
     clock.heat(launches["ours"], HEAT_SECONDS)
@@ -197,20 +204,22 @@ def label_of(batch: int, heads: int, length: int, dim: int, causal: bool, featur
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--direction", type=Direction, choices=list(Direction), default=Direction.BACKWARD)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--workers", type=int, default=12)
     options = parser.parse_args()
     end, device, rows = time.monotonic() + options.seconds, current_device(), []
-    compile_ahead([shape_of(*sizes) for sizes in SHAPES], device, options.workers)
+    cases = [(sizes, shape_of(options.direction, *sizes)) for sizes in (*SHAPES, WIDE[options.direction])]
+    compile_ahead([shape for _, shape in cases], device, options.workers)
     clock, document = CudaClock(), new_document(torch.device("cuda"))
     document["environment"] |= {"cudnn": str(torch.backends.cudnn.version())}
-    for sizes in SHAPES:
+    for sizes, shape in cases:
         if time.monotonic() > end:
             break
-        shape = shape_of(*sizes)
         rows.append(cells(label_of(*sizes), shape, times_of(shape, device, clock)))
         print(*rows[-1], sep=" | ", flush=True)
-        save_text(json.dumps(table(document, HOW, COLUMNS, rows), indent=1, sort_keys=True) + "\n", options.out)
+        written = table(document, HOW, columns(options.direction), rows)
+        save_text(json.dumps(written, indent=1, sort_keys=True) + "\n", options.out)
 
 
 if __name__ == "__main__":

@@ -5,19 +5,23 @@ import torch
 
 from blocktune.kernels.base.feature_arguments import mask_bytes
 from blocktune.kernels.hopper.biases.arguments import MaskPass, turned
-from blocktune.kernels.hopper.biases.mask_pass import LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.forward.launch import seen_bounds
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.laid_masks import laid_out
 from tests.support.triton_modes import DEVICE, runs
 
 pytestmark = pytest.mark.interpreted
+UNWRITTEN = 77
 SIZES = [(1, 1, 1, 300), (2, 1, 64, 128), (1, 2, 100, 129), (2, 2, 65, 40)]
 
 
-def written(mask: torch.Tensor) -> tuple[LaidMask, torch.Tensor]:
+def written(mask: torch.Tensor, bounds: Bounds = (None, None)) -> tuple[LaidMask, torch.Tensor]:
     laid = LaidMask.of(mask)
     dtype = torch.int32 if laid.boolean else mask.dtype
-    memory = torch.empty(laid.programs * laid.tile, dtype=dtype, device=mask.device)
-    lay_out_mask_kernel[(laid.programs,)](mask_bytes(mask), memory, *laid.arguments(mask))
+    memory = torch.full((laid.programs * laid.tile,), UNWRITTEN, dtype=dtype, device=mask.device)
+    lay_out_mask_kernel[(laid.programs,)](mask_bytes(mask), memory, *laid.arguments(mask, bounds))
     return laid, memory.cpu()
 
 
@@ -56,6 +60,26 @@ def test_an_expanded_mask_is_laid_out_once() -> None:
 
 
 @runs
+@pytest.mark.parametrize("kind", ["bool", "float16"])
+@pytest.mark.parametrize("bounds", [(0, None), (-70, None), (31, -100), (None, 65), (-300, None)])
+def test_tiles_without_a_pair_that_sees_another_are_left_out(bounds: Bounds, kind: str) -> None:
+    mask = drawn(kind, (1, 2, 200, 500))
+    laid, found = written(mask, bounds)
+    right, left = (500 if bounds[0] is None else bounds[0]), (-200 if bounds[1] is None else bounds[1])
+    apart = torch.arange(laid.tiles_k * KEYS) - torch.arange(laid.tiles_q * ROWS)[:, None]
+    seen = ((apart <= right) & (apart >= left)).view(laid.tiles_q, ROWS, laid.tiles_k, KEYS).any(3).any(1)
+    expected = laid_out(mask.cpu()).view(2, laid.tiles_q, laid.tiles_k, laid.tile)
+    assert torch.equal(found.view_as(expected)[:, seen], expected[:, seen])
+    assert (found.view_as(expected)[:, ~seen] == UNWRITTEN).all()
+
+
+@runs
+def test_a_row_that_all_queries_share_is_laid_out_whole() -> None:
+    mask = drawn("bool", (1, 1, 1, 300)).expand(1, 1, 400, 300)
+    assert torch.equal(written(mask, (0, None))[1], laid_out(mask[:, :, :1].cpu()))
+
+
+@runs
 @pytest.mark.parametrize("kind", ["bool", "bfloat16"])
 def test_a_mask_with_keys_as_rows(kind: str) -> None:
     mask = drawn(kind, (2, 1, 100, 150))
@@ -71,3 +95,16 @@ def test_of_queries_that_share_a_mask_one_tile_is_laid_out() -> None:
         assert (laid.heads, laid.tiles_q, laid.tiles_k) == (1, 3, 1)
         assert MaskPass.of(given, pins=False).place == (3, 0, 1, 0)
         assert torch.equal(found, laid_out(mask.expand(2, 1, 128, 150).mT.cpu()))
+
+
+def test_packed_sequences_have_no_bounds_of_all() -> None:
+    causal = {
+        "causal": Causal.LOWER_RIGHT,
+        "seqlen_q": 100,
+        "seqlen_k": 300,
+        "head_dim": 64,
+        "batch": 1,
+        "num_heads": 1,
+    }
+    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN))) == (200, None)
+    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN, varlen=True))) == (None, None)
