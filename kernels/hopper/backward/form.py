@@ -85,6 +85,12 @@ def ends_masked(form):
 
 
 @gluon.constexpr_function
+def is_rotated(causal, form):
+    """Whether walks would take the same blocks of queries at the same time: then each tile begins with another one."""
+    return not causal and form & bits("upper", "lower", "ordered", "listed") == 0
+
+
+@gluon.constexpr_function
 def has_moving_bounds(form):
     """Whether upper and lower move with the sequence: by its keys minus its queries."""
     return form & bits("moving") != 0

@@ -22,15 +22,14 @@ What makes it fast, and is easily lost when the code changes:
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.backward.ahead import walk_ahead
+from blocktune.kernels.hopper.backward.ahead import await_values, walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
     bounds_of,
     copy_rows,
-    copy_rows_out,
     count_key_tiles,
     first_query,
     head_row,
@@ -38,6 +37,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     next_tile,
     places_of,
     query_range,
+    rotated,
     sequence,
     walk_of,
 )
@@ -50,16 +50,19 @@ from blocktune.kernels.hopper.backward.form import (
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
-    await_last,
+    await_place,
     give_dq,
+    has_two_places,
     head_biases,
     issue_dq,
     no_products_yet,
+    place_of,
+    put_gradient,
     put_partial,
     step,
     wait_ds,
 )
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
+from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import publish, receive
 
@@ -97,6 +100,8 @@ def producer(
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
+        low = 0
+        high = seqlen_q
         end = seqlen_q
         begin_q = 0
         begin_k = 0
@@ -106,7 +111,7 @@ def producer(
             begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, FORM)
             begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, FORM)
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, _low, _high, end, _seen = query_range(
+            first, low, high, end, _seen = query_range(
                 n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM
             )  # fmt: skip
         elif CAUSAL:
@@ -116,9 +121,10 @@ def producer(
             stat_row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
+            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
             for place in range(first, end, BLOCK_M):
-                m = first_query(block_at(place, first, end, BLOCK_M, FORM, entries), FORM)
+                at = rotated(place, n * BLOCK_N, low, high, CAUSAL, FORM)
+                m = first_query(block_at(at, first, end, BLOCK_M, FORM, entries), FORM)
                 if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
@@ -128,22 +134,25 @@ def producer(
                 q_tile = as_block(q_desc, memory.q.index(slot))
                 copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
                 copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
-                if (place == first) & (member == 0):  # right behind the first Q
-                    mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                    k_tile = as_block(k_desc, memory.k)
-                    copy_rows(
-                        k_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM
-                    )
-                    v_tile = as_block(v_desc, memory.v)
-                    copy_rows(
-                        v_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM
-                    )
-                    kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
                 copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
                 copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
+                if (place == first) & (member == 0):  # right behind the first Q and dO
+                    head_of_keys = head_kv // PARTS
+                    if OPTIONS.AHEAD:
+                        if issued > 0:
+                            await_values()
+                    else:
+                        mbarrier.wait(ends.kv_empty, kv_phase)
+                    mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                    v_tile = as_block(v_desc, memory.v)
+                    copy_rows(v_desc, batch, head_of_keys, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM)
+                    if OPTIONS.AHEAD:
+                        mbarrier.wait(ends.kv_empty, kv_phase)
+                    k_tile = as_block(k_desc, memory.k)
+                    copy_rows(k_desc, batch, head_of_keys, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM)
+                    kv_phase ^= 1
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
@@ -151,6 +160,9 @@ def producer(
             tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
+    if OPTIONS.AHEAD:
+        if issued > 0:
+            await_values()
     if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
         if issued < STAGES:
             slot = 0
@@ -167,7 +179,7 @@ def query_head(
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
     From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back
-    (`block_at`). entries: see `walk_of`.
+    (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
     """
     memory = steps.memory
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL
@@ -183,28 +195,32 @@ def query_head(
     if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM, entries)
+        m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
+        before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
         dk, dv, slot, phase, b, b_phase = step(
-            steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+            steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
         wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
+        last = rotated(end - BLOCK_M, n0, low, high, CAUSAL, FORM)
+        give_dq(dq, steps, row + last, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
     return dk, dv, slot, phase, b, b_phase
 
 
@@ -220,18 +236,15 @@ def consumer(
     DEFER: gl.constexpr = OPTIONS.DEFER
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
-    dtype: gl.constexpr = memory.k.dtype
     D: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
-    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    APART: gl.constexpr = adds_apart(FORM) or OPTIONS.AHEAD
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     DQ_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_N, 16])
-    # [KEYS, head_dim]
-    staging = reinterpret(memory.dq.index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
     kw = memory.k.slice(W * KEYS, KEYS, dim=0)
     vw = memory.v.slice(W * KEYS, KEYS, dim=0)
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
@@ -331,21 +344,23 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if adds_apart(FORM) or OPTIONS.AHEAD:
-            await_last(memory, b, b_phase, W)
-        # [KEYS, head_dim]
+        # dV and dK leave where dQ does, the one where it left earlier, the other one behind it or at its side
+        place = place_of(memory, b, W)
+        other = place_of(memory, 1 - b, W)
+        if APART:
+            await_place(memory, b, b_phase, W)
+        tma.store_wait(0)
         if OPTIONS.PARTS > 1:
             block = (batch_head * key_tiles + n) * 2 + W
-            put_partial(dv, dv_desc, memory.dq.index(W), block)
-            put_partial(dk, dk_desc, memory.dq.index(W), block)
+            put_partial(dv, dv_desc, memory.dq.index(place), block)
+            put_partial(dk, dk_desc, memory.dq.index(place), block)
         else:
-            tma.store_wait(0)
-            staging.store(dv.to(dtype))
-            fence_async_shared()
-            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
+            put_gradient(dv, dv_desc, batch, head, key, begin_k, len_k, memory.dq.index(place), FORM)
             dk = dk * scale
-            tma.store_wait(0)
-            staging.store(dk.to(dtype))
-            fence_async_shared()
-            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
+            if has_two_places(memory.dq):
+                next_b, next_phase = advance(b, b_phase, 2)
+                await_place(memory, next_b, next_phase, W)
+            else:
+                tma.store_wait(0)
+            put_gradient(dk, dk_desc, batch, head, key, begin_k, len_k, memory.dq.index(other), FORM)
     tma.store_wait(0)
