@@ -11,8 +11,8 @@ For a width of 128. What makes it fast, and is easily lost when the code changes
 4. Addresses of K as an operand are computed in every step (`anew`). LLVM knows them to be the same in all and computes
    them ahead of the loop, where they spill.
 5. Warps of their own add dQ (adders.py): the warpgroups wait for memory alone.
-6. V of the next tile is copied during the last dQ and dK of this one, K once they are complete. Hardware's barrier 15
-   says that V has been read; each tile arrives there once.
+6. Where walks are short, V of the next tile is copied during the last dQ and dK of this one, K once they are complete.
+   Hardware's barrier 15 says that V has been read; each tile arrives there once.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,14 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
-from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
+from blocktune.kernels.hopper.backward.form import (
+    begins_masked,
+    ends_masked,
+    has_short_walks,
+    has_softcap,
+    is_general,
+    is_listed,
+)
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
     hand_over,
@@ -137,7 +144,8 @@ def step_ahead(
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
-    give_values(left)
+    if has_short_walks(OPTIONS.FORM):
+        give_values(left)
     # [KEYS, BLOCK_M]
     if OPTIONS.DROPOUT:
         dp = slopes_where_kept(dp, asked[1], first_slope(memory, slot, S_L), OPTIONS, S_L)

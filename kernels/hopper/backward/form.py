@@ -121,6 +121,13 @@ def is_listed(form):
 
 
 @gluon.constexpr_function
+def has_short_walks(form):
+    """Whether tiles are so short, under a window or a block mask, that it pays to end one while the next one begins;
+    not in a fixed order, where that spills."""
+    return form & bits("lower", "listed") != 0 and not is_ordered(form)
+
+
+@gluon.constexpr_function
 def adds_apart(form):
     """Whether warps of their own add dQ however the warpgroups compute it."""
     return form & bits("ordered", "listed") != 0

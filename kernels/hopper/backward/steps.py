@@ -221,17 +221,6 @@ def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
 
 
 @gluon.jit
-def put_gradient(gradient, desc, batch, head, key, begin, length, memory, FORM: gl.constexpr):
-    """Writes a gradient of 64 keys from `key` on by way of memory for dQ, which may be filled again when it is read."""
-    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    # [64, head_dim]
-    tile = reinterpret(memory, desc.dtype, gradient.shape, GRADIENT_L)
-    tile.store(gradient.to(desc.dtype))
-    fence_async_shared()
-    copy_rows_out(desc, batch, head, key, 0, begin, length, as_block(desc, tile), FORM)
-
-
-@gluon.jit
 def put_partial(gradient, desc, memory, block):
     """Writes a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
     accumulator registers: one half of its columns after the other."""
@@ -296,6 +285,35 @@ def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True
     memory.dq.index(place_of(memory, b, W)).store(x)
     fence_async_shared()
     mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
+
+
+@gluon.jit
+def await_last(memory, b, b_phase, W: gl.constexpr):
+    """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if TWO else 1 - b)
+
+
+@gluon.jit
+def put_gradients(
+    dk, dv, dk_desc, dv_desc, batch, head, key, begin, length, memory, b, b_phase, W: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Writes dK and dV of 64 keys from `key` on by way of the two places of dQ, so that none waits for the other. dV
+    leaves from where dQ left earlier. b, b_phase: of the step that comes next."""
+    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # [64, head_dim]
+    tma.store_wait(0)
+    await_place(memory, b, b_phase, W)
+    values = reinterpret(memory.dq.index(place_of(memory, b, W)), dv_desc.dtype, dv.shape, GRADIENT_L)
+    values.store(dv.to(dv_desc.dtype))
+    fence_async_shared()
+    copy_rows_out(dv_desc, batch, head, key, 0, begin, length, as_block(dv_desc, values), FORM)
+    b, b_phase = advance(b, b_phase, 2)
+    await_place(memory, b, b_phase, W)
+    keys = reinterpret(memory.dq.index(place_of(memory, b, W)), dk_desc.dtype, dk.shape, GRADIENT_L)
+    keys.store(dk.to(dk_desc.dtype))
+    fence_async_shared()
+    copy_rows_out(dk_desc, batch, head, key, 0, begin, length, as_block(dk_desc, keys), FORM)
 
 
 @gluon.jit

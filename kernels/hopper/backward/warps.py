@@ -22,7 +22,7 @@ What makes it fast, and is easily lost when the code changes:
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.backward.ahead import await_values, walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
@@ -30,6 +30,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     block_at,
     bounds_of,
     copy_rows,
+    copy_rows_out,
     count_key_tiles,
     first_query,
     head_row,
@@ -46,25 +47,31 @@ from blocktune.kernels.hopper.backward.form import (
     begins_masked,
     counts_all_tiles,
     ends_masked,
+    has_short_walks,
     is_general,
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
-    await_place,
+    await_last,
     give_dq,
     has_two_places,
     head_biases,
     issue_dq,
     no_products_yet,
-    place_of,
-    put_gradient,
+    put_gradients,
     put_partial,
     step,
     wait_ds,
 )
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in
+from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import publish, receive
+
+
+@gluon.jit
+def copy_keys(desc, memory, ends, batch, head, key, begin, length, FORM: gl.constexpr):
+    """K or V of a tile, which are awaited together."""
+    copy_rows(desc, batch, head, key, 0, begin, length, ends.kv_full, as_block(desc, memory), FORM)
 
 
 @gluon.jit
@@ -78,6 +85,7 @@ def producer(
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
     PARTS: gl.constexpr = OPTIONS.PARTS
+    EARLY: gl.constexpr = OPTIONS.AHEAD and has_short_walks(FORM)
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
@@ -134,25 +142,26 @@ def producer(
                 q_tile = as_block(q_desc, memory.q.index(slot))
                 copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
                 copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
+                if not EARLY:
+                    if (place == first) & (member == 0):  # right behind the first Q
+                        mbarrier.wait(ends.kv_empty, kv_phase)
+                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
                 copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
                 copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
-                if (place == first) & (member == 0):  # right behind the first Q and dO
-                    head_of_keys = head_kv // PARTS
-                    if OPTIONS.AHEAD:
+                if EARLY:
+                    if (place == first) & (member == 0):  # V, then K, each as soon as it has been read
                         if issued > 0:
                             await_values()
-                    else:
+                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
                         mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                    v_tile = as_block(v_desc, memory.v)
-                    copy_rows(v_desc, batch, head_of_keys, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM)
-                    if OPTIONS.AHEAD:
-                        mbarrier.wait(ends.kv_empty, kv_phase)
-                    k_tile = as_block(k_desc, memory.k)
-                    copy_rows(k_desc, batch, head_of_keys, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM)
-                    kv_phase ^= 1
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        kv_phase ^= 1
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
@@ -160,7 +169,7 @@ def producer(
             tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
-    if OPTIONS.AHEAD:
+    if EARLY:
         if issued > 0:
             await_values()
     if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
@@ -236,15 +245,19 @@ def consumer(
     DEFER: gl.constexpr = OPTIONS.DEFER
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
+    dtype: gl.constexpr = memory.k.dtype
     D: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
-    APART: gl.constexpr = adds_apart(FORM) or OPTIONS.AHEAD
+    SPREAD: gl.constexpr = has_short_walks(FORM) and has_two_places(memory.dq) and OPTIONS.PARTS == 1
+    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
     DQ_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_N, 16])
+    # [KEYS, head_dim]
+    staging = reinterpret(memory.dq.index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
     kw = memory.k.slice(W * KEYS, KEYS, dim=0)
     vw = memory.v.slice(W * KEYS, KEYS, dim=0)
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
@@ -344,23 +357,25 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        # dV and dK leave where dQ does, the one where it left earlier, the other one behind it or at its side
-        place = place_of(memory, b, W)
-        other = place_of(memory, 1 - b, W)
-        if APART:
-            await_place(memory, b, b_phase, W)
-        tma.store_wait(0)
-        if OPTIONS.PARTS > 1:
+        if (adds_apart(FORM) or OPTIONS.AHEAD) and not SPREAD:
+            await_last(memory, b, b_phase, W)
+        # [KEYS, head_dim]
+        if SPREAD:
+            put_gradients(
+                dk * scale, dv, dk_desc, dv_desc, batch, head, key, begin_k, len_k, memory, b, b_phase, W, FORM
+            )
+        elif OPTIONS.PARTS > 1:
             block = (batch_head * key_tiles + n) * 2 + W
-            put_partial(dv, dv_desc, memory.dq.index(place), block)
-            put_partial(dk, dk_desc, memory.dq.index(place), block)
+            put_partial(dv, dv_desc, memory.dq.index(W), block)
+            put_partial(dk, dk_desc, memory.dq.index(W), block)
         else:
-            put_gradient(dv, dv_desc, batch, head, key, begin_k, len_k, memory.dq.index(place), FORM)
+            tma.store_wait(0)
+            staging.store(dv.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
             dk = dk * scale
-            if has_two_places(memory.dq):
-                next_b, next_phase = advance(b, b_phase, 2)
-                await_place(memory, next_b, next_phase, W)
-            else:
-                tma.store_wait(0)
-            put_gradient(dk, dk_desc, batch, head, key, begin_k, len_k, memory.dq.index(other), FORM)
+            tma.store_wait(0)
+            staging.store(dk.to(dtype))
+            fence_async_shared()
+            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
     tma.store_wait(0)
