@@ -37,6 +37,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     listed_turn,
     locate_keys,
     query_range,
+    rotated,
     sequence,
     walk_of,
 )
@@ -171,21 +172,24 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
         first = 0
+        low = 0
+        high = seqlen_q
         end = seqlen_q
         begin_q = 0
         if is_general(FORM):
             begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
             _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, _low, _high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+            first, low, high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
         elif OPTIONS.CAUSAL:
             first = n * BLOCK_N
         for member in range(group_size):
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
-            for at in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
+            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+            for step in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
+                at = rotated(step, n * BLOCK_N, low, high, OPTIONS.CAUSAL, FORM)
                 m = block_at(at, first, end, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M
                 if is_ordered(FORM):

@@ -11,6 +11,8 @@ For a width of 128. What makes it fast, and is easily lost when the code changes
 4. Addresses of K as an operand are computed in every step (`anew`). LLVM knows them to be the same in all and computes
    them ahead of the loop, where they spill.
 5. Warps of their own add dQ (adders.py): the warpgroups wait for memory alone.
+6. Where walks are short, V of the next tile is copied during the last dQ and dK of this one, K once they are complete.
+   Hardware's barrier 15 says that V has been read; each tile arrives there once.
 """
 
 from triton.experimental import gluon
@@ -24,8 +26,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.arguments import Steps
-from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, walk_of
-from blocktune.kernels.hopper.backward.form import begins_masked, ends_masked, has_softcap, is_general, is_listed
+from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
+from blocktune.kernels.hopper.backward.form import (
+    begins_masked,
+    ends_masked,
+    has_short_walks,
+    has_softcap,
+    is_general,
+    is_listed,
+)
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
     hand_over,
@@ -39,6 +48,7 @@ from blocktune.kernels.hopper.backward.steps import (
 from blocktune.kernels.hopper.backward.wide_steps import hidden_zero
 from blocktune.kernels.hopper.biases.of_keys import slopes_where_kept
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret
+from blocktune.kernels.hopper.common.named_barriers import bar_sync
 
 
 @gluon.jit
@@ -69,6 +79,24 @@ def issue_scores(memory, slot, phase, ready, W: gl.constexpr, OPTIONS: gl.conste
     keys = anew(memory.k).slice(W * KEYS, KEYS, dim=0)
     queries = memory.q.index(slot).permute((1, 0))
     return warpgroup_mma(keys, queries, start, use_acc=OPTIONS.FOLD_LSE, is_async=True)
+
+
+@gluon.constexpr_function
+def give_values_asm():
+    return "{ .reg .pred p; setp.eq.s32 p, $1, 1; @p bar.arrive 15, 288; mov.b32 $0, $1; }"
+
+
+@gluon.jit
+def give_values(left):
+    """Tells the warp that copies that V has been read for the last time, in the last step of a tile."""
+    ASM: gl.constexpr = give_values_asm()
+    gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [left], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_values():
+    """Until both warpgroups have given V."""
+    bar_sync(15, 288)
 
 
 @gluon.jit
@@ -116,6 +144,8 @@ def step_ahead(
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
+    if has_short_walks(OPTIONS.FORM):
+        give_values(left)
     # [KEYS, BLOCK_M]
     if OPTIONS.DROPOUT:
         dp = slopes_where_kept(dp, asked[1], first_slope(memory, slot, S_L), OPTIONS, S_L)
@@ -153,7 +183,7 @@ def head_ahead(
                 steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM, entries)
+        m = block_at(rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
         s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
             steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
         )  # fmt: skip

@@ -25,6 +25,7 @@ from blocktune.kernels.hopper.backward.form import (
     is_listed,
     is_ordered,
     is_packed,
+    is_rotated,
 )
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
@@ -61,6 +62,18 @@ def places_of(first, low, high, end, FORM: gl.constexpr):
         return first + end - high, first + end - low
     else:
         return low, high
+
+
+@gluon.jit
+def rotated(place, n0, low, high, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+    """The place of the walk that a tile of keys from n0 on has at `place`. Where tiles would add dQ of the same queries
+    at the same time, each begins its part without masks, from low to high, with queries of its own."""
+    if is_rotated(CAUSAL, FORM):
+        moved = place + n0 % gl.maximum(high - low, 1)
+        moved = gl.where(moved < high, moved, moved - (high - low))
+        return gl.where((place >= low) & (place < high), moved, place)
+    else:
+        return place
 
 
 @gluon.jit
@@ -211,9 +224,12 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
-    if has_upper(FORM):
+    if has_upper(FORM) and has_lower(FORM):  # one unsigned comparison: two make ptxas pack predicates into registers
+        above_lower = (keys[:, None] - (queries + bounds.lower)[None, :]).to(gl.uint32, bitcast=True)
+        p = gl.where(above_lower <= (bounds.upper - bounds.lower).to(gl.uint32), p, 0.0)
+    elif has_upper(FORM):
         p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
-    if has_lower(FORM):
+    elif has_lower(FORM):
         p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
     if has_edge(FORM):
         p = gl.where((keys < last)[:, None], p, 0.0)

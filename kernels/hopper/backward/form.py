@@ -85,6 +85,12 @@ def ends_masked(form):
 
 
 @gluon.constexpr_function
+def is_rotated(causal, form):
+    """Whether walks would take the same blocks of queries at the same time: then each tile begins with another one."""
+    return not causal and form & bits("upper", "lower", "ordered", "listed") == 0
+
+
+@gluon.constexpr_function
 def has_moving_bounds(form):
     """Whether upper and lower move with the sequence: by its keys minus its queries."""
     return form & bits("moving") != 0
@@ -112,6 +118,13 @@ def is_packed(form):
 def is_listed(form):
     """Whether lists name the blocks of queries that see a tile of keys (kernels/hopper/sparse/lists.py)."""
     return form & bits("listed") != 0
+
+
+@gluon.constexpr_function
+def has_short_walks(form):
+    """Whether tiles are so short, under a window or a block mask, that it pays to end one while the next one begins;
+    not in a fixed order, where that spills."""
+    return form & bits("lower", "listed") != 0 and not is_ordered(form)
 
 
 @gluon.constexpr_function

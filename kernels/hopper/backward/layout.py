@@ -103,11 +103,9 @@ def dq_bytes(shape: AttentionShape) -> int:
 
 def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
     """Return whether scores of the next step are issued while dk of this one runs: at a width of 128 with the switches
-    of the default config, unless whole tiles see each other throughout, which that makes slower."""
-    switches = {"num_stages": 2, "fold_lse": not shape.features.softcap, "fold_delta": 1, "named_barriers": 3}
-    switches |= {"persistent": 1}
-    unmasked = is_plain(shape) and shape.causal is Causal.NONE
-    return width_of(shape) == 128 and not unmasked and switches.items() <= config.parameters.items()
+    of the default config."""
+    switches = {"fold_lse": not shape.features.softcap, "fold_delta": 1, "named_barriers": 3, "persistent": 1}
+    return width_of(shape) == 128 and switches.items() <= config.parameters.items()
 
 
 def adds_registers(shape: AttentionShape) -> bool:
@@ -117,9 +115,8 @@ def adds_registers(shape: AttentionShape) -> bool:
 
 def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
     """Return of how many steps there is dq in shared memory: where warps of their own add it two, if they fit."""
-    if runs_ahead(shape, config):
-        return 2
-    if not (shape.features.deterministic or is_listed(shape)) or is_wide(shape):
+    added_apart = runs_ahead(shape, config) or shape.features.deterministic or is_listed(shape)
+    if not added_apart or is_wide(shape):
         return 1
     return 2 if bytes_beside_dq(shape, config.num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
 

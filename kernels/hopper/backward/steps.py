@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from blocktune.kernels.hopper.backward.bounds import keep_seen
+from blocktune.kernels.hopper.backward.bounds import copy_rows_out, keep_seen
 from blocktune.kernels.hopper.backward.form import adds_apart, has_softcap, is_general, names_exchange, names_release
 from blocktune.kernels.hopper.biases.of_keys import (
     biases_of_head,
@@ -27,7 +27,14 @@ from blocktune.kernels.hopper.biases.of_keys import (
     where_seen,
     with_biases,
 )
-from blocktune.kernels.hopper.common.device_functions import advance, copy_out, in_register_order, tanh
+from blocktune.kernels.hopper.common.device_functions import (
+    advance,
+    as_block,
+    copy_out,
+    in_register_order,
+    reinterpret,
+    tanh,
+)
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -246,18 +253,36 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
 
 
+@gluon.constexpr_function
+def has_two_places(dq):
+    """Whether there is memory for dQ of two steps on its way to the sums."""
+    return dq.shape[0] == 4
+
+
+@gluon.jit
+def place_of(memory, b, W: gl.constexpr):
+    """The place in memory of this warpgroup's dQ of a step. b: the buffer of dS of the same step."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    return b * 2 + W if TWO else W
+
+
+@gluon.jit
+def await_place(memory, b, b_phase, W: gl.constexpr):
+    """Until the place of a step is free: dQ of the step that filled it before has been added."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    mbarrier.wait(memory.dq_empty.index(place_of(memory, b, W)), b_phase ^ 1 if TWO else 1 - b)
+
+
 @gluon.jit
 def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
     """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
 
     AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
     """
-    BOTH: gl.constexpr = memory.dq.shape[0] == 4  # memory for two steps
-    place = b * 2 + W if BOTH else W
     if AWAIT:
         tma.store_wait(0)  # dK and dV of the tile before leave from here, too
-    mbarrier.wait(memory.dq_empty.index(place), b_phase ^ 1 if BOTH else 1 - b)
-    memory.dq.index(place).store(x)
+    await_place(memory, b, b_phase, W)
+    memory.dq.index(place_of(memory, b, W)).store(x)
     fence_async_shared()
     mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
 
@@ -265,19 +290,42 @@ def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True
 @gluon.jit
 def await_last(memory, b, b_phase, W: gl.constexpr):
     """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
-    BOTH: gl.constexpr = memory.dq.shape[0] == 4
-    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if BOTH else 1 - b)
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if TWO else 1 - b)
+
+
+@gluon.jit
+def put_gradients(
+    dk, dv, dk_desc, dv_desc, batch, head, key, begin, length, memory, b, b_phase, W: gl.constexpr, FORM: gl.constexpr,
+):  # fmt: skip
+    """Writes dK and dV of 64 keys from `key` on by way of the two places of dQ, so that none waits for the other. dV
+    leaves from where dQ left earlier. b, b_phase: of the step that comes next."""
+    GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    # [64, head_dim]
+    tma.store_wait(0)
+    await_place(memory, b, b_phase, W)
+    values = reinterpret(memory.dq.index(place_of(memory, b, W)), dv_desc.dtype, dv.shape, GRADIENT_L)
+    values.store(dv.to(dv_desc.dtype))
+    fence_async_shared()
+    copy_rows_out(dv_desc, batch, head, key, 0, begin, length, as_block(dv_desc, values), FORM)
+    b, b_phase = advance(b, b_phase, 2)
+    await_place(memory, b, b_phase, W)
+    keys = reinterpret(memory.dq.index(place_of(memory, b, W)), dk_desc.dtype, dk.shape, GRADIENT_L)
+    keys.store(dk.to(dk_desc.dtype))
+    fence_async_shared()
+    copy_rows_out(dk_desc, batch, head, key, 0, begin, length, as_block(dk_desc, keys), FORM)
 
 
 @gluon.jit
 def step(
-    steps, ka, va, kt, dk, dv, m, later, n0, row, bounds, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, m, before, later, n0, row, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
-    later: whether the walk began with another block. bounds is None where FORM has no use for it.
+    before: the first query of the block before it, in an order that is not fixed. later: whether the walk began with
+    another block. bounds is None where FORM has no use for it.
     """
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
@@ -286,7 +334,6 @@ def step(
     NAMED: gl.constexpr = OPTIONS.NAMED
     FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
@@ -342,7 +389,7 @@ def step(
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         if later:
-            give_dq(dq, steps, row + m - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
+            give_dq(dq, steps, row + before, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
         wait_ds(memory.ds_full, b, b_phase, W, NAMED)

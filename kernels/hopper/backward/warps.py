@@ -24,7 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.backward.ahead import walk_ahead
+from blocktune.kernels.hopper.backward.ahead import await_values, walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
@@ -38,6 +38,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     next_tile,
     places_of,
     query_range,
+    rotated,
     sequence,
     walk_of,
 )
@@ -46,15 +47,18 @@ from blocktune.kernels.hopper.backward.form import (
     begins_masked,
     counts_all_tiles,
     ends_masked,
+    has_short_walks,
     is_general,
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
     await_last,
     give_dq,
+    has_two_places,
     head_biases,
     issue_dq,
     no_products_yet,
+    put_gradients,
     put_partial,
     step,
     wait_ds,
@@ -62,6 +66,12 @@ from blocktune.kernels.hopper.backward.steps import (
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import publish, receive
+
+
+@gluon.jit
+def copy_keys(desc, memory, ends, batch, head, key, begin, length, FORM: gl.constexpr):
+    """K or V of a tile, which are awaited together."""
+    copy_rows(desc, batch, head, key, 0, begin, length, ends.kv_full, as_block(desc, memory), FORM)
 
 
 @gluon.jit
@@ -75,6 +85,7 @@ def producer(
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
     FORM: gl.constexpr = OPTIONS.FORM
     PARTS: gl.constexpr = OPTIONS.PARTS
+    EARLY: gl.constexpr = OPTIONS.AHEAD and has_short_walks(FORM)
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
@@ -97,6 +108,8 @@ def producer(
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
+        low = 0
+        high = seqlen_q
         end = seqlen_q
         begin_q = 0
         begin_k = 0
@@ -106,7 +119,7 @@ def producer(
             begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, FORM)
             begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, FORM)
             above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, _low, _high, end, _seen = query_range(
+            first, low, high, end, _seen = query_range(
                 n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM
             )  # fmt: skip
         elif CAUSAL:
@@ -116,9 +129,10 @@ def producer(
             stat_row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
             )  # fmt: skip
-            entries, _low, _high, end = walk_of(n, batch_head, member, first, end, end, sizes, BLOCK_M, FORM)
+            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
             for place in range(first, end, BLOCK_M):
-                m = first_query(block_at(place, first, end, BLOCK_M, FORM, entries), FORM)
+                at = rotated(place, n * BLOCK_N, low, high, CAUSAL, FORM)
+                m = first_query(block_at(at, first, end, BLOCK_M, FORM, entries), FORM)
                 if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
@@ -128,22 +142,26 @@ def producer(
                 q_tile = as_block(q_desc, memory.q.index(slot))
                 copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
                 copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
-                if (place == first) & (member == 0):  # right behind the first Q
-                    mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                    k_tile = as_block(k_desc, memory.k)
-                    copy_rows(
-                        k_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, k_tile, FORM
-                    )
-                    v_tile = as_block(v_desc, memory.v)
-                    copy_rows(
-                        v_desc, batch, head_kv // PARTS, n * BLOCK_N, 0, begin_k, len_k, ends.kv_full, v_tile, FORM
-                    )
-                    kv_phase ^= 1
+                if not EARLY:
+                    if (place == first) & (member == 0):  # right behind the first Q
+                        mbarrier.wait(ends.kv_empty, kv_phase)
+                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
                 copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
                 copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
+                if EARLY:
+                    if (place == first) & (member == 0):  # V, then K, each as soon as it has been read
+                        if issued > 0:
+                            await_values()
+                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        mbarrier.wait(ends.kv_empty, kv_phase)
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        kv_phase ^= 1
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
@@ -151,6 +169,9 @@ def producer(
             tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
         else:
             tile = key_tiles * batch_heads
+    if EARLY:
+        if issued > 0:
+            await_values()
     if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
         if issued < STAGES:
             slot = 0
@@ -167,7 +188,7 @@ def query_head(
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
     From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back
-    (`block_at`). entries: see `walk_of`.
+    (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
     """
     memory = steps.memory
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL
@@ -183,28 +204,32 @@ def query_head(
     if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM, entries)
+        m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
+        before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
         dk, dv, slot, phase, b, b_phase = step(
-            steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+            steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
             W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, place > first, n0, row, bounds, slot, phase, b, b_phase,
+                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
         wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        give_dq(dq, steps, row + end - BLOCK_M, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
+        last = rotated(end - BLOCK_M, n0, low, high, CAUSAL, FORM)
+        give_dq(dq, steps, row + last, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
     return dk, dv, slot, phase, b, b_phase
 
 
@@ -226,6 +251,7 @@ def consumer(
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
+    SPREAD: gl.constexpr = has_short_walks(FORM) and has_two_places(memory.dq) and OPTIONS.PARTS == 1
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
@@ -331,10 +357,14 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if adds_apart(FORM) or OPTIONS.AHEAD:
+        if (adds_apart(FORM) or OPTIONS.AHEAD) and not SPREAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
-        if OPTIONS.PARTS > 1:
+        if SPREAD:
+            put_gradients(
+                dk * scale, dv, dk_desc, dv_desc, batch, head, key, begin_k, len_k, memory, b, b_phase, W, FORM
+            )
+        elif OPTIONS.PARTS > 1:
             block = (batch_head * key_tiles + n) * 2 + W
             put_partial(dv, dv_desc, memory.dq.index(W), block)
             put_partial(dk, dk_desc, memory.dq.index(W), block)
