@@ -36,7 +36,7 @@ class CompileSpec:
 
     function: Any
     signature: Mapping[str, str]
-    constexprs: Mapping[str, Any]
+    constexprs: Mapping[tuple[int, ...], Any]
     attrs: Mapping[tuple[int, ...], list[list[Any]]]
     options: Mapping[str, Any]
 

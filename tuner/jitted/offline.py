@@ -152,7 +152,7 @@ def _spec(function: Any, name: str, signature: Mapping[str, str], parameters: Ma
     return CompileSpec(
         function=function,
         signature=kinds,
-        constexprs={(names.index(key),): value for key, value in constants.items()},  # type: ignore[misc]
+        constexprs={(names.index(key),): value for key, value in constants.items()},
         attrs={(place,): _DIVISIBLE for place in divisible},
         options=options,
     )

@@ -62,7 +62,7 @@ def spec_of(function: Any, document: Mapping[str, Any]) -> CompileSpec:
     return CompileSpec(
         function=function,
         signature={name: _tuples(kind) for name, kind in document["signature"].items()},
-        constexprs={tuple(path): _constant(value) for path, value in constants},  # type: ignore[misc]  # paths, as Triton's
+        constexprs={tuple(path): _constant(value) for path, value in constants},  # paths, as Triton's
         attrs={tuple(path): value for path, value in attributes},
         options=_tuples(document["options"]),
     )
