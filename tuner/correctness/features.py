@@ -17,13 +17,13 @@ from blocktune.tuner.correctness.forward import (
     HARD,
     HARD_QUERY_SCALE,
     PLAIN,
-    ROWS_PER_TILE,
     Tolerance,
     softmax_scale,
     tile_norms,
 )
 from blocktune.tuner.correctness.head_groups import MIN_GROUPS, chosen_groups
 from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.correctness.memory import ROWS_PER_TILE
 
 
 class FeatureQuestion:
