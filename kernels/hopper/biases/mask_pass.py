@@ -4,7 +4,7 @@ A thread of a warpgroup has of every eight keys two, in two of 64 rows. So the p
 and 128 keys. Of a boolean one each pair of keys that a thread has in a row becomes two bits of a word: [64, 4] words,
 one load a row for 128 keys, an eighth of the bytes. Of an additive one the values of a thread stand side by side. What
 lies beyond the last key is hidden, so that no step of the attention asks for the end of the keys. Tiles that lie wholly
-outside a causal mask or a window are left out: nobody reads them.
+outside a causal mask or a window are left out: what a step may read of them is hidden.
 
 The pass runs in every call. A copy that is kept would have to notice every write to the mask, and those of a CUDA
 graph or of another library leave no trace. It reads the mask once, where the attention of every head reads it again.
