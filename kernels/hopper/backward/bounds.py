@@ -214,6 +214,12 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 
 
 @gluon.jit
+def is_within(distances, most):
+    """Whether 0 <= distances <= most, by one unsigned comparison: of two ptxas packs predicates into registers."""
+    return distances.to(gl.uint32, bitcast=True) <= most.to(gl.uint32)
+
+
+@gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
     KEYS: gl.constexpr = p.shape[0]
@@ -224,9 +230,8 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
-    if has_upper(FORM) and has_lower(FORM):  # one unsigned comparison: two make ptxas pack predicates into registers
-        above_lower = (keys[:, None] - (queries + bounds.lower)[None, :]).to(gl.uint32, bitcast=True)
-        p = gl.where(above_lower <= (bounds.upper - bounds.lower).to(gl.uint32), p, 0.0)
+    if has_upper(FORM) and has_lower(FORM):
+        p = gl.where(is_within(keys[:, None] - (queries + bounds.lower)[None, :], bounds.upper - bounds.lower), p, 0.0)
     elif has_upper(FORM):
         p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
     elif has_lower(FORM):

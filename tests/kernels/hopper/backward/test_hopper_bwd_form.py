@@ -229,6 +229,29 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
     assert rows.longest == 128
 
 
+@pytest.mark.parametrize("lengths", [(256, 512), (1024, 384), (500, 700), (70, 300), (64, 128)])
+def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_python: None) -> None:
+    """Every tile passes every block once, begins with one of its own, and leaves masked blocks where they are."""
+    problem = shape(*lengths)
+    begins = []
+    for n0 in range(0, lengths[1], 128):
+        first, low, high, end, _seen = walk(problem, n0, 128)
+        places = range(first, end, BLOCK_M)
+        passed = [bounds.rotated.fn(place, n0, low, high, False, form_of(problem)) for place in places]
+        assert sorted(passed) == list(places)
+        assert all(at == place for at, place in zip(passed, places, strict=True) if not low <= place < high)
+        begins += passed[:1] if low < high else []
+    blocks = lengths[0] // BLOCK_M
+    assert len(set(begins)) >= min(len(begins), -(-blocks // 2))
+
+
+@pytest.mark.parametrize("words", ["window=40:40", "deterministic", "block_sparse"])
+def test_other_walks_begin_where_they_did(words: str) -> None:
+    form = form_of(shape(256, 256, features=words))
+    assert not hopper_bwd_form.is_rotated.fn(False, form)
+    assert not hopper_bwd_form.is_rotated.fn(True, 0)
+
+
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
     for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
         first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
