@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from blocktune.db import recorder
 from blocktune.db.records.records import Outcome, Regime
@@ -55,7 +54,7 @@ def test_a_new_kernel_source_or_software_measures_again(store: ResultStore, monk
 def test_each_regime_has_trials_of_its_own_and_the_last_one_the_winner(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
+    monkeypatch.setattr("blocktune.tuner.measure.environment._cuda_of_torch", lambda: "13.0")  # as where one measures
     few = Budget(trials=12)
     hot = run(store, Replay(), budget=few, regime=Regime.SUSTAINED)
     cool = run(store, Replay(salt=3), budget=few, regime=Regime.BURST)

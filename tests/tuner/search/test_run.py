@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from blocktune.db import recorder
 from blocktune.db.records.records import Outcome, Regime
@@ -277,7 +276,7 @@ def test_a_budget_is_positive(values: dict[str, Any]) -> None:
 def test_without_a_gpu_the_model_ranks_and_never_outranks_a_measurement(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "13.0")  # what can measure has a torch for CUDA
+    monkeypatch.setattr("blocktune.tuner.measure.environment._cuda_of_torch", lambda: "13.0")  # as where one measures
     absent = device_named("h200")
     predicted = run(store, None, device=absent)
     assert predicted.best.origin is Origin.PREDICTED
