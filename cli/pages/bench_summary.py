@@ -13,6 +13,7 @@ PART = "summary"
 
 LENGTHS = (1024, 4096, 16384)
 RIVALS = {BEST: "the fastest peer", **PEERS}
+SHORT = GUESTS | {"fa2": "FA2"}
 
 
 def summary(document: Mapping[str, Any] | None) -> str:
@@ -22,7 +23,7 @@ def summary(document: Mapping[str, Any] | None) -> str:
     rows = [BenchRow(row) for row in document["rows"]]
     shown = [row for row in rows if row.shape.seqlen_q in LENGTHS and row.shape.causal is Causal.UPPER_LEFT]
     peers = [name for name in PEERS if any(row.timing(name) for row in shown)]
-    header = ("head_dim", "seqlen", *(GUESTS.get(name, PEERS[name]) for name in peers), "tuned", "tuned / best peer")
+    header = ("head_dim", "seqlen", *(SHORT.get(name, PEERS[name]) for name in peers), "blocktune", "over best peer")
     ordered = sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))
     table = markdown_table(header, (_cells(row, peers) for row in ordered), words=())
     return "\n\n".join((_caption(document, rows[0]), table, means(rows, RIVALS)))
@@ -40,6 +41,6 @@ def _cells(row: BenchRow, peers: list[str]) -> list[str]:
     return [
         str(row.shape.head_dim),
         str(row.shape.seqlen_q),
-        *(row.rate(name) for name in (*peers, "tuned")),
+        *(row.rate(name) for name in (*peers, row.own)),
         row.over_best,
     ]
