@@ -99,16 +99,16 @@ fuzz: $(VENV)/.installed-test
 		$(if $(OUT),--out $(OUT))
 
 fuzz-cli: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --only commands --runs $(RUNS) --seed $(SEED)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.stores.faults --only commands --runs $(RUNS) --seed $(SEED)
 
 # Runs where PyTorch and Triton are, without an install of the package.
 sanitize: ARGS :=
 sanitize:
-	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/support/programs/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
+	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/programs/checks/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
 
 fault-test: $(VENV)/.installed-test
 	$(if $(PART),,BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py)
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.faults --out results/store.faults.json \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.stores.faults --out results/store.faults.json \
 		--seed $(SEED) --jobs $(JOBS) $(if $(PART),--only $(PART))
 
 # Ray clusters of this machine, whose nodes, drivers and workers are killed.
@@ -119,7 +119,7 @@ results: $(VENV)/.installed
 	$(BIN)/python -m blocktune.cli.pages.pages
 
 pictures: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.support.programs.report_pictures
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.bench.report_pictures
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -228,3 +228,8 @@ def test_a_folder_says_in_its_first_line_what_it_is_for(folder: str) -> None:
     first = (ROOT / folder / "__init__.py").read_text().splitlines()[0]
     assert first.startswith('"""')
     assert first.endswith('."""')
+
+
+def test_folders_of_tests_are_read_at_a_glance() -> None:
+    counts = Counter(path.parent for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py")
+    assert {names(folder): count for folder, count in counts.items() if count not in KERNEL_FILES} == {}

@@ -23,7 +23,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import listed_steps
 from blocktune.tuner.compare.ladder_steps import bytes_of
 from blocktune.tuner.traffic.model import v2_traffic
-from tests.support.programs import ROOT
+from tests.programs import ROOT
 from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import compiled_here
 

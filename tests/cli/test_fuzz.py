@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import program
+from tests.programs import program
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ from tests.support.programs import program
 )
 def test_random_commands_on_random_files_end_well(seed: int, runs: int, tmp_path: Path, code_folder: Path) -> None:
     """5,000 commands in all of continuous integration; kernels that one of them compiled are compiled by no other."""
-    command = [*program("cli_fuzz"), str(tmp_path), str(runs), str(seed), "0.0"]
+    command = [*program("stores.cli_fuzz"), str(tmp_path), str(runs), str(seed), "0.0"]
     caches = {"TRITON_CACHE_DIR": str(code_folder), "XDG_CACHE_HOME": str(code_folder / "resources")}
     result = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr

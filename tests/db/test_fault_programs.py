@@ -1,4 +1,4 @@
-"""Bounded parts of what `make fault-test` does with full counts: tests/support/programs/faults.py."""
+"""Bounded parts of what `make fault-test` does with full counts: tests/programs/stores/faults.py."""
 
 import shutil
 import subprocess
@@ -8,11 +8,12 @@ import pytest
 from typer.main import get_command
 
 from blocktune.cli.main import app
-from tests.support.programs import io_faults, program
-from tests.support.programs.changed_exports import imports
-from tests.support.programs.faults import told
-from tests.support.programs.hostile_files import EVERY
-from tests.support.programs.server_stops import server_stops
+from tests.programs import program
+from tests.programs.stores import io_faults
+from tests.programs.stores.changed_exports import imports
+from tests.programs.stores.faults import told
+from tests.programs.stores.hostile_files import EVERY
+from tests.programs.stores.server_stops import server_stops
 from tests.support.stores.postgres_server import need_server
 
 exhaustive = pytest.mark.exhaustive
@@ -43,7 +44,7 @@ def test_what_a_killed_search_of_a_locked_store_acknowledged_is_stored(tmp_path:
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("tried", [20, pytest.param(200, marks=exhaustive)])
 def test_what_a_command_reads_of_a_damaged_file_is_sound_or_said_to_be_short(tried: int) -> None:
-    command = [*program("faults"), "--only", "answers", "--runs", str(tried), "--seed", str(tried)]
+    command = [*program("stores.faults"), "--only", "answers", "--runs", str(tried), "--seed", str(tried)]
     found = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert found.returncode == 0, found.stderr
     assert f"tried={tried}, lost=0, wrong=0" in found.stderr

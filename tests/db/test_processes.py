@@ -15,7 +15,7 @@ from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreLockedError
-from tests.support.programs import program
+from tests.programs import program
 
 PROCESSES = 16
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
@@ -26,11 +26,11 @@ Worker = subprocess.Popen[str]
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
-    """Starts a worker of tests/support/programs/store_worker.py; none outlives the test."""
+    """Starts a worker of tests/programs/stores/store_worker.py; none outlives the test."""
     with ExitStack() as stack:
 
         def run(*arguments: object) -> Worker:
-            command = [*program("store_worker"), *map(str, arguments)]
+            command = [*program("stores.store_worker"), *map(str, arguments)]
             worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             stack.enter_context(worker)
             stack.callback(worker.kill)
@@ -48,8 +48,8 @@ def document(trial: Trial, tmp_path: Path) -> Path:
 
 
 def herd(*arguments: object) -> None:
-    """Runs many processes at once, all of which have to end well; see tests/support/programs/herd.py."""
-    command = [*program("herd"), *map(str, arguments)]
+    """Runs many processes at once, all of which have to end well; see tests/programs/stores/herd.py."""
+    command = [*program("stores.herd"), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
 

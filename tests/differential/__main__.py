@@ -12,11 +12,11 @@ from typing import Any
 from blocktune.cli.pages.checks.differential_tables import read_differential, tables
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.measure.environment import source_commit
-from tests.differential.case import Case, Entry, class_to_json
-from tests.differential.classes import cases_in, planned_classes
-from tests.differential.parent import Pool, Setup
-from tests.differential.report import Report, write
-from tests.differential.verdict import FAILURES
+from tests.differential.cases.case import Case, Entry, class_to_json
+from tests.differential.cases.classes import cases_in, planned_classes
+from tests.differential.runs.parent import Pool, Setup
+from tests.differential.runs.report import Report, write
+from tests.differential.truth.verdict import FAILURES
 
 SPEAK_EVERY_S = 20.0
 CLASSES_APART = 1_000_003

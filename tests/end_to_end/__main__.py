@@ -12,7 +12,7 @@ from blocktune.cli.pages.recorded.model_tables import FORMAT, SCHEMA
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.measure.environment import source_commit
-from tests.differential.report import environment
+from tests.differential.runs.report import environment
 from tests.end_to_end.gpt import GptSizes
 from tests.end_to_end.llama import LlamaSizes
 from tests.end_to_end.rows import Lab, rows

@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.cli.pages.checks.differential_tables import read_differential
 from tests.differential.__main__ import fuzz
-from tests.differential.parent import Setup
+from tests.differential.runs.parent import Setup
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 

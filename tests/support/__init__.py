@@ -1,1 +1,1 @@
-"""What tests share: stand-ins, cases, and programs that tests run as processes of their own."""
+"""What tests share: stand-ins, cases, and what is right for them."""

@@ -13,7 +13,7 @@ SUFFIX = ".energy.json"
 """How the name of such a file in results/ ends."""
 
 NO_STUDY = (
-    "No study of energies is here yet: `python -m tests.support.programs.energy_study --out "
+    "No study of energies is here yet: `python -m tests.programs.bench.energy_study --out "
     "results/DEVICE.energy.json` makes it, `make results` shows it."
 )
 COLUMNS = ("shape", "fastest", "time", "energy", "least energy", "time", "energy", "energy of the fastest / least")

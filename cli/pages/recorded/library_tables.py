@@ -1,4 +1,4 @@
-"""The tables that are made of results/DEVICE.libraries.json, which tests/support/programs/library_bench.py writes."""
+"""The tables that are made of results/DEVICE.libraries.json, which tests/programs/libraries/bench.py writes."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ SUFFIX = ".libraries.json"
 FORMAT, SCHEMA = "blocktune-libraries", 1
 
 NO_LIBRARIES = (
-    "Kernels of libraries were not measured yet: `python -m tests.support.programs.library_bench winners --out "
+    "Kernels of libraries were not measured yet: `python -m tests.programs.libraries.bench winners --out "
     "results/DEVICE.libraries.json` measures them on a GPU, `make results` shows them."
 )
 

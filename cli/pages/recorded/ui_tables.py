@@ -9,7 +9,7 @@ SUFFIX = ".ui.json"
 
 FORMAT, SCHEMA = "blocktune-ui", 1
 
-NO_BARS = "Nothing was measured yet: `python -m tests.support.programs.ui_bars` does it, `make results` shows it."
+NO_BARS = "Nothing was measured yet: `python -m tests.programs.bench.ui_bars` does it, `make results` shows it."
 
 
 def block(path: Path) -> str:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from blocktune.tuner.tuned.autotune import autotune
-from tests.support import autotuned_kernels
-from tests.support.autotuned_kernels import scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu, Launch
+from tests.support.libraries import autotuned_kernels
+from tests.support.libraries.autotuned_kernels import scale_kernel
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here
 
-KERNEL = "tests.support.autotuned_kernels:scale_kernel"
-ARGS = ("--args", "tests.support.autotuned_kernels:scale_arguments")
+KERNEL = "tests.support.libraries.autotuned_kernels:scale_kernel"
+ARGS = ("--args", "tests.support.libraries.autotuned_kernels:scale_arguments")
 
 
 def words(text: str) -> str:
@@ -66,7 +66,7 @@ def test_choices_take_the_place_of_the_list(tune: Any, gpu: FakeGpu) -> None:
     found = json.loads(tune("run", KERNEL, *ARGS, *choices, "--json").stdout)
     assert found["tuned"][0]["config"] == "scale_kernel BLOCK=256 num_stages=3 num_warps=1"
     assert {launch.arguments["BLOCK"] for launch in gpu.timed} == {256, 1024}
-    plain = "tests.support.autotuned_kernels:scaled"
+    plain = "tests.support.libraries.autotuned_kernels:scaled"
     assert "has no list of configs to choose from. Name choices" in words(tune("run", plain, *ARGS).output)
 
 
@@ -138,7 +138,7 @@ def test_what_a_bucket_loses_is_said_for_each_of_its_sizes(
 ) -> None:
     grouped = autotune(autotuned_kernels.CONFIGS, ["n"], buckets={"n": "power_of_two"})(scale_kernel.fn)
     monkeypatch.setattr(autotuned_kernels, "grouped_kernel", grouped, raising=False)
-    name = "tests.support.autotuned_kernels:grouped_kernel"
+    name = "tests.support.libraries.autotuned_kernels:grouped_kernel"
     gpu.time_us = lambda launch: 100.0 + abs(launch.arguments["BLOCK"] - launch.arguments["n"] // 4) / 4
     assert tune("run", name, *ARGS, "--grid", "n=1024").exit_code == 0
     done = words(tune("verify", name, *ARGS, "--grid", "n=1024,600").output)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.tuner.profile.counters import TIME, Counters
-from tests.support.counters import raw_page
+from tests.support.models.counters import raw_page
 
 CONFIG = ("--seq", 4096, "--dim", 64, "--batch", 2, "--heads", 32, "--device", "h200", "--kernel", "flash_fwd")
 TILE = ("--block-m", 128, "--block-n", 64, "--warps", 4, "--stages", 2)

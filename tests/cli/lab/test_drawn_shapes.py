@@ -12,7 +12,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Direction
-from tests.support.programs.drawn_shapes import drawn, over_fastest
+from tests.programs.bench.drawn_shapes import drawn, over_fastest
 
 
 def test_a_seed_names_its_shapes_and_kernels_compute_all_of_them() -> None:

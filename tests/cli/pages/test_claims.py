@@ -15,7 +15,7 @@ from blocktune.tuner.search.finals import CHALLENGER_BAND
 from blocktune.tuner.search.verdict import CONFIDENCE, PREDICTED_TIE, TIE_BAND
 from blocktune.tuner.tuned.measure import AT_THE_LIMIT
 from blocktune.tuner.turns.race import TIE
-from tests.support.programs import ROOT
+from tests.programs import ROOT
 
 RESULTS = ROOT / "results"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.reports import DENSE, DOCUMENTS, RESULTS, SYNTHETIC_COUNTERS, WIDE, write_report
+from tests.support.pages.reports import DENSE, DOCUMENTS, RESULTS, SYNTHETIC_COUNTERS, WIDE, write_report
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep
 from blocktune.tuner.profile.counter_file import CounterFile
-from tests.support.browser import Page, chromium
-from tests.support.reports import DENSE, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
+from tests.support.pages.browser import Page, chromium
+from tests.support.pages.reports import DENSE, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
 

@@ -10,8 +10,8 @@ import pytest
 
 from blocktune.cli.report.page import asset
 from blocktune.tuner.report.device_table import HARDWARE, limits_table
-from tests.support.browser import chromium
-from tests.support.occupancy_table import SCRIPT, Case, answers, cases
+from tests.support.models.occupancy_table import SCRIPT, Case, answers, cases
+from tests.support.pages.browser import chromium
 
 
 @pytest.fixture(scope="module", params=[10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])

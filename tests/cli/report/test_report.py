@@ -18,7 +18,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.miss_file import append_misses
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from tests.support.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
+from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
 
 MAX_BYTES = 3_000_000
 BLOCK = re.compile(r'<script type="application/gzip" id="([a-z0-9-]+)">([A-Za-z0-9+/=]*)</script>')

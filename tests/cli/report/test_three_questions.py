@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import STEP_MS, TRIES, Page, chromium
+from tests.support.pages.browser import STEP_MS, TRIES, Page, chromium
 
 SLOW_TILE = "#heat-0 [aria-label*='config: flash_fwd_hopper 256x128 w4 s4']"
 

@@ -87,7 +87,7 @@ def test_without_a_database_there_is_nothing_to_list_or_freeze(tune: Any, tmp_pa
 
 @compiled_here
 def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
-    name = "tests.support.autotuned_kernels:scale_kernel"
+    name = "tests.support.libraries.autotuned_kernels:scale_kernel"
     done = tune("occupancy", name, "--signature", "*fp32,i32:16,fp32", "--param", "BLOCK=512", "--cc", "9.0")
     assert done.exit_code == 0, done.output
     assert "scale_kernel BLOCK=512" in done.output
@@ -102,17 +102,29 @@ def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
         (["../..:f"], "a name that begins with a dot is relative"),
         (["../.."], "a name that begins with a dot is relative"),
         (["json:dumps"], "dumps is not a function of `triton.jit`"),
-        (["tests.support.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but got 0"),
+        (["tests.support.libraries.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but got 0"),
         (
-            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32"],
+            ["tests.support.libraries.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32"],
             "BLOCK has neither",
         ),
         (
-            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK"],
+            [
+                "tests.support.libraries.autotuned_kernels:scale_kernel",
+                "--signature",
+                "*fp32,i32,fp32",
+                "--param",
+                "BLOCK",
+            ],
             "must be NAME=VALUE",
         ),
         (
-            ["tests.support.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--param", "BLOCK=100"],
+            [
+                "tests.support.libraries.autotuned_kernels:scale_kernel",
+                "--signature",
+                "*fp32,i32,fp32",
+                "--param",
+                "BLOCK=100",
+            ],
             "must compile for compute capability 9.0, but does not",
         ),
     ],

@@ -188,7 +188,7 @@ def test_a_file_that_is_no_database_is_exit_code_5_and_untouched(tune, words: tu
 def test_trials_go_to_optunas_storage_and_come_back(tune, tmp_path: Path) -> None:
     from blocktune.db.records.records import Outcome
     from blocktune.db.store import ResultStore
-    from tests.support import landscape
+    from tests.support.models import landscape
 
     config = landscape.SPACE.feasible[0]
     made = landscape.SUBJECT.trial(config, Outcome.INFEASIBLE, error="not one block fits")

@@ -12,7 +12,7 @@ import pytest
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.fleet import local_executor
-from tests.support.programs import program, python
+from tests.programs import program, python
 
 GRID = ("run", "--grid", "seq=512 dim=64 batch=1,2,3")
 
@@ -26,7 +26,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the workers do; two H200 and an A100 are here."""
     path = tmp_path / "script.json"
     path.write_text("{}")
-    command = (*program("fake_job_worker"), str(tmp_path))
+    command = (*program("workers.fake_job_worker"), str(tmp_path))
     monkeypatch.setattr(local_executor, "worker_command", lambda: command)
     monkeypatch.setattr(device, "present_devices", lambda: (gpu(0), gpu(1, "a100"), gpu(2)))
     return path
@@ -106,12 +106,12 @@ import dataclasses, sys
 from blocktune.cli.main import main
 from blocktune.kernels.hardware import device
 from blocktune.tuner.fleet import local_executor
-from tests.support.programs import program
+from tests.programs import program
 
 here = [dataclasses.replace(device.device_named("h200"), uuid=f"GPU-{number}", source="driver") for number in (0, 1)]
 device.present_devices = lambda: tuple(here)
 folder = sys.argv[1]
-local_executor.worker_command = lambda: (*program("fake_job_worker"), folder)
+local_executor.worker_command = lambda: (*program("workers.fake_job_worker"), folder)
 sys.argv[1:] = ["run", "--grid", "seq=512 dim=64 batch=1,2,3", "--db", folder + "/store.db"]
 main()
 """

@@ -23,7 +23,7 @@ from blocktune.tuner.cluster.connection import (
     silent_nodes,
     spare_processors,
 )
-from tests.support.ray_clusters import RayFleet, ray_fleet
+from tests.support.ranks.ray_clusters import RayFleet, ray_fleet
 
 ROOT = Path(__file__).parents[3]
 GRID = ("run", "--grid", "seq=8192 dim=64 heads=32 batch=1,2")

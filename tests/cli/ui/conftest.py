@@ -12,7 +12,7 @@ from blocktune.cli.ui import feed
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.tuner.lab.sweep_file import load_sweep
-from tests.support.reports import DENSE
+from tests.support.pages.reports import DENSE
 from tests.support.stores.live_servers import LiveServer, live_server
 from tests.support.stores.new_stores import new_store
 

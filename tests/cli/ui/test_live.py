@@ -18,8 +18,8 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.cli.ui.conftest import KNOWN, recorded
-from tests.support.event_streams import EventStream
-from tests.support.reports import DENSE, WIDE
+from tests.support.pages.event_streams import EventStream
+from tests.support.pages.reports import DENSE, WIDE
 from tests.support.stores.bad_stores import held_exclusively, overwritten_middle
 from tests.support.stores.live_servers import LiveServer, live_server
 

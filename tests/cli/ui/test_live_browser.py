@@ -10,8 +10,8 @@ import pytest
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from tests.cli.ui.conftest import KNOWN, recorded
-from tests.support.browser import Page, chromium
-from tests.support.reports import HOSTILE
+from tests.support.pages.browser import Page, chromium
+from tests.support.pages.reports import HOSTILE
 from tests.support.stores.bad_stores import overwritten_middle
 from tests.support.stores.live_servers import LiveServer, live_server
 

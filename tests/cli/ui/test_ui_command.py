@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.main import INTERRUPTED
-from tests.support.programs import ROOT
+from tests.programs import ROOT
 from tests.support.stores.live_servers import live_server
 
 

@@ -13,7 +13,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.kernels.values.errors import StoreError
-from tests.support.programs import program
+from tests.programs import program
 from tests.support.stores.postgres_server import PostgresServer
 
 
@@ -28,7 +28,7 @@ def writers(
 
     What they say of a server that is away goes to a file: a pipe that is read at the end is full before.
     """
-    command = [*program("herd"), "write", str(count), place, str(document), str(each), str(patience_seconds)]
+    command = [*program("stores.herd"), "write", str(count), place, str(document), str(each), str(patience_seconds)]
     with said_in(document).open("w") as said:
         return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
 

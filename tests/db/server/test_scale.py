@@ -11,7 +11,7 @@ from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, TrialRow
-from tests.support.programs.server_scale import look_up
+from tests.programs.stores.server_scale import look_up
 from tests.support.stores.large_servers import fill, plan_of, shapes_like
 from tests.support.stores.postgres_server import PostgresServer
 

@@ -119,7 +119,7 @@ from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import BlocktuneError, ImportRejectedError
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep, sweeps_of
-from tests.support import landscape
+from tests.support.models import landscape
 
 ResultStore.open(folder / "b.db").close()
 with sqlite3.connect(folder / "b.db") as connection:  # what its migration would do

@@ -13,8 +13,8 @@ from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
+from tests.programs import program
 from tests.support.fakes.dispatch_fakes import H200, shape_like
-from tests.support.programs import program
 
 pytestmark = pytest.mark.triton_free
 
@@ -25,7 +25,7 @@ Told = dict[str, list[dict[str, Any]]]
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What every rank of every scenario told; all of them are played in one go."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [*program("sync_ranks"), str(folder)]
+    command = [*program("ranks.sync_ranks"), str(folder)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr
     found: Told = json.loads(result.stdout)

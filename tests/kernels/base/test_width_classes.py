@@ -19,11 +19,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.shape import FP8
 from blocktune.tuner.compile.compiler import options_of, source_of
-from tests.support.machine_code.sass import disassembled
-from tests.support.machine_code.shared_memory_checks import illegal_tiles
-from tests.support.machine_code.wgmma_descriptors import unwritten_reads, wrong_descriptors
-from tests.support.triton_modes import compiled_here
-from tests.support.width_classes import (
+from tests.support.attention.width_classes import (
     ARCHITECTURES,
     DIMS,
     Case,
@@ -33,6 +29,10 @@ from tests.support.width_classes import (
     narrow_cases,
     shape_for,
 )
+from tests.support.machine_code.sass import disassembled
+from tests.support.machine_code.shared_memory_checks import illegal_tiles
+from tests.support.machine_code.wgmma_descriptors import unwritten_reads, wrong_descriptors
+from tests.support.triton_modes import compiled_here
 
 FULL = os.environ.get("BLOCKTUNE_WIDTHS") == "full"
 NARROW, COVERING = narrow_cases(), covering_cases()

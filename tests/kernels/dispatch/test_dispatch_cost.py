@@ -18,8 +18,8 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.stock_autotune import KEY
+from tests.support.attention.host_time import CALLS, calmest, host_time
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
-from tests.support.host_time import CALLS, calmest, host_time
 from tests.support.recording import HOST_COST
 
 LOOKUP_US = 2.0

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.support.entry_calls import entry_calls
-from tests.support.host_time import HostTime, calmest
+from tests.support.attention.entry_calls import entry_calls
+from tests.support.attention.host_time import HostTime, calmest
 from tests.support.recording import HOST_COST
 
 pytestmark = pytest.mark.gpu

@@ -16,7 +16,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support.feature_cases import shape_of, tensors
+from tests.support.attention.feature_cases import shape_of, tensors
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
 
 FORWARD = [

@@ -5,7 +5,7 @@ import torch
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Causal
-from tests.support.sparse_problems import Problem, backward_config, check_backward, random_mask, shape_of
+from tests.support.attention.sparse_problems import Problem, backward_config, check_backward, random_mask, shape_of
 from tests.support.triton_modes import DEVICE, runs
 
 pytestmark = [

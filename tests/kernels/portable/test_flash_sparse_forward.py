@@ -11,7 +11,14 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import Causal, Direction
-from tests.support.sparse_problems import FORWARD, Problem, check_forward, forward_config, random_mask, shape_of
+from tests.support.attention.sparse_problems import (
+    FORWARD,
+    Problem,
+    check_forward,
+    forward_config,
+    random_mask,
+    shape_of,
+)
 from tests.support.triton_modes import DEVICE, runs
 
 pytestmark = [

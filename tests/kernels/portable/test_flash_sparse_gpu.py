@@ -12,7 +12,7 @@ from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import Causal, Direction
-from tests.support.sparse_problems import (
+from tests.support.attention.sparse_problems import (
     BACKWARD,
     FORWARD,
     Problem,

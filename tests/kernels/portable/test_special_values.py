@@ -15,7 +15,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support.feature_cases import shape_of, tensors
+from tests.support.attention.feature_cases import shape_of, tensors
 from tests.support.triton_modes import DEVICE, runs
 
 # Infinities and their differences are what this is about; NumPy warns about them.

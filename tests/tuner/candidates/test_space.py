@@ -8,7 +8,7 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.candidates.space import SearchSpace
-from tests.support import landscape
+from tests.support.models import landscape
 
 
 def test_every_config_is_feasible_or_dropped_with_a_reason() -> None:

@@ -16,7 +16,7 @@ from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.preparation import RefusedError, prepare, require_exclusion, require_welcome
 from blocktune.tuner.fleet.streamed_store import known_for, packed, store_of, unpacked
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS, TimeShares
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

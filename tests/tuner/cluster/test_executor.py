@@ -15,8 +15,8 @@ from blocktune.db.store import ResultStore
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
 from blocktune.tuner.fleet.streamed_store import known_for
-from tests.support.programs import program
-from tests.support.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
+from tests.programs import program
+from tests.support.ranks.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
 from tests.support.stores.postgres_server import need_server, running_server
 
 pytest.importorskip("ray")
@@ -140,7 +140,7 @@ def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(f
     fleet.add_node(gpus=2)
     jobs = [fleet.job(1, trials=30), fleet.job(2, trials=30)]
     words = [str(fleet.folder), json.dumps([job.to_json() for job in jobs])]
-    with subprocess.Popen([*program("ray_driver"), fleet.cluster.address, *words]) as driver:
+    with subprocess.Popen([*program("ranks.ray_driver"), fleet.cluster.address, *words]) as driver:
         while sum(line.startswith("stored") for line in fleet.log) < 20:
             assert driver.poll() is None
             time.sleep(0.05)
@@ -150,7 +150,7 @@ def test_a_run_whose_driver_or_head_is_killed_goes_on_when_it_is_started_again(f
             fleet.restart()
             fleet.add_node(gpus=2)
         assert driver.wait(60) != 0
-    again = [*program("ray_driver"), fleet.cluster.address, *words]
+    again = [*program("ranks.ray_driver"), fleet.cluster.address, *words]
     done = subprocess.run(again, capture_output=True, text=True, check=True, timeout=100)
     assert sorted(done.stdout.split()) == ["1", "2"]
     assert [len(fleet.stored(job)) for job in jobs] == [30, 30]

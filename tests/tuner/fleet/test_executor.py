@@ -23,7 +23,7 @@ from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, St
 from blocktune.tuner.fleet.local_executor import LocalExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget, Progress
-from tests.support.programs import program
+from tests.programs import program
 
 pytestmark = pytest.mark.triton_free
 
@@ -48,7 +48,7 @@ class Host:
 
     def executor(self, gpus: int, **options: Any) -> LocalExecutor:
         (self._folder / "script.json").write_text(json.dumps(self.script))
-        command = (*program("fake_job_worker"), str(self._folder))
+        command = (*program("workers.fake_job_worker"), str(self._folder))
         return LocalExecutor([gpu(number) for number in range(gpus)], command=command, **options)
 
     def run(self, gpus: int, *batches: int) -> list[Event]:

@@ -17,8 +17,8 @@ from blocktune.tuner.fleet.job import Finished, Job, progress_from
 from blocktune.tuner.fleet.local_executor import LocalExecutor, worker_command
 from blocktune.tuner.fleet.worker import make_job, serve
 from blocktune.tuner.search.report import Budget, Progress
-from tests.support import landscape
-from tests.support.programs import program
+from tests.programs import program
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 
@@ -41,7 +41,7 @@ def test_two_workers_keep_everything_in_one_store_and_a_second_run_answers_from_
     with ResultStore.open(place):
         pass
     jobs = [job(shape, database=str(place), budget=Budget(trials=TRIALS)) for shape in SHAPES]
-    command = program("landscape_job_worker")
+    command = program("workers.landscape_job_worker")
     reports = {}
     for resumed in (0, TRIALS):
         events = list(LocalExecutor([gpu(0), gpu(1)], command=command).run(jobs))

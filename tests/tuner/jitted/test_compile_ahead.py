@@ -25,9 +25,9 @@ from blocktune.tuner.jitted import server_client
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
-from tests.support import autotuned_kernels
-from tests.support.autotuned_kernels import CONFIGS, fatal_kernel, lingering_kernel, scale_kernel, sum_kernel
 from tests.support.fakes.fake_triton import FakeGpu, active
+from tests.support.libraries import autotuned_kernels
+from tests.support.libraries.autotuned_kernels import CONFIGS, fatal_kernel, lingering_kernel, scale_kernel, sum_kernel
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here
@@ -46,7 +46,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu(code: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpu]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(code))
     for kernel in (scale_kernel, sum_kernel):
-        jitted = function_named(f"tests.support.autotuned_kernels:{kernel.base_fn.__name__}")
+        jitted = function_named(f"tests.support.libraries.autotuned_kernels:{kernel.base_fn.__name__}")
         jitted.device_caches.clear()
     with active(FakeGpu()) as made:
         yield made

@@ -13,7 +13,7 @@ from blocktune.kernels.tuned.call_key import CallKey, Parameter
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
-from tests.support.autotuned_kernels import row_kernel, scale_kernel
+from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here

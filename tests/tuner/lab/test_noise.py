@@ -15,7 +15,7 @@ from blocktune.tuner.lab.noise import BLOCK_SECONDS, CONFIGS, Study, near_config
 from blocktune.tuner.lab.noise_report import columns, summarize
 from blocktune.tuner.measure.measurement import Finals, Measurement
 from blocktune.tuner.search.verdict import TIE_BAND
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

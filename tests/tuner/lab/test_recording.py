@@ -16,7 +16,7 @@ from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.lab.recording import Recorder, dense_part
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

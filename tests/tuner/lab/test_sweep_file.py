@@ -14,7 +14,7 @@ from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
 from blocktune.tuner.lab import sweep_file
 from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep, load_sweep, save_sweep, sweep_files, sweeps_of
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

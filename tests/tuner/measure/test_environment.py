@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.tuner.measure.environment import COMMIT_VARIABLE, source_commit
-from tests.support.programs import ROOT
+from tests.programs import ROOT
 
 pytestmark = pytest.mark.triton_free
 

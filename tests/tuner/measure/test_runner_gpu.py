@@ -21,10 +21,10 @@ from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.measure.worker_process import Deadlines
 from blocktune.tuner.search.verdict import speedup
-from tests.support.programs import program
+from tests.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
-WORKER = program("planted_worker")
+WORKER = program("workers.planted_worker")
 SHAPE = complete_shape(1024, 64, batch=2, heads=8, causal=True)
 
 

@@ -21,7 +21,7 @@ from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult, options_of, source_of
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy
-from tests.support.programs import program
+from tests.programs import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 SHAPE = complete_shape(1024, 64, batch=2, heads=8)
@@ -90,7 +90,7 @@ def test_a_few_configs_have_the_limits_of_nsight_compute(compiled: dict[KernelCo
         "base",
         "--metrics",
         ",".join([*NCU_LIMITS, *OTHERS]),
-        *program("ncu_target"),
+        *program("checks.ncu_target"),
     ]
     found = subprocess.run(
         [*command, *(json.dumps(config.to_json()) for config in configs)],

@@ -32,7 +32,7 @@ from blocktune.tuner.profile.comparison import (
 )
 from blocktune.tuner.profile.counter_file import CounterFile
 from blocktune.tuner.profile.counters import TIME, Counters
-from tests.support.counters import raw_page
+from tests.support.models.counters import raw_page
 
 pytestmark = pytest.mark.triton_free
 

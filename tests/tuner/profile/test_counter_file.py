@@ -8,7 +8,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.profile.comparison import comparison
 from blocktune.tuner.profile.counter_file import CounterFile
 from blocktune.tuner.profile.counters import TIME, Counters
-from tests.support.counters import raw_page
+from tests.support.models.counters import raw_page
 from tests.tuner.profile.test_comparison import analysis_of
 
 pytestmark = pytest.mark.triton_free

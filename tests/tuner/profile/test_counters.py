@@ -6,7 +6,7 @@ import pytest
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.profile.counters import TIME, Counters
-from tests.support.counters import details_page, raw_page
+from tests.support.models.counters import details_page, raw_page
 
 pytestmark = pytest.mark.triton_free
 

@@ -17,7 +17,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.profile.comparison import METRICS
 from blocktune.tuner.profile.counters import TIME, Counters
 from blocktune.tuner.profile.nsight_compute import read_counters, record_command, recorded
-from tests.support.counters import raw_page
+from tests.support.models.counters import raw_page
 
 pytestmark = pytest.mark.triton_free
 

@@ -12,7 +12,7 @@ from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.values.errors import ImportRejectedError, StoreError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.sampling.study_exchange import documents_of, write_studies
-from tests.support import landscape
+from tests.support.models import landscape
 from tests.tuner.search.test_search import new_search
 
 pytestmark = pytest.mark.triton_free

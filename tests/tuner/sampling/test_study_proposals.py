@@ -19,7 +19,7 @@ from blocktune.tuner.sampling.race_pruner import RacePruner
 from blocktune.tuner.sampling.study_exchange import study_of
 from blocktune.tuner.sampling.study_storage import open_study, storage_url
 from blocktune.tuner.search.strategies import make_proposals
-from tests.support import landscape
+from tests.support.models import landscape
 from tests.tuner.search.test_search import new_search
 
 pytestmark = pytest.mark.triton_free

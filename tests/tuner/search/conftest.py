@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.store import ResultStore
-from tests.support import landscape
+from tests.support.models import landscape
 from tests.support.stores.new_stores import new_store
 
 

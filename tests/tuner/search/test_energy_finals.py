@@ -23,10 +23,10 @@ from blocktune.tuner.search.energy_finals import ENERGY_ROUNDS, frugal_energies
 from blocktune.tuner.search.report import Budget, TuningReport
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.verify import verify
-from tests.support import landscape
-from tests.support.landscape_runs import DEFAULT, Metered, Replay, run
-from tests.support.programs import energy_study
-from tests.support.programs.energy_study import FASTEST, Row, Study, document_of, finalists_of, rows_of
+from tests.programs.bench import energy_study
+from tests.programs.bench.energy_study import FASTEST, Row, Study, document_of, finalists_of, rows_of
+from tests.support.models import landscape
+from tests.support.models.landscape_runs import DEFAULT, Metered, Replay, run
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 

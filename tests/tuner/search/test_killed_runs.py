@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.records.records import Outcome
-from tests.support import landscape
-from tests.support.programs import program
+from tests.programs import program
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 
@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.exhaustive
 def test_killed_runs_lose_nothing_and_measure_nothing_twice(folder: Path) -> None:
-    command = [*program("killed_runs"), str(folder), str(KILLS), "0"]
+    command = [*program("stores.killed_runs"), str(folder), str(KILLS), "0"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stderr
     told = json.loads(result.stdout)

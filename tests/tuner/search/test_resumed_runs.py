@@ -14,9 +14,9 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
-from tests.support import landscape
-from tests.support.landscape_runs import DEFAULT, SMALL, Replay, run
-from tests.support.programs import python
+from tests.programs import python
+from tests.support.models import landscape
+from tests.support.models.landscape_runs import DEFAULT, SMALL, Replay, run
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 
@@ -98,7 +98,7 @@ from blocktune.kernels import registry
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from tests.support import landscape
+from tests.support.models import landscape
 
 registry.KERNELS.clear()
 registry.KERNELS.update(landscape.KERNELS)

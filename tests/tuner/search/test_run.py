@@ -29,8 +29,8 @@ from blocktune.tuner.search.report import (
     effective_budget,
 )
 from blocktune.tuner.search.tune import tune
-from tests.support import landscape
-from tests.support.landscape_runs import DEFAULT, SMALL, Replay, run
+from tests.support.models import landscape
+from tests.support.models.landscape_runs import DEFAULT, SMALL, Replay, run
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 

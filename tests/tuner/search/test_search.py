@@ -19,7 +19,7 @@ from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
 from blocktune.tuner.search.strategies import make_proposals
 from blocktune.tuner.search.studies import sampled_by_tpe
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

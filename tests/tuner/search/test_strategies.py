@@ -12,7 +12,7 @@ from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals
 from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

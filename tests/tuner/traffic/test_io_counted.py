@@ -1,5 +1,5 @@
 """The IO models against loops that compute attention out of a memory that counts every byte
-(tests/support/io_walks.py)."""
+(tests/support/models/io_walks.py)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,8 +18,8 @@ from blocktune.tuner.traffic.decode import decode_traffic
 from blocktune.tuner.traffic.forward import general_traffic
 from blocktune.tuner.traffic.launches import Passes
 from blocktune.tuner.traffic.sparse import Blocks, random_blocks, sparse_backward_traffic, sparse_forward_traffic
-from tests.support.counting_memory import CountingMemory
-from tests.support.io_walks import (
+from tests.support.models.counting_memory import CountingMemory
+from tests.support.models.io_walks import (
     forward_of,
     gradients_of,
     inputs,

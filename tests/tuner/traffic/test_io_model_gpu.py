@@ -18,7 +18,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import Traffic
-from tests.support.programs import program
+from tests.programs import program
 
 pytestmark = [
     pytest.mark.gpu,
@@ -67,7 +67,7 @@ def counted(shape: AttentionShape, config: KernelConfig) -> Counted:
     """What Nsight Compute counts, printed beside what the model does."""
     task = json.dumps({"shape": shape.to_json(), "config": config.to_json()})
     found = subprocess.run(
-        [*NCU, "--metrics", ",".join(METRICS), *program("traffic_target"), task],
+        [*NCU, "--metrics", ",".join(METRICS), *program("checks.traffic_target"), task],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,

@@ -14,14 +14,14 @@ from blocktune.autoload import VARIABLE, install_by_environment
 from blocktune.kernels.tuned.settings import STRICT_VARIABLE, Settings
 from blocktune.tuner.tuned import ahead
 from blocktune.tuner.tuned.install import install, uninstall
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 
 pytestmark = compiled_here
 
-NAME = "tests.support.autotuned_kernels:scale_kernel"
+NAME = "tests.support.libraries.autotuned_kernels:scale_kernel"
 STOCK_INIT = Autotuner.__init__
 
 

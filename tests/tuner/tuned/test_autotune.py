@@ -17,8 +17,8 @@ from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.tuned.autotune import autotune, space
-from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
 from tests.support.fakes.fake_triton import FakeGpu, Launch
+from tests.support.libraries.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 
@@ -63,7 +63,7 @@ def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> No
         trials = store.trials(
             H200, best.config.kernel, best.source_hash, kernel.kernel._key.problem((x, 1000, 2.0), {}), best.environment
         )
-    assert best.config.kernel == "tests.support.autotuned_kernels:scale_kernel"
+    assert best.config.kernel == "tests.support.libraries.autotuned_kernels:scale_kernel"
     assert best.speedup_over_default == pytest.approx(238 / 110)
     assert len(trials) == len(CONFIGS)
     assert {trial.outcome for trial in trials} == {Outcome.OK}

@@ -15,8 +15,8 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install, uninstall
-from tests.support.autotuned_kernels import CONFIGS, faulty_kernel, row_kernel, scale_kernel, sum_kernel
-from tests.support.programs import ROOT, python
+from tests.programs import ROOT, python
+from tests.support.libraries.autotuned_kernels import CONFIGS, faulty_kernel, row_kernel, scale_kernel, sum_kernel
 
 pytestmark = pytest.mark.gpu
 
@@ -89,7 +89,7 @@ def test_processes_that_start_at_once_agree_on_what_one_of_them_measures(tmp_pat
     code = """
 import json, torch, triton
 from blocktune import install
-from tests.support.autotuned_kernels import scale_kernel
+from tests.support.libraries.autotuned_kernels import scale_kernel
 install()
 x = torch.ones(1_000_000, device="cuda")
 scale_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1_000_000, 2.0)

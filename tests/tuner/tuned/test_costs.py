@@ -11,8 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted.counts import CodeCounts, counts_in
 from blocktune.tuner.tuned.autotune import autotune
-from tests.support.autotuned_kernels import CONFIGS, row_kernel, scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu
+from tests.support.libraries.autotuned_kernels import CONFIGS, row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

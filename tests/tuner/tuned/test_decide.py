@@ -13,9 +13,9 @@ import triton
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.tuner.tuned import node_lock
 from blocktune.tuner.tuned.autotune import autotune
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel
+from tests.programs import program, python
 from tests.support.fakes.fake_triton import FakeGpu
-from tests.support.programs import program, python
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here
@@ -57,7 +57,7 @@ def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch:
 
 def started(folder: Path, store: str, *roles: str) -> list[Any]:
     """What processes of a node tell that start at once, in their order."""
-    command = [*program("autotuned_start"), str(folder), store, *roles]
+    command = [*program("libraries.autotuned_start"), str(folder), store, *roles]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     found: list[Any] = json.loads(done.stdout)
     return found
@@ -127,7 +127,7 @@ def test_a_known_call_costs_the_host_less_than_under_triton(monkeypatch: pytest.
 @pytest.mark.slow
 def test_ranks_launch_with_one_config_whoever_stays_away_or_dies(tmp_path: Path) -> None:
     """On a host with several GPUs they are real ones. Without a store each rank decides for itself."""
-    command = [*program("autotuned_ranks"), str(tmp_path / "ranks"), "4"]
+    command = [*program("libraries.autotuned_ranks"), str(tmp_path / "ranks"), "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     scenes = {
         row["scene"]: [told for told in row["ranks"] if told] for row in map(json.loads, done.stdout.splitlines())

@@ -13,8 +13,8 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
-from tests.support.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu, Launch
+from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

@@ -17,9 +17,9 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.install import install, install_without_compiler, uninstall
-from tests.support import autotuned_kernels
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.fakes.fake_triton import FakeGpu
+from tests.support.libraries import autotuned_kernels
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

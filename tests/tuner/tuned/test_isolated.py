@@ -17,9 +17,9 @@ from blocktune.tuner.tuned.install import install
 from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
 from blocktune.tuner.turns.isolated import cause_of
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel
+from tests.programs import program
 from tests.support.fakes.fake_triton import FakeGpu
-from tests.support.programs import program
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
 
 pytestmark = compiled_here
@@ -31,7 +31,7 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
 
 @pytest.mark.exhaustive
 def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = replace(tune_call.machine(), isolated_command=program("fake_measure_worker"))
+    tools = replace(tune_call.machine(), isolated_command=program("workers.fake_measure_worker"))
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(isolated, "ANSWER_SECONDS", 12.0)  # a busy machine takes seconds to load what launches
     scale_kernel.cache.clear()

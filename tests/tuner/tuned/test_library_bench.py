@@ -15,11 +15,18 @@ import triton
 from blocktune.cli.pages.recorded import library_tables
 from blocktune.tuner.jitted.specialization import function_named
 from blocktune.tuner.tuned import tune_call
-from tests.support import library_document, library_faults, library_measures, library_rivals, library_steps
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
-from tests.support.chosen_constants import tuned_in
+from tests.programs import program
+from tests.programs.libraries import bench as library_bench
+from tests.programs.libraries import check as library_check
+from tests.programs.libraries import starts as library_starts
 from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
-from tests.support.programs import library_bench, library_check, library_starts, program
+from tests.support.libraries import document as library_document
+from tests.support.libraries import faults as library_faults
+from tests.support.libraries import measures as library_measures
+from tests.support.libraries import rivals as library_rivals
+from tests.support.libraries import steps as library_steps
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
+from tests.support.libraries.chosen_constants import tuned_in
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 
@@ -157,7 +164,7 @@ def test_what_passes_launch_is_compiled_ahead(gpu: FakeGpu, tmp_path: Path, monk
     monkeypatch.setattr(library_steps, "STEPS", {"first": step, "second": step})
     forget_choices_of_tests()
     for name in ("scale_kernel", "sum_kernel"):
-        function_named(f"tests.support.autotuned_kernels:{name}").device_caches.clear()
+        function_named(f"tests.support.libraries.autotuned_kernels:{name}").device_caches.clear()
     ahead = library_check.Ahead(2)
     ahead.add("first")
     assert len(ahead._compiled) == len(CONFIGS)
@@ -253,7 +260,7 @@ def test_configs_that_fault_are_counted_and_the_result_is_compared(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fake worker dies in blocks of 512, and waits for nothing."""
-    tools = replace(tune_call.machine(), isolated_command=program("fake_measure_worker"))
+    tools = replace(tune_call.machine(), isolated_command=program("workers.fake_measure_worker"))
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(library_faults, "ANSWER_SECONDS", 12.0)
     monkeypatch.setattr(FakeGpu, "get_benchmarker", lambda _: lambda call, quantiles: call() or [1.0], raising=False)

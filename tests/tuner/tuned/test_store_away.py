@@ -14,8 +14,8 @@ from blocktune.kernels.tuned.frozen import known_document
 from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune
-from tests.support.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.fakes.fake_triton import FakeGpu
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 

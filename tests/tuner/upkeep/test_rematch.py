@@ -10,7 +10,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.upkeep.agreement import rematch
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

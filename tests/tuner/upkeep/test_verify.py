@@ -27,7 +27,7 @@ from blocktune.tuner.upkeep.verify import (
     why_due,
     why_speedup_is_due,
 )
-from tests.support import landscape
+from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
 

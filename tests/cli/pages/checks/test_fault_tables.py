@@ -10,7 +10,7 @@ import pytest
 from blocktune.cli.pages.checks.fault_tables import NO_FAULTS, block
 from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.values.errors import UsageError
-from tests.support.programs import faults
+from tests.programs.stores import faults
 
 
 def recorded(path: Path, monkeypatch: pytest.MonkeyPatch, *parts: str, seed: int = 1) -> None:

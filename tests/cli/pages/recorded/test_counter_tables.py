@@ -8,7 +8,7 @@ import pytest
 from blocktune.cli.pages.pages import with_results
 from blocktune.cli.pages.recorded.counter_tables import NO_COUNTERS
 from blocktune.kernels.values.errors import UsageError
-from tests.support.reports import SYNTHETIC_COUNTERS
+from tests.support.pages.reports import SYNTHETIC_COUNTERS
 
 PAGE = "<!-- results *.counters.csv -->\n<!-- /results -->"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.pages.pages import with_results
-from tests.support.library_document import FORMAT, SCHEMA
+from tests.support.libraries.document import FORMAT, SCHEMA
 
 PAGE = "<!-- results gpu.libraries.json -->\nbefore\n<!-- /results -->"
 

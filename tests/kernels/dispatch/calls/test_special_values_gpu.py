@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch.dispatcher import attention
-from tests.support.programs import program
-from tests.support.programs.special_values import CASES, Report
+from tests.programs import program
+from tests.programs.checks.special_values import CASES, Report
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +33,7 @@ class Worker:
         """The report of a case; of one that ends the process, too."""
         if self._process is None or self._process.poll() is not None:
             self.close()
-            command = program("special_values")
+            command = program("checks.special_values")
             self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         process = self._process
         assert process.stdin is not None

@@ -21,7 +21,7 @@ from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.values.dropout import drawn_words, share_kept
 from blocktune.kernels.values.feature_tensors import Extras
-from tests.support.entry_calls import SIZE, backward_of, entry_calls
+from tests.support.attention.entry_calls import SIZE, backward_of, entry_calls
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.fake_launches import Calls, Compiled, Recorder, pretend_kernels, pretend_stream
 from tests.support.triton_modes import compiled_here

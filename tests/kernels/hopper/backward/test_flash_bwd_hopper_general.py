@@ -20,7 +20,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper import step_loops, waits
 from tests.kernels.portable.backward.test_flash_bwd_dense import Gradients, backward, check, run
-from tests.support.feature_cases import extras_of, packed, shape_of, tensors
+from tests.support.attention.feature_cases import extras_of, packed, shape_of, tensors
 from tests.support.hopper_gpu import skip_elsewhere
 from tests.support.machine_code.kernels import loops, machine_code, mnemonic
 from tests.support.triton_modes import compiled_here

@@ -44,9 +44,9 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support.feature_cases import extras_of, packed, tensors
+from tests.support.attention.feature_cases import extras_of, packed, tensors
+from tests.support.attention.laid_masks import laid_out
 from tests.support.gluon import machine as gluon_machine
-from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free
 

@@ -18,7 +18,7 @@ from tests.kernels.hopper.backward.test_flash_bwd_hopper_general import (
     problem,
     same_bits,
 )
-from tests.support.feature_cases import extras_of, packed, tensors
+from tests.support.attention.feature_cases import extras_of, packed, tensors
 from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [

@@ -13,7 +13,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.kernels.hopper.backward.test_flash_bwd_hopper import FEATURES, HOPPER, KERNEL, MASKS, config, shape
-from tests.support.sparse_problems import random_mask
+from tests.support.attention.sparse_problems import random_mask
 from tests.support.triton_modes import compiled_here
 
 SPARSE = FlashBackwardHopperSparse()

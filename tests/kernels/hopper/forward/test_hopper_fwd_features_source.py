@@ -16,6 +16,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.attention.laid_masks import laid_out
 from tests.support.gluon import machine as gluon_machine
 from tests.support.gluon.hopper_forward import (
     HOPPER,
@@ -28,7 +29,6 @@ from tests.support.gluon.hopper_forward import (
     shape_of,
     tensors,
 )
-from tests.support.laid_masks import laid_out
 
 pytestmark = pytest.mark.triton_free
 

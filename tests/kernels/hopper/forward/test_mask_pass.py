@@ -9,7 +9,7 @@ from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMa
 from blocktune.kernels.hopper.forward.launch import seen_bounds
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.laid_masks import laid_out
+from tests.support.attention.laid_masks import laid_out
 from tests.support.triton_modes import DEVICE, runs
 
 pytestmark = pytest.mark.interpreted

@@ -11,8 +11,8 @@ from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from tests.support.attention.sparse_problems import Problem, check_backward, large, random_mask
 from tests.support.hopper_gpu import skip_elsewhere
-from tests.support.sparse_problems import Problem, check_backward, large, random_mask
 
 KERNEL = FlashBackwardHopperSparse()
 ORDERED = Features.parse("block_sparse deterministic")

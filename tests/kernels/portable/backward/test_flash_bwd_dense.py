@@ -17,7 +17,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from tests.support.feature_cases import WINDOWS, WORDS, extras_of, packed, shape_of, tensors
+from tests.support.attention.feature_cases import WINDOWS, WORDS, extras_of, packed, shape_of, tensors
 from tests.support.triton_modes import DEVICE, runs
 
 SPLIT = KernelConfig.of(

@@ -14,7 +14,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.feature_cases import PAIRS, WINDOWS, WORDS, extras_of, packed, shape_of, tensors
+from tests.support.attention.feature_cases import PAIRS, WINDOWS, WORDS, extras_of, packed, shape_of, tensors
 from tests.support.triton_modes import DEVICE, runs
 
 KERNEL = get_kernel("flash_fwd_general")

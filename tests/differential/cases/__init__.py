@@ -1,0 +1,1 @@
+"""The calls that are drawn, as documents, and their tensors."""

@@ -1,0 +1,1 @@
+"""Programs of several ranks or nodes: attention that they share, and searches on a Ray cluster."""

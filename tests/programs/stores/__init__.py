@@ -1,0 +1,1 @@
+"""Programs that use a store, many at once, and programs under which it, its disk or its server fails."""

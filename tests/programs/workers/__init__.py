@@ -1,0 +1,1 @@
+"""Workers that stand in for those of a search."""

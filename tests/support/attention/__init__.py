@@ -1,0 +1,1 @@
+"""Calls of attention for tests: problems, what is right for them, and what their launches cost."""

@@ -1,0 +1,1 @@
+"""Autotuned kernels, of libraries and as libraries have them, and what is measured of them."""

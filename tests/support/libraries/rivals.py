@@ -1,0 +1,101 @@
+"""Examples of this repository under this tuner and written in Helion: what a tuning from nothing takes, and the times
+of what it chose."""
+
+import importlib.metadata
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.turns.clock import CudaTurnClock
+from tests.programs.libraries.starts import caches_in
+from tests.support.libraries.document import read, write
+
+Operator = Callable[..., Tensor]
+
+ROUNDS = 60
+MAX_ERROR = 300
+
+EXAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
+    "softmax": (((8192, 4000),), {}),
+    "matmul": (((4096, 4096), (4096, 4096)), {}),
+    "attention": (((32, 4096, 128),) * 3, {"is_causal": False}),  # Helion's has no mask
+}
+"""The shapes of an example's tensors by its name, and what else it is called with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operator with its tensors, as a clock launches it."""
+
+    operator: Operator
+    tensors: tuple[Tensor, ...]
+
+    def before(self) -> None:
+        """Prepare nothing."""
+
+    def run(self) -> Tensor:
+        """Run the operator."""
+        return self.operator(*self.tensors)
+
+    def after(self) -> None:
+        """Restore nothing."""
+
+
+def compare(path: Path, seconds: int) -> None:
+    """Write the row of each example to a file.
+
+    Args:
+        path: the file.
+        seconds: after which Helion ends a search.
+    """
+    from tests.support.libraries import helion_kernels
+
+    operators, version = helion_kernels.kernels(seconds), importlib.metadata.version("helion")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= caches_in(folder)
+        for example in EXAMPLES:
+            row = compared(example, "cuda", operators[example]) | {"helion": version, "helion_limit_seconds": seconds}
+            document = read(path)
+            others = [each for each in document.get("helion", ()) if each["example"] != example]
+            write(path, document | {"helion": [*others, row]})
+            sys.stdout.write(json.dumps(row) + "\n")
+            sys.stdout.flush()
+
+
+def compared(example: str, device: str, helion: Operator) -> dict[str, Any]:
+    """Return the row of an example: seconds and times of both, and how far Helion's result is from ours, or its
+    error."""
+    shapes, options = EXAMPLES[example]
+    tensors = tuple(torch.randn(shape, device=device, dtype=torch.bfloat16) for shape in shapes)
+    ours: Operator = getattr(import_module(f"examples.autotuned_{example}"), example)
+    found = Operation(lambda *given: ours(*given, **options), tensors), Operation(helion, tensors)
+    right, seconds = _first(found[0])
+    row = {"example": example, "commit": source_commit(), "ours_seconds": seconds, "error": ""}
+    try:
+        result, row["helion_seconds"] = _first(found[1])
+    except Exception as error:  # whatever Helion raises with this Triton and PyTorch
+        return row | {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
+    own, theirs = zip(*CudaTurnClock("cold").rounds(found, ROUNDS), strict=True)
+    difference = float((result.double() - right.double()).norm() / right.double().norm())
+    times = {"ours_us": statistics.median(own), "helion_us": statistics.median(theirs)}
+    return row | times | {"difference": difference}
+
+
+def _first(operation: Operation) -> tuple[Tensor, float]:
+    """Return the result of a first call, and the seconds that it takes with its tuning."""
+    begin = time.monotonic()
+    result = operation.run()
+    torch.cuda.synchronize()
+    return result, time.monotonic() - begin

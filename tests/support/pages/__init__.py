@@ -1,0 +1,1 @@
+"""Reports and live pages as a reader gets them."""
