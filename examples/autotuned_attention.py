@@ -80,7 +80,7 @@ def offline() -> None:
     from blocktune.kernels.hardware.device import device_named
     from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 
-    types = positional_signature(attention_kernel, ["*bf16", "*bf16", "*bf16", "*bf16", "fp32", "i32:16"])
+    types = positional_signature(attention_kernel, "*bf16, *bf16, *bf16, *bf16, fp32, i32:16")
     config = {"HEAD_DIM": 128, "IS_CAUSAL": True, "BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
     print(compiled_offline(attention_kernel, types, config, device_named("h200").limits))
 

@@ -120,9 +120,7 @@ def offline() -> None:
     from blocktune.kernels.hardware.device import device_named
     from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 
-    types = positional_signature(
-        grouped_matmul_kernel, ["*bf16", "*bf16", "*bf16", "*i32", "i32:16", "i32:16", "i32:16"]
-    )
+    types = positional_signature(grouped_matmul_kernel, "*bf16, *bf16, *bf16, *i32, i32:16, i32:16, i32:16")
     config = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "EXPERTS": EXPERTS}
     print(
         compiled_offline(

@@ -50,7 +50,7 @@ COMMIT_VARIABLE = "BLOCKTUNE_COMMIT"
 """Environment variable with the commit of the sources, for a copy of them that has no history."""
 
 
-_SOURCES = Path(__file__).resolve().parents[2]
+_SOURCES = Path(__file__).resolve().parents[3]
 
 
 def source_commit(root: Path = _SOURCES) -> str:
