@@ -150,7 +150,7 @@ def module_of(path: Path) -> str:
 
 
 def module_named(name: str, modules: Collection[str]) -> str:
-    """The module of ours that an imported name is or comes from; empty where it is somebody else's."""
+    """Return the module of this package that an imported name is or comes from; empty if it is not of this package."""
     owner = name.rpartition(".")[0]
     return name if name in modules else owner if owner in modules else ""
 

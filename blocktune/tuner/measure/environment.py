@@ -32,8 +32,9 @@ def measuring_environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regim
 def _cuda_of_torch() -> str:
     """Return the version of CUDA that torch was built for, without its import, which takes seconds of every run."""
     torch = find_spec("torch")
-    (folder,) = torch.submodule_search_locations if torch and torch.submodule_search_locations else ("",)
-    return run_path(f"{folder}/version.py")["cuda"] or ""
+    assert torch is not None
+    assert torch.origin is not None
+    return run_path(str(Path(torch.origin).with_name("version.py")))["cuda"] or ""
 
 
 def predicting_environment(device: DeviceSpec) -> Environment:
