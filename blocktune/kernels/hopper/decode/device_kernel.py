@@ -7,27 +7,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
-from blocktune.kernels.hopper.common.sinks import sink_of
+from blocktune.kernels.hopper.decode.merges import finish_share, merge_warps, result_layout
 from blocktune.kernels.hopper.decode.tiles import (
-    block_barrier,
     in_order,
     key_layout,
     key_offsets,
     key_range,
+    keys_in_sight,
     keys_of,
+    last_keys,
     load_pages,
     load_queries,
     load_words,
-    merge_parts,
-    merge_warps,
     outer_layout,
     probabilities,
     product_layout,
-    result_layout,
-    store_part,
-    store_result,
+    query_offsets,
+    sinks_of_rows,
     value_layout,
     values_of,
+    words_of_head,
 )
 
 SIZES = (
@@ -73,28 +72,25 @@ def flash_decode_hopper_kernel(
     OUT: gl.constexpr = result_layout(W, ROWS)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
-    length = seqlen_k
-    if Lengths is not None:
-        length = gl.minimum(gl.load(Lengths + batch), seqlen_k)
-    diagonal = length - seqlen_q
-    if FROM_START:
-        diagonal = 0
-    stop_key = length
-    if CAUSAL:
-        stop_key = gl.minimum(length, seqlen_q + diagonal)
-    tiles = (gl.maximum(stop_key, 0) + BLOCK_N - 1) // BLOCK_N
-    first, stop = key_range(tiles, SPLITS)
-    k_base = K.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_kh
-    v_base = V.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_vh
+    rows = group_size * seqlen_q
+    stop_key, diagonal = keys_in_sight(Lengths, batch, seqlen_q, seqlen_k, CAUSAL, FROM_START)
+    first, stop = key_range(stop_key, BLOCK_N, SPLITS)
+    k_base = words_of_head(K, batch, head_kv, stride_kb, stride_kh, PAGE_SIZE)
+    v_base = words_of_head(V, batch, head_kv, stride_vb, stride_vh, PAGE_SIZE)
     table = Table
-    if PAGE_SIZE == 0:
-        k_base += batch * stride_kb
-        v_base += batch * stride_vb
-    else:
+    if PAGE_SIZE > 0:
         table += batch * stride_table
+    # [ROWS]
+    q_offsets = query_offsets(
+        batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS,
+        gl.SliceLayout(0, gl.SliceLayout(1, Q_B)),
+    )  # fmt: skip
 
-    # The first tile is on its way before anything else is done. Branches, here and in the loop, because ptxas moves no
-    # load across them: else it waits for the queries first, and issues loads where it expects them to be needed.
+    # The queries and the first tile are on their way before anything else is done, the queries first: behind the tile
+    # they would arrive last, and the first product waits for them. Branches, here and in the loop, because ptxas moves
+    # no load across them: else it issues loads where it expects them to be needed.
+    # [W, WIDTH, ROWS]
+    q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
     # [W, KEYS, WIDTH / 32, 4, 4] words of K, [W, KEYS, WIDTH_V / 64, 8, 4] of V
     k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
     v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
@@ -109,29 +105,18 @@ def flash_decode_hopper_kernel(
         k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
-    rows = group_size * seqlen_q
-    # [ROWS]: beyond the last one the last row again, which is not stored
-    packed = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B))), rows - 1)
-    head = head_kv * group_size + packed // seqlen_q
-    q_offsets = batch * stride_qb + head.to(gl.int64) * stride_qh + (packed % seqlen_q).to(gl.int64) * stride_qm
-    # [W, WIDTH, ROWS]
-    q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
     sinks = None
     if Sinks is not None:
         # [ROWS]
-        row = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT))), rows - 1)
-        sinks = sink_of(Sinks, head_kv * group_size + row // seqlen_q)
+        sinks = sinks_of_rows(Sinks, head_kv, group_size, seqlen_q, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT)))
 
     # [W, KEYS, ROWS] of scores, [W, ROWS] of rows, [W, WIDTH_V, ROWS] of the output
     nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
     maximum = gl.full([W, ROWS], float("-inf"), gl.float32, PER_ROW)
     sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
     acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
-    # [W, ROWS]: the last key that a row sees
-    last = gl.full([W, ROWS], stop_key - 1, gl.int32, PER_ROW)
-    if CAUSAL:
-        query = gl.arange(0, ROWS, gl.SliceLayout(0, PER_ROW)) % seqlen_q
-        last = gl.minimum(last, (query + diagonal)[None, :])
+    # [W, ROWS]
+    last = last_keys(stop_key, diagonal, seqlen_q, CAUSAL, W, ROWS, PER_ROW)
     for tile in range(first, stop):
         # [W, KEYS, ROWS]
         scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
@@ -151,15 +136,7 @@ def flash_decode_hopper_kernel(
     # [ROWS, WIDTH_V], [ROWS], [ROWS]
     o, m, l = merge_warps(in_order(acc), maximum, sums, OUT)
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
-    finished = SPLITS == 1
-    if SPLITS > 1:
-        store_part(Work, o, m, l, place, rows, total_rows, WIDTH_V, SPLITS)
-        block_barrier()  # all of this block is written before the counter says so
-        counter = Counter + gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
-        finished = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
-    if finished:
-        if SPLITS > 1:
-            gl.store(counter, 0)
-            o, m, l = merge_parts(Work, place, rows, total_rows, ROWS, WIDTH_V, SPLITS, OUT)
-        out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, sinks, seqlen_q, rows, place, stride_oh, stride_om, WIDTH_V)
+    out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
+    finish_share(
+        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, SPLITS, OUT
+    )

@@ -1,8 +1,8 @@
 """Decoding on Hopper in one launch: every warp has keys of its own in registers, and the last block merges the shares.
 
-The device functions are in kernels/hopper/decode/tiles.py. This kernel takes 16-bit types, head dimensions of 64 and
-128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages, and
-leaves everything else to `flash_decode`.
+The device functions are in tiles.py and merges.py beside this file. This kernel takes 16-bit types, head dimensions of
+64 and 128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages,
+and leaves everything else to `flash_decode`.
 """
 
 from collections.abc import Mapping
@@ -83,7 +83,7 @@ class FlashDecodeHopper(AttentionKernel):
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if dim not in WIDTHS:
                 return f"`{name} in {WIDTHS}` must hold for {self.name}, but got {name}={dim}"
-        rows = shape.group_size * shape.seqlen_q
+        rows = packed_rows(shape)
         if rows > MAX_ROWS:
             return f"`group_size * seqlen_q <= {MAX_ROWS}` must hold for {self.name}, but got {rows} rows"
         if shape.batch > MAX_BATCH:
@@ -244,8 +244,20 @@ class FlashDecodeHopper(AttentionKernel):
 
 
 def rows_of_tile(shape: AttentionShape) -> int:
-    """Return the rows of the tile of a key head's rows: a product's smallest, or two of them."""
-    return HALF_TILE if shape.group_size * shape.seqlen_q <= HALF_TILE else 2 * HALF_TILE
+    """Return the rows of the tile of a key head's rows: a product's smallest, or two of them.
+
+    Raises:
+        ValueError: there are more, of which a block would leave out the last ones.
+    """
+    rows = packed_rows(shape)
+    if rows > MAX_ROWS:
+        raise ValueError(f"One tile has at most {MAX_ROWS} rows, but {shape.label} has {rows}. Take flash_decode.")
+    return HALF_TILE if rows <= HALF_TILE else 2 * HALF_TILE
+
+
+def packed_rows(shape: AttentionShape) -> int:
+    """Return the rows of a key head: those of all queries of its group."""
+    return shape.group_size * shape.seqlen_q
 
 
 def _fills(shape: AttentionShape, splits: int, wanted: int) -> bool:

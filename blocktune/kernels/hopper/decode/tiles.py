@@ -15,21 +15,13 @@ tensors here is the warp.
    shared memory.
 3. STREAM: keys and values are marked as the first to leave the L2 cache. They are read once, and a line that comes in
    otherwise pushes out one that may have to be written to memory first.
-4. The warps' results meet in shared memory. With SPLITS > 1 the block writes what it has to the workspace, and the last
-   of a tile's blocks, which a counter finds, merges the shares: there is no second launch.
-
-The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [total_rows, splits], then l likewise, with
-total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(s - m), o = sum 2^(s - m) v.
+4. What the warps have is merged at the end (kernels/hopper/decode/merges.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
-
-# Triton 3.7 renamed the barrier of a block.
-block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
-
+from blocktune.kernels.hopper.common.sinks import sink_of
 
 # ---- where everything is
 
@@ -53,13 +45,6 @@ def value_layout(warps):
 
 
 @gluon.constexpr_function
-def result_layout(warps, rows):
-    """Of results [parts, rows, dim], so that a thread has all parts of an element."""
-    beside = min(warps, rows)
-    return gl.BlockedLayout([1, 1, 4], [1, 1, 32], [1, beside, warps // beside], [2, 1, 0])
-
-
-@gluon.constexpr_function
 def outer_layout(layout):
     """Of the first two dimensions of five."""
     return gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, layout)))
@@ -75,10 +60,68 @@ def inner_layout(layout, dim):
 
 
 @gluon.jit
-def key_range(tiles, SPLITS: gl.constexpr):
-    """(first, stop) of this block's share of so many tiles."""
+def keys_in_sight(lengths, batch, seqlen_q, seqlen_k, CAUSAL: gl.constexpr, FROM_START: gl.constexpr):
+    """(where the keys that any row sees end, what is added to a query for the last key that it sees)."""
+    length = seqlen_k
+    if lengths is not None:
+        length = gl.minimum(gl.load(lengths + batch), seqlen_k)
+    diagonal = length - seqlen_q
+    if FROM_START:
+        diagonal = 0
+    stop_key = length
+    if CAUSAL:
+        stop_key = gl.minimum(length, seqlen_q + diagonal)
+    return stop_key, diagonal
+
+
+@gluon.jit
+def key_range(stop_key, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr):
+    """(first, stop): the tiles of this block's share of so many keys."""
     split = gl.program_id(1)
+    tiles = (gl.maximum(stop_key, 0) + BLOCK_N - 1) // BLOCK_N
     return tiles * split // SPLITS, tiles * (split + 1) // SPLITS
+
+
+@gluon.jit
+def words_of_head(tensor, batch, head_kv, stride_b, stride_h, PAGE_SIZE: gl.constexpr):
+    """Where the words of a key head begin, in its entry, or in the whole cache if it has pages."""
+    words = tensor.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_h
+    if PAGE_SIZE == 0:
+        words += batch * stride_b
+    return words
+
+
+@gluon.jit
+def query_offsets(
+    batch, head_kv, group_size, seqlen_q, stride_b, stride_h, stride_m, ROWS: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """[ROWS]: where the packed rows of the queries begin; beyond the last one the last row again, which is not
+    stored."""
+    # [ROWS]
+    packed = gl.minimum(gl.arange(0, ROWS, LAYOUT), group_size * seqlen_q - 1)
+    head = head_kv * group_size + packed // seqlen_q
+    return batch * stride_b + head.to(gl.int64) * stride_h + (packed % seqlen_q).to(gl.int64) * stride_m
+
+
+@gluon.jit
+def sinks_of_rows(sinks, head_kv, group_size, seqlen_q, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """[ROWS]: the sinks of the packed rows."""
+    # [ROWS]
+    row = gl.minimum(gl.arange(0, ROWS, LAYOUT), group_size * seqlen_q - 1)
+    return sink_of(sinks, head_kv * group_size + row // seqlen_q)
+
+
+@gluon.jit
+def last_keys(
+    stop_key, diagonal, seqlen_q, CAUSAL: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """[W, ROWS]: the last key that a row sees."""
+    last = gl.full([W, ROWS], stop_key - 1, gl.int32, LAYOUT)
+    if CAUSAL:
+        # [ROWS]
+        query = gl.arange(0, ROWS, gl.SliceLayout(0, LAYOUT)) % seqlen_q
+        last = gl.minimum(last, (query + diagonal)[None, :])
+    return last
 
 
 @gluon.jit
@@ -229,147 +272,3 @@ def probabilities(scores, last, maximum, sums, tile, scale_log2, W: gl.constexpr
     # [W, rows]
     factor = gl.exp2(maximum - base)
     return p, new, sums * factor + gl.sum(p, 1), factor
-
-
-# ---- the merges
-
-
-@gluon.jit
-def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
-    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps, acc [W, rows, WIDTH]."""
-    W: gl.constexpr = acc.shape[0]
-    ROWS: gl.constexpr = acc.shape[1]
-    WIDTH: gl.constexpr = acc.shape[2]
-    FLAT: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    outputs = gl.allocate_shared_memory(gl.float32, [W, ROWS, WIDTH], gl.SwizzledSharedLayout(4, 1, 8, [2, 1, 0]))
-    maxima = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
-    totals = gl.allocate_shared_memory(gl.float32, [W, ROWS], FLAT)
-    outputs.store(acc)
-    maxima.store(maximum)
-    totals.store(sums)
-    # [W, rows]
-    m = maxima.load(gl.SliceLayout(2, OUT))
-    # [rows]
-    best = gl.max(m, 0)
-    # [W, rows]
-    weights = gl.exp2(m - finite(best)[None, :])
-    return (
-        gl.sum(outputs.load(OUT) * weights[:, :, None], 0),
-        best,
-        gl.sum(totals.load(gl.SliceLayout(2, OUT)) * weights, 0),
-    )
-
-
-@gluon.jit
-def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLITS: gl.constexpr):
-    """This block's triple, at rows place .. place + rows - 1 of its share in the workspace."""
-    ROWS: gl.constexpr = o.shape[0]
-    LAYOUT: gl.constexpr = o.type.layout
-    start = gl.program_id(1) * total_rows + place
-    statistics = work + SPLITS * total_rows * WIDTH + place * SPLITS + gl.program_id(1)
-    own = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    # [ROWS, WIDTH]
-    inside = (own < rows)[:, None] & (columns >= 0)[None, :]
-    gl.store(work + start * WIDTH + own[:, None] * WIDTH + columns[None, :], o, mask=inside)
-    # [ROWS]
-    once = gl.arange(0, ROWS, m.type.layout)
-    gl.store(statistics + once * SPLITS, m, mask=once < rows)
-    gl.store(statistics + SPLITS * total_rows + once * SPLITS, l, mask=once < rows)
-
-
-@gluon.constexpr_function
-def shares_at_once(splits, elements_per_thread):
-    """How many shares the merge loads together: all if 128 registers hold them, else what 64 hold, since the loop over
-    the others takes some, too."""
-    if splits * elements_per_thread <= 128:
-        return splits
-    return max(1, 64 // elements_per_thread)
-
-
-@gluon.constexpr_function
-def statistics_layout(shares, rows, warps):
-    """Of [shares, rows]: a thread has all shares of a row, side by side, as it has all parts in `result_layout`."""
-    beside = min(warps, rows)
-    registers = [[1 << bit, 0] for bit in range(shares.bit_length() - 1)]
-    registers += [[0, 1 << bit] for bit in range(beside.bit_length() - 1, rows.bit_length() - 1)]
-    own = [[0, 1 << bit] for bit in range(beside.bit_length() - 1)]
-    copies = [[0, 0]] * ((warps // beside).bit_length() - 1)
-    return gl.DistributedLinearLayout(registers, [[0, 0]] * 5, own + copies, [], [shares, rows])
-
-
-@gluon.jit
-def merge_parts(
-    work, place, rows, total_rows, ROWS: gl.constexpr, WIDTH: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr
-):
-    """The triple of all shares, of rows place .. place + rows - 1, past the first-level cache: others wrote them."""
-    CHUNK: gl.constexpr = shares_at_once(SPLITS, ROWS * WIDTH // (32 * gl.num_warps()))
-    PAIRS: gl.constexpr = gl.SliceLayout(2, OUT)
-    SIDE_BY_SIDE: gl.constexpr = statistics_layout(CHUNK, ROWS, gl.num_warps())
-    LAYOUT: gl.constexpr = gl.SliceLayout(0, OUT)
-    own = gl.arange(0, ROWS, gl.SliceLayout(0, SIDE_BY_SIDE))
-    shares = gl.arange(0, CHUNK, gl.SliceLayout(1, SIDE_BY_SIDE))
-    # [CHUNK, ROWS]: statistics of CHUNK shares
-    known = (own < rows)[None, :] & (shares >= 0)[:, None]
-    maxima = work + SPLITS * total_rows * WIDTH + place * SPLITS + (own[None, :] * SPLITS + shares[:, None])
-    own = gl.arange(0, ROWS, gl.SliceLayout(0, PAIRS))
-    shares = gl.arange(0, CHUNK, gl.SliceLayout(1, PAIRS))
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, OUT)))
-    # [CHUNK, ROWS], and of outputs [CHUNK, ROWS, WIDTH]
-    inside = (own < rows)[None, :] & (shares >= 0)[:, None]
-    parts = work + place * WIDTH + (shares[:, None] * (total_rows * WIDTH) + own[None, :] * WIDTH)[:, :, None]
-    parts = parts + columns[None, None, :]
-    # [ROWS], [ROWS], [ROWS, WIDTH]
-    best = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, PAIRS))
-    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(0, PAIRS))
-    o = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUT)
-    for _ in range(SPLITS // CHUNK):
-        # [CHUNK, ROWS], [CHUNK, ROWS], [CHUNK, ROWS, WIDTH]
-        m = gl.load(maxima, mask=known, other=float("-inf"), cache_modifier=".cg")
-        l = gl.load(maxima + SPLITS * total_rows, mask=known, other=0.0, cache_modifier=".cg")
-        found = gl.load(parts, mask=inside[:, :, None], other=0.0, cache_modifier=".cg")
-        m = gl.convert_layout(m, PAIRS)
-        # [ROWS]
-        new = gl.maximum(best, gl.max(m, 0))
-        # [CHUNK, ROWS]
-        weights = gl.exp2(m - finite(new)[None, :])
-        # [ROWS]
-        kept = gl.exp2(best - finite(new))
-        total = total * kept + gl.sum(gl.convert_layout(l, PAIRS) * weights, 0)
-        o = o * gl.convert_layout(kept, gl.SliceLayout(1, LAYOUT))[:, None] + gl.sum(found * weights[:, :, None], 0)
-        best = new
-        maxima += CHUNK
-        parts += CHUNK * total_rows * WIDTH
-    return o, best, total
-
-
-@gluon.jit
-def store_result(
-    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
-):  # fmt: skip
-    """The finished rows, divided by their sums; zeros and -inf where a row saw no key. out is the output of the first
-    query head of the group; lse may be None. sinks: of the rows, like l, or None."""
-    LN_2: gl.constexpr = 0.6931471805599453
-    ROWS: gl.constexpr = o.shape[0]
-    LAYOUT: gl.constexpr = o.type.layout
-    PER_ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
-    # [ROWS], [WIDTH]
-    own = gl.arange(0, ROWS, PER_ROW)
-    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    if sinks is not None:
-        l = sum_with_sink(l, m, sinks)
-    # [ROWS]
-    total = gl.where(l == 0.0, 1.0, l)
-    head, query = own // seqlen_q, own % seqlen_q
-    offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
-    # [ROWS, WIDTH]
-    result = o / gl.convert_layout(total, PER_ROW)[:, None]
-    inside = (own < rows)[:, None] & (columns >= 0)[None, :]
-    gl.store(out + offsets[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
-    if lse is not None:
-        once = gl.arange(0, ROWS, l.type.layout)
-        if sinks is None:
-            found = gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2)
-        else:
-            found = log2_with_sink(m + gl.log2(total), l, sinks) * LN_2
-        gl.store(lse + place + once, found, mask=once < rows)

@@ -14,6 +14,7 @@ import torch
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.decode import scratch
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -56,6 +57,15 @@ def config_of(block_n: int = 128, splits: int = 16, warps: int = 8, stream: int 
 )
 def test_shapes_that_it_leaves_to_others(changes: dict[str, Any], reason: str) -> None:
     assert reason in (KERNEL.unsupported(shape_of(**changes), HOPPER) or "")
+
+
+@pytest.mark.parametrize("name", ["flash_decode_hopper", "flash_decode8_hopper"])
+def test_a_launch_past_its_rows_is_refused(name: str) -> None:
+    """Its tile would leave out rows without a word."""
+    kernel = get_kernel(name)
+    kernel.bind(replace(config_of(), kernel=name), shape_of(seqlen_q=4))
+    with pytest.raises(ValueError, match="at most 16 rows, but b1 h32/8 s5/8192 d128 bf16 has 20"):
+        kernel.bind(replace(config_of(), kernel=name), shape_of(seqlen_q=5))
 
 
 @pytest.mark.parametrize("cc", [cc for cc in known_ccs() if cc != (9, 0)], ids=str)
