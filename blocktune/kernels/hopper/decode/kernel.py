@@ -1,6 +1,6 @@
 """Decoding on Hopper in one launch: every warp has keys of its own in registers, and the last block merges the shares.
 
-The device functions are in tiles.py and merges.py beside this file. This kernel takes 16-bit types, head dimensions of
+The device functions are in tiles.py and merges.py of this folder. This kernel takes 16-bit types, head dimensions of
 64 and 128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages,
 and leaves everything else to `flash_decode`.
 """
@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import sinks_of
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, contiguous_strides
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import DecodeLoops
@@ -21,6 +21,7 @@ from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, Comput
 from blocktune.kernels.hopper.common.descriptors import is_describable
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper.decode.scratch import scratch
+from blocktune.kernels.hopper.decode.strides import WORD_BYTES, example_strides, sizes, trailing, word_stride
 from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode
 from blocktune.kernels.values.config import KernelConfig
@@ -49,7 +50,6 @@ MAX_BATCH = 65535
 """Blocks of a grid's third dimension."""
 MAX_WORKSPACE = (1 << 31) - 1
 """Floats of it are counted with 32 bits."""
-WORD_BYTES = 4
 MAX_WORD_OFFSET = 1 << 31
 """Offsets inside the keys of an entry are counted in words of 32 bits."""
 
@@ -196,7 +196,7 @@ class FlashDecodeHopper(AttentionKernel):
         arguments |= {"Counter": integers if merged else None, "Lengths": integers if features.cached else None}
         arguments |= {"Table": integers if features.page_size else None, "Sinks": None}
         arguments |= {"scale_log2": 1.0, "stride_table": 0}
-        return arguments | _example_strides(shape) | _sizes(shape) | self.constants(config, shape)
+        return arguments | example_strides(shape) | sizes(shape) | self.constants(config, shape)
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         """Return the constexpr arguments, in order."""
@@ -238,7 +238,7 @@ class FlashDecodeHopper(AttentionKernel):
             self.function,
             (shape.num_heads_kv, splits, shape.batch),
             partial(self.leading, *needed),
-            partial(_trailing, (*_sizes(shape).values(), *self.constants(config, shape).values())),
+            partial(trailing, (*sizes(shape).values(), *self.constants(config, shape).values())),
             {"num_warps": config.num_warps},
         )
 
@@ -283,36 +283,3 @@ def _words(config: KernelConfig, shape: AttentionShape) -> int:
     key_bytes = keys * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes
     row_bytes = rows * (shape.head_dim * shape.element_bytes + (shape.head_dim_v + keys) * FLOAT32_BYTES)
     return (key_bytes + row_bytes) // (WARP_SIZE * WORD_BYTES)
-
-
-def _sizes(shape: AttentionShape) -> dict[str, int]:
-    """Return the run-time integers of the kernel that the shape says, in order."""
-    return {
-        "num_heads": shape.num_heads,
-        "group_size": shape.group_size,
-        "total_rows": shape.batch * shape.num_heads * shape.seqlen_q,
-        "seqlen_q": shape.seqlen_q,
-        "seqlen_k": shape.seqlen_k,
-    }
-
-
-def _example_strides(shape: AttentionShape) -> dict[str, int]:
-    """Return the strides of contiguous tensors, and of pages, which take the place of batch entries; of keys and values
-    in words."""
-    strides = contiguous_strides(shape, "q")
-    rows = shape.features.page_size or shape.seqlen_k
-    for letter, dim in (("k", shape.head_dim), ("v", shape.head_dim_v)):
-        words = dim * shape.kv_bytes // WORD_BYTES
-        values = (shape.num_heads_kv * rows * words, rows * words, words)
-        strides |= {f"stride_{letter}{axis}": value for axis, value in zip("bhn", values, strict=True)}
-    return strides | contiguous_strides(shape, "o")
-
-
-def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
-    words = (word_stride(tensor, axis) for tensor in (k, v) for axis in range(3))
-    return *q.stride()[:3], *words, *out.stride()[:3], *fixed
-
-
-def word_stride(tensor: Any, axis: int) -> int:
-    """Return a stride of keys or values in words of 32 bits."""
-    return int(tensor.stride(axis) * tensor.element_size() // WORD_BYTES)
