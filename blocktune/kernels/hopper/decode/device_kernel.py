@@ -86,7 +86,7 @@ def flash_decode_hopper_kernel(
         gl.SliceLayout(0, gl.SliceLayout(1, Q_B)),
     )  # fmt: skip
 
-    # The queries and the first tile are on their way before anything else is done, the queries first: behind the tile
+    # The queries and the first tile are on their way before anything else is done, the queries first: after the tile
     # they would arrive last, and the first product waits for them. Branches, here and in the loop, because ptxas moves
     # no load across them: else it issues loads where it expects them to be needed.
     # [W, WIDTH, ROWS]
