@@ -26,8 +26,9 @@ Operator = Callable[..., Tensor]
 
 ROUNDS = 60
 
-SEARCH_SECONDS = 15
-"""After which Helion ends a search and takes what it has found."""
+SEARCH_SECONDS = 40
+"""After which Helion ends a search and takes what it has found. On a machine that has just started, its first config
+takes almost 20."""
 
 MAX_ERROR = 300
 
