@@ -294,8 +294,10 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
         ),
         (lambda: autotune(CONFIGS)(scale_kernel.fn), "`key` must name the arguments"),
         (lambda: decorated(reset_to_zero=["y"]), "`reset_to_zero` names y, but"),
+        (lambda: decorated(restore_value="x"), r"`restore_value` must be a sequence of names, .* Write \['x'\]"),
         (lambda: decorated(buckets={"m": "power_of_two"}), "`buckets` names m, but"),
         (lambda: decorated(buckets={"n": "decade"}), "must be a function or 'power_of_two', but got 'decade'"),
+        (lambda: decorated(buckets="power_of_two"), r"must be groups by name, but got 'power_of_two'. Write {\"n\": "),
         (lambda: decorated(accept="default"), "`accept` must be one of exact, .* but got 'default'"),
         (lambda: decorated(l2="hot"), "`l2` must be 'cold' or 'warm'"),
         (lambda: decorated(expand=-1), "`expand` must be an integer of at least 0, but got -1"),
@@ -303,6 +305,7 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
         (lambda: decorated(costs=3.0), "`costs` must be a function of the arguments, but got 3.0"),
         (lambda: autotune(CONFIGS, ["n"])(grid), "grid is not a function of `triton.jit`"),
         (lambda: autotune(CONFIGS, "n")(scale_kernel.fn), r"got the text 'n'. Write \['n'\]"),
+        (lambda: autotune(CONFIGS[0], ["n"])(scale_kernel.fn), "must be a list, but got one config, BLOCK: 128"),
         (lambda: autotune([{"BLOCK": 64}], ["n"])(scale_kernel.fn), r"`triton.Config`, but one is {'BLOCK': 64}"),  # type: ignore[list-item]
         (
             lambda: decorated(buckets={"factor": "power_of_two"}),
