@@ -125,6 +125,16 @@ class CallKey:
         return value if bucket is None else bucket(value)
 
 
+def require_sequence(what: str, names: object) -> None:
+    """Require that names are given one by one: a text would be taken for its letters.
+
+    Raises:
+        UsageError: they are a text.
+    """
+    if isinstance(names, str):
+        raise UsageError(f"`{what}` must be a sequence of names, but got the text {names!r}. Write [{names!r}].")
+
+
 def require_names(what: str, names: Iterable[str], arg_names: Sequence[str], kernel: str) -> None:
     """Require that names are those of the kernel's arguments.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from blocktune.kernels.tuned.call_key import Bucket
+from blocktune.kernels.tuned.call_key import Bucket, power_of_two
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import UsageError
 
@@ -45,6 +45,8 @@ class Settings:
     costs: CostsOf | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "accept", rung_named(self.accept))
+        object.__setattr__(self, "buckets", buckets_named(self.buckets))
         if self.l2 not in ("cold", "warm"):
             raise UsageError(f"`l2` must be 'cold' or 'warm', but got {self.l2!r}.")
         if self.isolate and self.expand:
@@ -66,3 +68,34 @@ class Settings:
     def of_environment(self) -> "Settings":
         """Return these settings, strict where the environment says so."""
         return replace(self, strict=True) if os.environ.get(STRICT_VARIABLE) == "1" else self
+
+
+def rung_named(name: str) -> UserRung:
+    """Return the rung with a name.
+
+    Raises:
+        UsageError: no call can be accepted down to it.
+    """
+    names = [str(rung) for rung in UserRung if rung not in (UserRung.FROZEN, UserRung.DEFAULT)]
+    if name not in names:
+        raise UsageError(f"`accept` must be one of {', '.join(names)}, but got {name!r}.")
+    return UserRung(name)
+
+
+def buckets_named(given: Mapping[str, Bucket | str]) -> dict[str, Bucket]:
+    """Return the groups of key values by the argument's name, with functions for names.
+
+    Raises:
+        UsageError: they are no mapping, or one is neither a function nor `power_of_two`.
+    """
+    if not isinstance(given, Mapping):
+        raise UsageError(f'`buckets` must be groups by name, but got {given!r}. Write {{"n": "power_of_two"}}.')
+    return {name: _bucket(name, bucket) for name, bucket in given.items()}
+
+
+def _bucket(name: str, bucket: Bucket | str) -> Bucket:
+    if not isinstance(bucket, str) and callable(bucket):
+        return bucket
+    if bucket != "power_of_two":
+        raise UsageError(f"The bucket of `{name}` must be a function or 'power_of_two', but got {bucket!r}.")
+    return power_of_two

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -219,6 +219,31 @@ def ptxas_logs() -> Iterator[list[str]]:
     finally:
         names["knobs"] = knobs
         del names["print"]
+
+
+@contextlib.contextmanager
+def only_code_that_fits(cc: tuple[int, int]) -> Iterator[None]:
+    """Let a compile end before ptxas, which takes half of it, where a block would need more shared memory than it can
+    ask for. Triton's own class is changed for it, so this belongs to a process that only compiles.
+
+    Raises:
+        OutOfResources: the compile within ends so.
+    """
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.errors import OutOfResources
+
+    limit, make_ptx = limits_for(cc).shared_per_block_optin_bytes, CUDABackend.make_ptx
+
+    def make_ptx_that_fits(self: Any, module: Any, metadata: Mapping[str, Any], *rest: Any) -> Any:
+        if metadata["shared"] > limit:
+            raise OutOfResources(metadata["shared"], limit, "shared memory")
+        return make_ptx(self, module, metadata, *rest)
+
+    CUDABackend.make_ptx = make_ptx_that_fits
+    try:
+        yield
+    finally:
+        CUDABackend.make_ptx = make_ptx
 
 
 def _ptxas_log(compiled: Any) -> str:

@@ -34,7 +34,7 @@ from triton.runtime.cache import triton_key
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.tuner.compile.answers import private_stdout, send
-from blocktune.tuner.compile.compiler import compile_key, compiled_code, ptxas_logs, resources_of
+from blocktune.tuner.compile.compiler import compile_key, compiled_code, only_code_that_fits, ptxas_logs, resources_of
 from blocktune.tuner.compile.worker import die_with_parent
 from blocktune.tuner.jitted.forked_worker import ForkedWorker
 from blocktune.tuner.jitted.specialization import function_named, spec_of
@@ -44,7 +44,11 @@ _CHUNK = 1 << 16
 
 def compile_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the resources of what a job compiles; None where the caller has another source, or found it on a path that
-    this process has not."""
+    this process has not.
+
+    Raises:
+        OutOfResources: a block would need more shared memory than it can ask for.
+    """
     cc = tuple(job["cc"])
     try:
         spec = _spec(job)
@@ -53,7 +57,7 @@ def compile_job(job: dict[str, Any]) -> dict[str, Any]:
         same = False
     if not same:
         return {"resources": None}
-    with ptxas_logs() as logs:
+    with ptxas_logs() as logs, only_code_that_fits(cc):
         compiled = compiled_code(spec, cc)
     return {"resources": resources_of(compiled, "".join(logs)).to_json()}
 

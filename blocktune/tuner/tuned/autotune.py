@@ -14,10 +14,10 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner, Config
 
 from blocktune.kernels.tuned.call import Choice, jitted_function
-from blocktune.kernels.tuned.call_key import Bucket, power_of_two, require_names
+from blocktune.kernels.tuned.call_key import Bucket, require_names, require_sequence
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings
+from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings, buckets_named, rung_named
 from blocktune.kernels.tuned.summary import tell_at_exit
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.decide import decide
@@ -107,17 +107,17 @@ def autotune(
             "`key` must name the arguments whose values need a config of their own, but none is given. Name them, or "
             "pass [] if there are none."
         )
-    if isinstance(key, str):
-        raise UsageError(f"`key` must be a sequence of names, but got the text {key!r}. Write [{key!r}].")
+    for what, names in (("key", key), ("reset_to_zero", reset_to_zero), ("restore_value", restore_value)):
+        require_sequence(what, names)
     settings = Settings(
-        accept=_rung(accept),
+        accept=rung_named(accept),
         strict=strict,
         isolate=isolate,
         l2=l2,
         max_spill_bytes=max_spill_bytes,
         wait_seconds=wait_seconds,
         expand=EXPAND if expand is True else expand,
-        buckets={name: _bucket(name, bucket) for name, bucket in (buckets or {}).items()},
+        buckets=buckets_named(buckets or {}),
         costs=costs,
     )
     del warmup, rep, use_cuda_graph
@@ -125,10 +125,7 @@ def autotune(
     def decorate(fn: Any) -> TunedAutotuner:
         function = jitted_function(fn)
         name = f"{function.fn.__module__}:{function.fn.__qualname__}"
-        if not configs:
-            raise UsageError(
-                f"{name} has no configs to choose from. Pass `[triton.Config({{...}})]`, or `blocktune.space(...)`."
-            )
+        _require_configs(name, configs)
         named = {
             "key": key,
             "reset_to_zero": reset_to_zero,
@@ -137,7 +134,6 @@ def autotune(
         }
         for what, names in named.items():
             require_names(what, names or (), fn.arg_names, name)
-        _require_configs(name, configs)
         _require_grouped_keys(name, key, settings.buckets)
         return TunedAutotuner(
             fn,
@@ -195,11 +191,19 @@ def _choices(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def _require_configs(name: str, configs: Sequence[Any]) -> None:
-    """Require that a list holds configs.
+    """Require that there is a list, and that it holds configs.
 
     Raises:
-        UsageError: something else is among them.
+        UsageError: it is empty, no list, or something else is among them.
     """
+    if isinstance(configs, Config):
+        raise UsageError(
+            f"`configs` of {name} must be a list, but got one config, {configs}. Write [triton.Config(...)]."
+        )
+    if not configs:
+        raise UsageError(
+            f"{name} has no configs to choose from. Pass `[triton.Config({{...}})]`, or `blocktune.space(...)`."
+        )
     wrong = next((config for config in configs if not isinstance(config, Config)), None)
     if wrong is not None:
         raise UsageError(
@@ -220,21 +224,6 @@ def _require_grouped_keys(name: str, key: Sequence[str], buckets: Mapping[str, B
             f"`buckets` of {name} names {', '.join(others)}, but its `key` is only [{', '.join(key)}]. "
             "Add the name, or leave its bucket out."
         )
-
-
-def _rung(name: str) -> UserRung:
-    names = [str(rung) for rung in UserRung if rung not in (UserRung.FROZEN, UserRung.DEFAULT)]
-    if name not in names:
-        raise UsageError(f"`accept` must be one of {', '.join(names)}, but got {name!r}.")
-    return UserRung(name)
-
-
-def _bucket(name: str, bucket: Bucket | str) -> Bucket:
-    if callable(bucket):
-        return bucket
-    if bucket != "power_of_two":
-        raise UsageError(f"The bucket of `{name}` must be a function or 'power_of_two', but got {bucket!r}.")
-    return power_of_two
 
 
 def _leave_out_none(tuner: Any) -> None:

@@ -16,6 +16,7 @@ from triton import knobs
 from triton.runtime.autotuner import Autotuner
 
 from blocktune.kernels.tuned.call import jitted_function
+from blocktune.kernels.tuned.call_key import require_sequence
 from blocktune.kernels.tuned.frozen import load_frozen
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
@@ -68,7 +69,8 @@ def install(
         frozen: a frozen file whose winners precede the store.
 
     Raises:
-        UsageError: `only` or `without` is a text instead of a sequence, or the frozen file is not in order.
+        UsageError: `only` or `without` is a text instead of a sequence, `settings` is no `Settings`, or the frozen file
+            is not in order.
     """
     settings = settings or Settings()
     install_without_compiler(only=only, without=without, settings=settings, frozen=frozen)
@@ -80,9 +82,10 @@ def install_without_compiler(
 ) -> None:
     """Install, and leave the process that compiles to the first kernel: arguments and errors as of `install`."""
     global _installed
-    for what, names in (("only", only), ("without", without)):
-        if isinstance(names, str):
-            raise UsageError(f"`{what}` must be a sequence of names, but got the text {names!r}. Write [{names!r}].")
+    require_sequence("only", only)
+    require_sequence("without", without)
+    if not isinstance(settings, Settings):
+        raise UsageError(f"`settings` must be of `blocktune.Settings`, but got {settings!r:.200}. Write Settings(...).")
     if frozen is not None:
         load_frozen(frozen)
     with _lock:

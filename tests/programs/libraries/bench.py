@@ -10,7 +10,8 @@ python -m tests.programs.libraries.bench helion --out results/h200.libraries.jso
 
 A command ends after --seconds, 300 unless given. Each adds to the file what it has measured, at once; `winners` goes on
 where an earlier one stopped, within a kernel too, and leaves out what is in the file: a kernel is measured where a pass
-first launches it. With --again the kernels of the steps that are named are measured once more.
+first launches it. So does `helion`, an example at a time. With --again the kernels of the steps that are named are
+measured once more.
 A pass that fails is noted with its error, one that takes its process down as well, and the next one follows. Both
 packages have to be importable, installed without their dependencies; `helion` needs Helion as well.
 """
@@ -303,7 +304,7 @@ def main() -> None:
     elif given.part == "faults":
         write(given.out, read(given.out) | {"faults": [faulty_configs("cuda")]})
     elif given.part == "helion":
-        library_rivals.compare(given.out, int(given.seconds))
+        library_rivals.compare(given.out, given.seconds)
     else:
         process_agreement(given.out, given.model, given.count, given.seconds)
 

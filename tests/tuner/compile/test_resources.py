@@ -3,6 +3,7 @@
 import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from blocktune.tuner.compile import compiler
 from blocktune.tuner.compile.compiler import (
     compile_resources,
     compiled_code,
+    only_code_that_fits,
     ptxas_logs,
     ptxas_version,
     resources_of,
@@ -73,6 +75,21 @@ def test_the_log_of_a_compile_spares_a_second_run_of_ptxas(fakes: Any, monkeypat
     assert with_a_second_run.spill_bytes > 0
     compiled(fakes, (9, 0))  # and Triton's module is as it was
     assert len(logs) == 1
+
+
+def test_code_that_fits_no_block_never_reaches_ptxas(fakes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.errors import OutOfResources
+
+    own, small = CUDABackend.make_ptx, replace(limits_for((9, 0)), shared_per_block_optin_bytes=1024)
+    monkeypatch.setattr(compiler, "limits_for", lambda cc: small)
+    monkeypatch.setattr(CUDABackend, "make_cubin", None)
+    with (
+        only_code_that_fits((9, 0)),
+        pytest.raises(OutOfResources, match=r"shared memory, Required: \d+, Hardware limit: 1024"),
+    ):
+        compiled(fakes, (9, 0))
+    assert CUDABackend.make_ptx is own
 
 
 @pytest.mark.exhaustive

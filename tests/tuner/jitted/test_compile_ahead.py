@@ -25,6 +25,7 @@ from blocktune.tuner.jitted import server_client
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
+from examples.autotuned_matmul import matmul_kernel
 from tests.support.fakes.fake_triton import FakeGpu, active
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import CONFIGS, fatal_kernel, lingering_kernel, scale_kernel, sum_kernel
@@ -178,6 +179,17 @@ def test_what_is_sure_to_spill_is_waited_for_no_longer() -> None:
     other = call_of(scale_kernel, torch.ones(700), 700, 2.0)
     assert [each.outcome for each in three.compile(other.name, [fresh(other, 16)], LIMITS.cc).values()] == [Outcome.OK]
     three.close()
+
+
+def test_a_config_that_no_block_can_hold_is_infeasible(compiler: CompileAhead) -> None:
+    """Eight stages of these blocks take 384 KiB of shared memory."""
+    a = torch.ones(256, 256, dtype=torch.bfloat16)
+    config = triton.Config({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=8, num_stages=8)
+    call = call_of(matmul_kernel, a, a, torch.empty_like(a), 256, 256, 256)
+    one = replace(call, configs={user_config(call.name, config): config})
+    (ended,) = compiled(one, compiler).values()
+    assert ended.outcome is Outcome.INFEASIBLE
+    assert "out of resource: shared memory" in ended.error
 
 
 def config_of(**values: Any) -> UserConfig:

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.frozen import forget_frozen
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.tuned import decide, node_lock, tune_call
+from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import uninstall
 from blocktune.tuner.tuned.tune_call import Tools
 from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, active
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 
 H200 = device_named("h200")
 
@@ -51,3 +54,19 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
         yield made
     uninstall()
     forget_frozen()
+
+
+def decorated(kernel: Any = scale_kernel, configs: Any = CONFIGS, **options: Any) -> Any:
+    """The jitted function of a kernel under our decorator."""
+    return autotune(list(configs), ["n"], **options)(kernel.fn)
+
+
+def grid(meta: dict[str, Any]) -> tuple[int]:
+    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
+
+
+def measured(gpu: FakeGpu) -> set[tuple[int, int]]:
+    """Blocks and warps of the launches that were timed, which are forgotten."""
+    found = {(launch.arguments["BLOCK"], launch.num_warps) for launch in gpu.timed}
+    gpu.timed.clear()
+    return found

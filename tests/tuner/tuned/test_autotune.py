@@ -17,28 +17,12 @@ from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.tuned.autotune import autotune, space
-from tests.support.fakes.fake_triton import FakeGpu, Launch
-from tests.support.libraries.autotuned_kernels import CONFIGS, row_kernel, scale_kernel, sum_kernel
+from tests.support.fakes.fake_triton import FakeGpu
+from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
-from tests.tuner.tuned.conftest import H200
+from tests.tuner.tuned.conftest import H200, decorated, grid, measured
 
 pytestmark = compiled_here
-
-
-def decorated(kernel: Any = scale_kernel, configs: Any = CONFIGS, **options: Any) -> Any:
-    """The jitted function of a kernel under our decorator."""
-    return autotune(list(configs), ["n"], **options)(kernel.fn)
-
-
-def grid(meta: dict[str, Any]) -> tuple[int]:
-    return (triton.cdiv(meta["n"], meta["BLOCK"]),)
-
-
-def measured(gpu: FakeGpu) -> set[tuple[int, int]]:
-    """Blocks and warps of the launches that were timed, which are forgotten."""
-    found = {(launch.arguments["BLOCK"], launch.num_warps) for launch in gpu.timed}
-    gpu.timed.clear()
-    return found
 
 
 def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> None:
@@ -136,93 +120,6 @@ def test_a_place_that_cannot_be_written_costs_the_counts(gpu: FakeGpu, monkeypat
     summary.keep_launches()
 
 
-def doubling(launch: Launch) -> None:
-    launch.arguments["x"].mul_(launch.arguments["factor"])
-
-
-@pytest.mark.parametrize("how", ["restore_value", "hooks"])
-def test_arguments_are_restored_between_measurements(gpu: FakeGpu, how: str) -> None:
-    kept: list[torch.Tensor] = []
-    hooks = {
-        "pre_hook": lambda named, reset_only=False: None if reset_only else kept.append(named["x"].clone()),
-        "post_hook": lambda named, exception: named["x"].copy_(kept.pop()),
-    }
-    gpu.effect = doubling
-    kernel = decorated(**({"restore_value": ["x"]} if how == "restore_value" else hooks))
-    x = torch.ones(1000)
-    kernel[grid](x, 1000, 2.0)
-    assert torch.equal(x, torch.full((1000,), 2.0))
-    assert not kept
-
-
-def adding(launch: Launch) -> None:
-    launch.arguments["out"].add_(1.0)
-
-
-def test_arguments_are_reset_before_the_launch_that_counts(gpu: FakeGpu) -> None:
-    gpu.effect = adding
-    kernel, out = decorated(sum_kernel, reset_to_zero=["out"]), torch.full((1,), 7.0)
-    kernel[grid](out, torch.ones(1000), 1000)
-    assert out.item() == 1.0
-    kernel[grid](out, torch.ones(1000), 1000)  # as of triton.autotune, what is reset is reset for measurements alone
-    assert out.item() == 2.0
-
-
-def test_arguments_that_are_none_need_no_restoring(gpu: FakeGpu) -> None:
-    kernel = decorated(sum_kernel, reset_to_zero=["out"], restore_value=["x"])
-    hooks: dict[str, Any] = {"out": None, "x": None}
-    kernel.pre_hook(hooks)
-    kernel.post_hook(hooks, exception=None)
-
-
-def test_heuristics_and_pruning_see_what_they_see_under_triton(gpu: FakeGpu) -> None:
-    seen: list[Any] = []
-
-    def prune(configs: list[Any], named: dict[str, Any], **kwargs: Any) -> list[Any]:
-        seen.append((sorted(named), sorted(kwargs)))
-        return [config for config in configs if config.kwargs["BLOCK"] < 256]
-
-    kernel = decorated(sum_kernel, prune_configs_by={"early_config_prune": prune})
-    kernel[grid](torch.zeros(1), torch.ones(1024), 1024)
-    assert seen == [(["n", "out", "x"], ["grid", "warmup"])]
-    assert {block for block, _ in measured(gpu)} == {128}
-    assert gpu.launches[-1].arguments["IS_EVEN"] is True
-
-
-def test_the_hook_of_a_stored_config_is_that_of_the_list(gpu: FakeGpu) -> None:
-    seen: list[int] = []
-    configs = [
-        triton.Config({"BLOCK": block}, num_warps=2, pre_hook=lambda named: seen.append(named["BLOCK"]))
-        for block in (128, 256)
-    ]
-    x = torch.ones(1000)
-    decorated(configs=configs)[grid](x, 1000, 2.0)
-    seen.clear()
-    decorated(configs=configs)[grid](x, 1000, 2.0)
-    assert seen == [256]
-
-
-def test_descriptors_get_the_blocks_of_each_config(gpu: FakeGpu) -> None:
-    """As libraries have it that load by host descriptors: hooks of the configs give them their blocks."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    def set_blocks(named: dict[str, Any]) -> None:
-        named["rows"].block_shape = [1, named["BLOCK"]]
-
-    configs = [triton.Config({"BLOCK": block}, num_warps=2, pre_hook=set_blocks) for block in (64, 128, 256)]
-    kernel = autotune(configs, ["n"])(row_kernel)
-    rows = TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])
-    kernel[(8,)](rows, torch.zeros(8), 1024)
-    (choice,) = kernel.kernel.choices.values()
-    assert (choice.config.kwargs["BLOCK"], choice.dropped) == (256, {})
-    assert {block for block, _ in measured(gpu)} == {64, 128, 256}
-    for descriptor in (rows, TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])):
-        kernel[(8,)](descriptor, torch.zeros(8), 1024)
-        assert descriptor.block_shape == [1, 256]
-    assert kernel.kernel.misses == 1
-    assert not measured(gpu)
-
-
 def test_what_does_not_compile_or_fit_is_dropped_with_its_reason(gpu: FakeGpu) -> None:
     broken = triton.Config({"BLOCK": 100}, num_warps=2)  # no power of two
     kernel, x = decorated(configs=[broken, *CONFIGS]), torch.ones(1000)
@@ -232,16 +129,6 @@ def test_what_does_not_compile_or_fit_is_dropped_with_its_reason(gpu: FakeGpu) -
     assert "power of 2" in str(choice)
     with pytest.raises(NoFeasibleConfigError, match=r"None of the 2 configs .*: scale_kernel BLOCK=100"):
         decorated(configs=[broken, triton.Config({"BLOCK": 7})])[grid](x, 1000, 2.0)
-
-
-def test_a_bench_of_the_kernels_own_decides(gpu: FakeGpu) -> None:
-    def slowest(launch: Callable[[], None], quantiles: tuple[float, ...]) -> list[float]:
-        launch()
-        return [1000.0 / gpu.time_us(gpu.launches[-1])] * len(quantiles)
-
-    kernel = decorated(do_bench=slowest)
-    kernel[grid](torch.ones(1000), 1000, 2.0)
-    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (512, 4)
 
 
 def test_strict_refuses_to_tune(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,8 +181,10 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
         ),
         (lambda: autotune(CONFIGS)(scale_kernel.fn), "`key` must name the arguments"),
         (lambda: decorated(reset_to_zero=["y"]), "`reset_to_zero` names y, but"),
+        (lambda: decorated(restore_value="x"), r"`restore_value` must be a sequence of names, .* Write \['x'\]"),
         (lambda: decorated(buckets={"m": "power_of_two"}), "`buckets` names m, but"),
         (lambda: decorated(buckets={"n": "decade"}), "must be a function or 'power_of_two', but got 'decade'"),
+        (lambda: decorated(buckets="power_of_two"), r"must be groups by name, but got 'power_of_two'. Write {\"n\": "),
         (lambda: decorated(accept="default"), "`accept` must be one of exact, .* but got 'default'"),
         (lambda: decorated(l2="hot"), "`l2` must be 'cold' or 'warm'"),
         (lambda: decorated(expand=-1), "`expand` must be an integer of at least 0, but got -1"),
@@ -303,6 +192,7 @@ def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
         (lambda: decorated(costs=3.0), "`costs` must be a function of the arguments, but got 3.0"),
         (lambda: autotune(CONFIGS, ["n"])(grid), "grid is not a function of `triton.jit`"),
         (lambda: autotune(CONFIGS, "n")(scale_kernel.fn), r"got the text 'n'. Write \['n'\]"),
+        (lambda: autotune(CONFIGS[0], ["n"])(scale_kernel.fn), "must be a list, but got one config, BLOCK: 128"),
         (lambda: autotune([{"BLOCK": 64}], ["n"])(scale_kernel.fn), r"`triton.Config`, but one is {'BLOCK': 64}"),  # type: ignore[list-item]
         (
             lambda: decorated(buckets={"factor": "power_of_two"}),

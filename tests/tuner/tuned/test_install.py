@@ -80,6 +80,16 @@ def test_kernels_may_be_named_in_or_out(gpu: FakeGpu, monkeypatch: pytest.Monkey
         UsageError, match=r"`only` must be a sequence of names, but got the text 'a:b'. Write \['a:b'\]"
     ):
         install(only="a:b")
+    with pytest.raises(UsageError, match=r"`settings` must be of `blocktune.Settings`, but got {'l2': 'warm'}"):
+        install(settings={"l2": "warm"})  # type: ignore[arg-type]
+
+
+def test_settings_take_the_words_that_autotune_takes() -> None:
+    made = Settings(accept="exact", buckets={"n": "power_of_two"})  # type: ignore[arg-type, dict-item]
+    assert made.accept is UserRung.EXACT
+    assert made.buckets["n"](1000) == 1024
+    with pytest.raises(UsageError, match=r"`accept` must be one of exact, .* but got 'any'"):
+        Settings(accept="any")  # type: ignore[arg-type]
 
 
 def test_what_a_library_has_put_into_the_cache_of_its_kernel_stays(gpu: FakeGpu) -> None:

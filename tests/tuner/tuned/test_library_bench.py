@@ -23,7 +23,6 @@ from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.libraries import document as library_document
 from tests.support.libraries import faults as library_faults
 from tests.support.libraries import measures as library_measures
-from tests.support.libraries import rivals as library_rivals
 from tests.support.libraries import steps as library_steps
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel, sum_kernel
 from tests.support.libraries.chosen_constants import tuned_in
@@ -325,18 +324,3 @@ def test_a_start_that_fails_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert row["step_seconds"] is None
     assert "no library" in row["error"]
     assert "no library" in library_starts.agreement("fla", 1, 60.0)["errors"][0]
-
-
-def test_examples_are_compared_with_other_operators_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the processor the example computes what PyTorch does."""
-    clock = SimpleNamespace(rounds=lambda launches, count: [(20.0, 25.0)] * count)
-    monkeypatch.setattr(library_rivals, "CudaTurnClock", lambda l2: clock)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    row = library_rivals.compared("softmax", "cpu", lambda x: torch.softmax(x, dim=-1))
-    assert (row["ours_us"], row["helion_us"], row["difference"], row["error"]) == (20.0, 25.0, 0.0, "")
-
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        raise ImportError("no such name")
-
-    row = library_rivals.compared("softmax", "cpu", broken)
-    assert (row["error"], "helion_us" in row) == ("ImportError: no such name", False)
