@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from blocktune.cli.main import app
 from blocktune.db.exchange.foreign_formats import flex_option
@@ -24,6 +23,7 @@ from blocktune.tuner.compare.ladder import listed_steps
 from blocktune.tuner.compare.ladder_steps import bytes_of
 from blocktune.tuner.traffic.model import v2_traffic
 from tests.programs import ROOT
+from tests.support.command_line import CliRunner, Result
 from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import compiled_here
 
