@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.compile.background import PreparingCompiler
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.upkeep.verify import Verification
@@ -162,7 +162,11 @@ def _verify_each(
 
 
 def _in_turn(
-    due: "list[tuple[Best, str]]", device: "DeviceSpec", store: "ResultStore", compiler: "Compiler", runner: "GpuRunner"
+    due: "list[tuple[Best, str]]",
+    device: "DeviceSpec",
+    store: "ResultStore",
+    compiler: "PreparingCompiler",
+    runner: "GpuRunner",
 ) -> "Iterator[Best]":
     """Yield each winner once its configs are compiled and the runner has turned to its shape.
 

@@ -21,9 +21,9 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile.background import Compiler, PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.runner import Runner
@@ -131,7 +131,7 @@ def why_speedup_is_due(best: Best) -> str:
 
 
 def compile_ahead(
-    best: Best, *, device: DeviceSpec, store: ResultStore, compiler: Compiler
+    best: Best, *, device: DeviceSpec, store: ResultStore, compiler: PreparingCompiler
 ) -> "list[Future[CompileResult]]":
     """Have what a verification of a winner times compiled in the background, and return the compiles; then, which is
     not waited for, what confirms who wins.
@@ -145,9 +145,8 @@ def compile_ahead(
     shape, cc = best.shape, device.limits.cc
     configs = _able(_roles(best, contenders, _earlier_trials(best, store)), shape, device)
     compiles = [compiler.submit(config.kernel, config, shape, cc) for config in configs]
-    if isinstance(compiler, CompileFarm):
-        for config in configs:
-            compiler.submit_with_lse(config.kernel, config, shape, cc)
+    for config in configs:
+        compiler.submit_with_lse(config.kernel, config, shape, cc)
     return compiles
 
 
