@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blocktune.tuner.compile.background import PreparingCompiler
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.upkeep.verify import Verification
+    from blocktune.tuner.upkeep.verification import Verification
 
 COLUMNS = ("", "config", "then", "now", "now / then", "")
 
@@ -119,7 +119,7 @@ def _due(
 ) -> "list[tuple[Best, str]]":
     """Return the winners to verify, each with the reason."""
     from blocktune.kernels.values.config import Origin
-    from blocktune.tuner.upkeep.verify import why_due, why_speedup_is_due
+    from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
 
     if unknown_speedup:
         return [(best, why) for best in bests if (why := why_speedup_is_due(best))]

@@ -17,7 +17,7 @@ class Compiler(Protocol):
 
 
 class PreparingCompiler(Compiler, Protocol):
-    """Starts before there is work, and compiles what later launches need besides the configs that are asked for."""
+    """Starts before there is work, and compiles what later launches need besides a config's own code."""
 
     def start(self, count: int = 1) -> None: ...
 
