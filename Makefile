@@ -36,6 +36,7 @@ PARALLEL := $(WORKERS) --dist loadfile
 SPREAD := $(WORKERS) --dist loadgroup
 # The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
+HAS_MANY_CASES := $(shell grep -rlE --include='test_*.py' 'mark\.(exhaustive|few)' tests)
 ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/tuner)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -66,7 +67,7 @@ test-interpreted: $(VENV)/.installed-test
 
 test-all: test
 	TRITON_INTERPRET=1 $(SPREAD) -m "interpreted and not gpu and exhaustive" $(INTERPRETED)
-	$(SPREAD) -m "not gpu and exhaustive and not cluster"
+	$(SPREAD) -m "not gpu and exhaustive and not cluster" $(HAS_MANY_CASES)
 
 width-test: $(VENV)/.installed-test
 	BLOCKTUNE_WIDTHS=full $(SPREAD) tests/kernels/base/test_width_classes.py

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import typer.main
-from typer.testing import CliRunner
 
 from blocktune.cli.main import app
+from tests.support.command_line import CliRunner
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -156,15 +156,26 @@ def left_records(path: Path) -> Iterator[Left | None]:
         StoreError: the file is another user's, or cannot be read or removed.
     """
     _require_own(path)
+    with _locked(path) as file:
+        if file is None:
+            yield None
+            return
+        left = _records(_content(file, path).split(b"\n"))
+        yield left
+        _put_away(path, keep=bool(left.unreadable))
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes] | None]:
+    """Yield the file of a spool, locked for as long; None where there is none, its process lives or another one sees to
+    it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         yield None
         return
     except OSError as error:
-        raise StoreError(
-            f"Measurements wait in {path}, which cannot be read: {error.strerror}. Correct its mode."
-        ) from error
+        raise _unreadable(path, error) from error
     with os.fdopen(descriptor, "rb") as file:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -172,26 +183,31 @@ def left_records(path: Path) -> Iterator[Left | None]:
             yield None
             return
         state = os.fstat(descriptor)
-        if not stat.S_ISREG(state.st_mode) or not state.st_nlink:
-            yield None
-            return
-        try:
-            content = file.read(MAX_BYTES + _MAX_LINE_BYTES)
-        except OSError as error:
-            raise StoreError(
-                f"Measurements wait in {path}, which cannot be read: {error.strerror}. Correct its mode."
-            ) from error
-        left = _records(content.split(b"\n"))
-        yield left
-        try:
-            if left.unreadable:
-                path.rename(path.with_suffix(UNREADABLE_SUFFIX))
-            else:
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            raise StoreError(
-                f"The measurements in {path} are stored, but the file cannot be removed: {error.strerror}. Remove it."
-            ) from error
+        yield file if stat.S_ISREG(state.st_mode) and state.st_nlink else None
+
+
+def _content(file: IO[bytes], path: Path) -> bytes:
+    try:
+        return file.read(MAX_BYTES + _MAX_LINE_BYTES)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreError:
+    return StoreError(f"Measurements wait in {path}, which cannot be read: {error.strerror}. Correct its mode.")
+
+
+def _put_away(path: Path, *, keep: bool) -> None:
+    """Remove a spool whose records are stored, or keep it under another name."""
+    try:
+        if keep:
+            path.rename(path.with_suffix(UNREADABLE_SUFFIX))
+        else:
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"The measurements in {path} are stored, but the file cannot be removed: {error.strerror}. Remove it."
+        ) from error
 
 
 def _require_own(path: Path) -> None:

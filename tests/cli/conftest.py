@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from blocktune.cli.main import app
 from blocktune.db.records.records import Best, Environment
@@ -17,6 +16,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tests.support.command_line import CliRunner, Result
 from tests.support.stores.new_stores import new_store
 
 

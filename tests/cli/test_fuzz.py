@@ -11,10 +11,10 @@ from tests.programs import program
 
 
 @pytest.mark.parametrize(
-    ("seed", "runs"), [(0, 24), *(pytest.param(seed, 311, marks=pytest.mark.exhaustive) for seed in range(1, 17))]
+    ("seed", "runs"), [(20, 24), *(pytest.param(seed, 1250, marks=pytest.mark.exhaustive) for seed in range(1, 5))]
 )
 def test_random_commands_on_random_files_end_well(seed: int, runs: int, tmp_path: Path, code_folder: Path) -> None:
-    """5,000 commands in all of continuous integration; kernels that one of them compiled are compiled by no other."""
+    """5,000 commands in all of continuous integration; the first 24 of them compile nothing."""
     command = [*program("stores.cli_fuzz"), str(tmp_path), str(runs), str(seed), "0.0"]
     caches = {"TRITON_CACHE_DIR": str(code_folder), "XDG_CACHE_HOME": str(code_folder / "resources")}
     result = subprocess.run(command, env=os.environ | caches, capture_output=True, text=True, timeout=280)

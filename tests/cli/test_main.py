@@ -7,11 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from blocktune.cli import main
 from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.values import errors
+from tests.support.command_line import CliRunner
 
 EXIT_CODES = {
     errors.UsageError: 2,

@@ -41,13 +41,7 @@ def _results_file(path: Path) -> Finding:
     try:
         rows = rows_in_file(path)
     except StoreError as error:
-        return Finding(
-            name="results file",
-            value=str(path),
-            level=Level.PROBLEM,
-            meaning=str(error),
-            fix="Until then attention runs with shipped and default configs.",
-        )
+        return _unusable("results file", str(path), error)
     return Finding(name="results file", value=f"{path} ({counted(len(rows), 'winner')}, for the dispatcher only)")
 
 
@@ -76,15 +70,19 @@ def store_findings(db: str | None) -> Iterator[Finding]:
             health = store.health()
             yield from _clock(store.bests() if health.sound else ())
     except StoreError as error:
-        yield Finding(
-            name="database",
-            value=target.label,
-            level=Level.PROBLEM,
-            meaning=str(error),
-            fix="Until then attention runs with shipped and default configs.",
-        )
+        yield _unusable("database", target.label, error)
         return
     yield from _of_health(health)
+
+
+def _unusable(name: str, value: str, error: Exception) -> Finding:
+    return Finding(
+        name=name,
+        value=value,
+        level=Level.PROBLEM,
+        meaning=str(error),
+        fix="Until then attention runs with shipped and default configs.",
+    )
 
 
 def _of_health(health: "StoreHealth") -> Iterator[Finding]:

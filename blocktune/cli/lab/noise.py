@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.tuner.lab.noise import Study
+    from blocktune.tuner.measure.telemetry import GpuMonitor
 
 
 @with_shape_flags
@@ -79,26 +81,14 @@ def _configs(shape: "AttentionShape", device: "DeviceSpec", db: str | None) -> "
 def _study(
     shape: "AttentionShape", device: "DeviceSpec", configs: "tuple[KernelConfig, ...]", seconds: float
 ) -> dict[str, Any]:
+    """Return the document of a study of this many seconds."""
     from blocktune.db.records.records import Regime
-    from blocktune.tuner.lab.noise import study_noise
     from blocktune.tuner.lab.noise_report import columns, summarize
-    from blocktune.tuner.measure.device_choice import visible
     from blocktune.tuner.measure.environment import measuring_environment, source_commit
-    from blocktune.tuner.measure.measurement import Terms
-    from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+    from blocktune.tuner.measure.telemetry import GpuMonitor
 
     monitor = GpuMonitor(device.uuid, own_processes=len(Regime))
-    runners = {
-        regime: GpuRunner(shape, environment=visible(device), monitor=monitor, terms=Terms(regime=regime, race=False))
-        for regime in (Regime.SUSTAINED, Regime.BURST)
-    }
-    with gpu_lock(device.uuid, note):
-        try:
-            study = study_noise(runners, configs, seconds=seconds, on_progress=note)
-        finally:
-            for runner in runners.values():
-                runner.close()
+    study = _measured(shape, device, configs, seconds, monitor)
     return {
         "format": NOISE_FORMAT,
         "schema": SCHEMA,
@@ -112,3 +102,30 @@ def _study(
         "summary": summarize(study),
         "measurements": columns(study),
     }
+
+
+def _measured(
+    shape: "AttentionShape",
+    device: "DeviceSpec",
+    configs: "tuple[KernelConfig, ...]",
+    seconds: float,
+    monitor: "GpuMonitor",
+) -> "Study":
+    """Measure the configs under both regimes, in processes of their own."""
+    from blocktune.db.records.records import Regime
+    from blocktune.tuner.lab.noise import study_noise
+    from blocktune.tuner.measure.device_choice import visible
+    from blocktune.tuner.measure.measurement import Terms
+    from blocktune.tuner.measure.runner import GpuRunner
+    from blocktune.tuner.measure.telemetry import gpu_lock
+
+    runners = {
+        regime: GpuRunner(shape, environment=visible(device), monitor=monitor, terms=Terms(regime=regime, race=False))
+        for regime in (Regime.SUSTAINED, Regime.BURST)
+    }
+    with gpu_lock(device.uuid, note):
+        try:
+            return study_noise(runners, configs, seconds=seconds, on_progress=note)
+        finally:
+            for runner in runners.values():
+                runner.close()

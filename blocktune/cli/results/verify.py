@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.compile.background import PreparingCompiler
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.upkeep.verify import Verification
+    from blocktune.tuner.upkeep.verification import Verification
 
 COLUMNS = ("", "config", "then", "now", "now / then", "")
 
@@ -119,7 +119,7 @@ def _due(
 ) -> "list[tuple[Best, str]]":
     """Return the winners to verify, each with the reason."""
     from blocktune.kernels.values.config import Origin
-    from blocktune.tuner.upkeep.verify import why_due, why_speedup_is_due
+    from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
 
     if unknown_speedup:
         return [(best, why) for best in bests if (why := why_speedup_is_due(best))]
@@ -162,7 +162,11 @@ def _verify_each(
 
 
 def _in_turn(
-    due: "list[tuple[Best, str]]", device: "DeviceSpec", store: "ResultStore", compiler: "Compiler", runner: "GpuRunner"
+    due: "list[tuple[Best, str]]",
+    device: "DeviceSpec",
+    store: "ResultStore",
+    compiler: "PreparingCompiler",
+    runner: "GpuRunner",
 ) -> "Iterator[Best]":
     """Yield each winner once its configs are compiled and the runner has turned to its shape.
 

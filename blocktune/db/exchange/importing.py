@@ -1,7 +1,7 @@
 """Reading a results document (the format is in db/exchange/document.py) that a stranger may have written."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -74,11 +74,12 @@ def _environments(node: Untrusted) -> dict[str, Environment]:
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Reads the rows of one document. `latest` bounds their dates: one far ahead would outrank all that is measured
-    later."""
+    later. shapes: those that were read, by the object in the document, which rows of a sweep share."""
 
     device: DeviceSpec
     environments: dict[str, Environment]
     latest: datetime
+    shapes: dict[int, AttentionShape] = field(default_factory=dict)
 
     def best(self, node: Untrusted) -> Best:
         parts = node.object((*_PROVENANCE, "origin"), (*_BEST_READERS, CHECKSUM))
@@ -112,11 +113,17 @@ class _Source:
         return {
             "device": self.device,
             "environment": self.environments[digest],
-            "shape": _shape(parts["shape"]),
+            "shape": self._shape(parts["shape"]),
             "config": _config(parts["config"]),
             "kernel_hash": parts["kernel_hash"].match(_DIGEST, "16 hexadecimal digits"),
             "created_at": parts["created_at"].moment(EARLIEST, self.latest),
         }
+
+    def _shape(self, node: Untrusted) -> AttentionShape:
+        shape = self.shapes.get(id(node.value))
+        if shape is None:
+            shape = self.shapes[id(node.value)] = node.parsed(AttentionShape.from_json, "a shape")
+        return shape
 
 
 _Readers = Mapping[str, Callable[[Untrusted], Any]]
@@ -126,10 +133,6 @@ _PROVENANCE = ("shape", "config", "kernel_hash", "environment", "created_at")
 def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
     """Return the optional fields that are there."""
     return {name: read(parts[name]) for name, read in readers.items() if name in parts}
-
-
-def _shape(node: Untrusted) -> AttentionShape:
-    return node.parsed(AttentionShape.from_json, "a shape")
 
 
 def _regime(node: Untrusted) -> Regime:
@@ -167,6 +170,8 @@ def _value(kind: Kind, node: Untrusted) -> Any:
             return node.match(kind.pattern, kind.meaning)
         case Prose():
             return node.prose(kind.longest)
+        case Several(of=Real() as of):
+            return node.numbers(kind.most, of.low, of.high)
         case Several():
             return tuple(_value(kind.of, item) for item in node.items(kind.most))
 

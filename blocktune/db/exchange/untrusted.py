@@ -103,6 +103,13 @@ class Untrusted:
             self.reject(f"a number from {low:g} to {high:g}")
         return float(self.value)
 
+    def numbers(self, limit: int, low: float, high: float) -> tuple[float, ...]:
+        """Return a list of finite numbers, low and high included."""
+        values = self.values(limit)
+        if not all(type(value) in (int, float) and low <= value <= high for value in values):
+            return tuple(item.number(low, high) for item in self.items(limit))  # names the one that is wrong
+        return tuple(map(float, values))
+
     def moment(self, earliest: datetime, latest: datetime) -> datetime:
         """Return a time with its zone, in ISO 8601."""
         try:

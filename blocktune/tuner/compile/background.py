@@ -14,3 +14,13 @@ class Compiler(Protocol):
     def submit(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
     ) -> "Future[CompileResult]": ...
+
+
+class PreparingCompiler(Compiler, Protocol):
+    """Starts before there is work, and compiles what later launches need besides a config's own code."""
+
+    def start(self, count: int = 1) -> None: ...
+
+    def submit_with_lse(
+        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+    ) -> "Future[bool]": ...

@@ -25,7 +25,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.compile.answers import private_stdout, send
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.fleet.job import Job, progress_json
 from blocktune.tuner.fleet.preparation import RefusedError, prepare
 from blocktune.tuner.fleet.streamed_store import Send, store_of
@@ -60,7 +60,9 @@ def _made(make: Make, job: Job, reply: Send) -> dict[str, Any]:
         return {"error": "interrupted before anything was found", "exit_code": INTERRUPTED}
 
 
-def make_job(device: DeviceSpec, compiler: Compiler, job: Job, store: ResultStore, tell: OnProgress) -> TuningReport:
+def make_job(
+    device: DeviceSpec, compiler: PreparingCompiler, job: Job, store: ResultStore, tell: OnProgress
+) -> TuningReport:
     """Tune the shape of a job on this device.
 
     Raises:

@@ -26,7 +26,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
@@ -79,7 +79,7 @@ def tune(
     study: str | None = None,
     seed: int = 0,
     on_progress: OnProgress | None = None,
-    compiler: Compiler | None = None,
+    compiler: PreparingCompiler | None = None,
     runner: Runner | None = None,
 ) -> TuningReport:
     """Find the best config of a shape, store it and every trial, and report.
@@ -173,7 +173,7 @@ class _Run:
         self._ended_by = ""
 
     def execute(
-        self, limit: Limit, on_progress: OnProgress, compiler: Compiler | None, runner: Runner | None
+        self, limit: Limit, on_progress: OnProgress, compiler: PreparingCompiler | None, runner: Runner | None
     ) -> TuningReport:
         finished = self._knowledge.finished_best(limit, self._contenders, self._objective)
         if finished is not None:
@@ -190,15 +190,14 @@ class _Run:
                 runner.turn_to(self._subject.shape, anchor, self._terms)
             if runner is not None:
                 runner.prepare()  # all processes start while this one imports torch and orders the space
-            if isinstance(compiler, CompileFarm):
-                compiler.start(min(workers, limit.trials))
-                if runner is not None:
-                    on_progress = self._confirming_ahead(on_progress, compiler, workers)
+            compiler.start(min(workers, limit.trials))
+            if runner is not None:
+                on_progress = self._confirming_ahead(on_progress, compiler, workers)
             search = self._search(limit, on_progress, compiler, runner, workers)
             return self._conclude(search, runner, on_progress)
 
     def _search(
-        self, limit: Limit, on_progress: OnProgress, compiler: Compiler, runner: Runner | None, workers: int
+        self, limit: Limit, on_progress: OnProgress, compiler: PreparingCompiler, runner: Runner | None, workers: int
     ) -> Search:
         subject = self._subject
         assignment = Assignment(
@@ -252,7 +251,7 @@ class _Run:
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 
-    def _confirming_ahead(self, show: OnProgress, farm: CompileFarm, workers: int) -> OnProgress:
+    def _confirming_ahead(self, show: OnProgress, compiler: PreparingCompiler, workers: int) -> OnProgress:
         """Return a function that shows progress and, as soon as processes have nothing else to compile, has what
         confirms the likely winners compiled: the default and the best so far."""
         subject, default = self._subject, self._contenders.default
@@ -263,7 +262,7 @@ class _Run:
                 for config in dict.fromkeys((default, progress.best)):
                     if config not in asked:
                         asked.add(config)
-                        farm.submit_with_lse(config.kernel, config, subject.shape, subject.device.limits.cc)
+                        compiler.submit_with_lse(config.kernel, config, subject.shape, subject.device.limits.cc)
             show(progress)
 
         return shown

@@ -1,7 +1,9 @@
-"""Whether a record is of a kernel as it is now, and whether its config still runs."""
+"""Whether a record is of a kernel as it is now, whether its config still runs, and why it is due for verification."""
 
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.db.rivals import with_todays_rivals
 from blocktune.kernels.registry import KERNELS
+from blocktune.kernels.values.config import Origin
 
 
 def is_live(record: Best | Trial) -> bool:
@@ -16,3 +18,32 @@ def still_runs(best: Best) -> bool:
     if kernel is None or kernel.unsupported(shape, limits) is not None:
         return False
     return not kernel.violations(best.config, shape, limits)
+
+
+def why_due(best: Best, environment: Environment) -> str:
+    """Return why a winner of this device ought to be verified here; empty when it was measured with what is here now
+    and against the default that the kernels have now.
+
+    Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
+    """
+    if best.origin not in (Origin.MEASURED, Origin.BORROWED):
+        return ""
+    if best.origin is Origin.BORROWED:
+        return "it came from elsewhere"
+    if not is_live(best):
+        return f"the source of {best.config.kernel} has changed"
+    names = ("triton", "ptxas", "driver", "torch", "cuda", "protocol", "power_limit_w")
+    changed = (
+        f"{name} {old or 'unknown'} became {new or 'unknown'}"
+        for name in names
+        if (old := getattr(best.environment, name)) != (new := getattr(environment, name))
+    )
+    return ", ".join(changed) or why_speedup_is_due(best)
+
+
+def why_speedup_is_due(best: Best) -> str:
+    """Return why a measured winner's speed-up over today's default is not known; empty where it is."""
+    today = with_todays_rivals(best)
+    if best.origin is Origin.PREDICTED or today.default is None or today.speedup_over_default is not None:
+        return ""
+    return f"it was not timed against {today.default.label}, the default"

@@ -6,13 +6,12 @@ again, by the search's own means and finals, and stores who wins as measured her
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
-from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -21,17 +20,19 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile.background import Compiler, PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
+from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
 from blocktune.tuner.search.loop import Limit, Search, Subject
 from blocktune.tuner.search.proposals import Enumeration
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.upkeep.is_current import is_live
+from blocktune.tuner.upkeep.verification import Recheck, Verification
 
 RUNNERS_UP = 4
 """How many of the next best configs of the earlier search are timed again."""
@@ -39,99 +40,8 @@ RUNNERS_UP = 4
 _UNBOUNDED_SECONDS = float(1 << 30)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recheck:
-    """One config then and now.
-
-    role: `winner`, else `default`, `paper rule` or `runner-up`.
-    before_us, after_us: its times in microseconds; None where it has no time.
-    problem: why it has no time now.
-    """
-
-    config: KernelConfig
-    role: str
-    before_us: float | None
-    after_us: float | None
-    outcome: Outcome
-    problem: str = ""
-
-    @property
-    def ratio(self) -> float | None:
-        """The time now over the time then."""
-        return self.after_us / self.before_us if self.before_us and self.after_us else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "config": self.config.to_json(),
-            "role": self.role,
-            "before_us": self.before_us,
-            "after_us": self.after_us,
-            "ratio": self.ratio,
-            "outcome": str(self.outcome),
-            "problem": self.problem,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verification:
-    """One winner, verified. after is None, and the winner forgotten, where nothing that was timed again computes the
-    right result. reason: why `after` won."""
-
-    before: Best
-    after: Best | None
-    rechecks: tuple[Recheck, ...]
-    reason: str
-    seconds: float
-
-    @property
-    def wrong(self) -> bool:
-        """Whether the stored winner computes a wrong result here."""
-        return any(each.role == "winner" and each.outcome is Outcome.WRONG_RESULT for each in self.rechecks)
-
-    def to_json(self) -> dict[str, Any]:
-        after = self.after
-        return {
-            "shape": self.before.shape.to_json() | {"label": self.before.shape.label},
-            "before": {"config": self.before.config.to_json(), "time_us": self.before.time_us},
-            "after": None if after is None else {"config": after.config.to_json(), "time_us": after.time_us},
-            "changed": after is None or after.config != self.before.config,
-            "reason": self.reason,
-            "rechecks": [each.to_json() for each in self.rechecks],
-            "seconds": round(self.seconds, 3),
-        }
-
-
-def why_due(best: Best, environment: Environment) -> str:
-    """Return why a winner of this device ought to be verified here; empty when it was measured with what is here now
-    and against the default that the kernels have now.
-
-    Predictions are never due: a search replaces them. A winner is verified under its own regime, whichever that is.
-    """
-    if best.origin not in (Origin.MEASURED, Origin.BORROWED):
-        return ""
-    if best.origin is Origin.BORROWED:
-        return "it came from elsewhere"
-    if not is_live(best):
-        return f"the source of {best.config.kernel} has changed"
-    names = ("triton", "ptxas", "driver", "torch", "cuda", "protocol", "power_limit_w")
-    changed = (
-        f"{name} {old or 'unknown'} became {new or 'unknown'}"
-        for name in names
-        if (old := getattr(best.environment, name)) != (new := getattr(environment, name))
-    )
-    return ", ".join(changed) or why_speedup_is_due(best)
-
-
-def why_speedup_is_due(best: Best) -> str:
-    """Return why a measured winner's speed-up over today's default is not known; empty where it is."""
-    today = with_todays_rivals(best)
-    if best.origin is Origin.PREDICTED or today.default is None or today.speedup_over_default is not None:
-        return ""
-    return f"it was not timed against {today.default.label}, the default"
-
-
 def compile_ahead(
-    best: Best, *, device: DeviceSpec, store: ResultStore, compiler: Compiler
+    best: Best, *, device: DeviceSpec, store: ResultStore, compiler: PreparingCompiler
 ) -> "list[Future[CompileResult]]":
     """Have what a verification of a winner times compiled in the background, and return the compiles; then, which is
     not waited for, what confirms who wins.
@@ -145,9 +55,8 @@ def compile_ahead(
     shape, cc = best.shape, device.limits.cc
     configs = _able(_roles(best, contenders, _earlier_trials(best, store)), shape, device)
     compiles = [compiler.submit(config.kernel, config, shape, cc) for config in configs]
-    if isinstance(compiler, CompileFarm):
-        for config in configs:
-            compiler.submit_with_lse(config.kernel, config, shape, cc)
+    for config in configs:
+        compiler.submit_with_lse(config.kernel, config, shape, cc)
     return compiles
 
 
@@ -242,6 +151,27 @@ def _measured_again(
     objective: Objective,
 ) -> tuple[dict[KernelConfig, Trial], Result | None]:
     """Return the new trials, which are stored, and the finals; None where none of them runs and is right."""
+    trials = _trials_again(subject, configs, store, compiler, runner, on_progress)
+    timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
+    if not timed:
+        return trials, None
+    held, failures = _finals(runner, trials, timed, contenders, objective)
+    for config, failure in failures.items():
+        if failure.outcome is not Outcome.OK:
+            trials[config] = subject.trial(config, failure.outcome, error=failure.error)
+            store.record(trials[config])
+    return trials, held
+
+
+def _trials_again(
+    subject: Subject,
+    configs: Sequence[KernelConfig],
+    store: ResultStore,
+    compiler: Compiler,
+    runner: Runner,
+    on_progress: Callable[[Progress], None],
+) -> dict[KernelConfig, Trial]:
+    """Return a new trial of each config, by a search that tries all of them and stores what it finds."""
 
     def predict(config: KernelConfig, resources: KernelResources) -> float | None:
         if missing_rates(subject.device):
@@ -261,22 +191,23 @@ def _measured_again(
         on_progress=on_progress,
     )
     search.run()
-    trials = search.trials
-    if not any(trial.outcome is Outcome.OK for trial in trials.values()):
-        return trials, None
-    held: Result | None
+    return search.trials
+
+
+def _finals(
+    runner: Runner,
+    trials: dict[KernelConfig, Trial],
+    timed: Sequence[KernelConfig],
+    contenders: Contenders,
+    objective: Objective,
+) -> tuple[Result | None, Mapping[KernelConfig, Measurement]]:
+    """Return the finals and who failed them. Where no finalist was confirmed: None, and how each confirmation ended,
+    since some may be wrong and others only lost."""
     try:
         held = hold_finals(runner, list(trials.values()), contenders, None, objective)
-    except NoFeasibleConfigError:  # no finalist was confirmed; which were wrong, and which were only lost?
-        timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
-        held, failures = None, {config: runner.confirm(config) for config in timed}
-    else:
-        failures = dict(held.failures)
-    for config, failure in failures.items():
-        if failure.outcome is not Outcome.OK:
-            trials[config] = subject.trial(config, failure.outcome, error=failure.error)
-            store.record(trials[config])
-    return trials, held
+    except NoFeasibleConfigError:
+        return None, {config: runner.confirm(config) for config in timed}
+    return held, held.failures
 
 
 def _winner(

@@ -50,13 +50,14 @@ def test_every_view_opens_without_an_error_or_a_request(
 
 
 def test_the_first_paint_comes_at_once(page: Page) -> None:
-    """In the fastest of three loads: other tests have the processors, too."""
-    painted_ms = []
-    for _ in range(3):
+    """In one of three loads at least: other tests have the processors, too."""
+
+    def painted_ms() -> float:
         page.page.reload()
         page.settle()
-        painted_ms.append(page.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
-    assert min(painted_ms) < 1000
+        return page.page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+
+    assert any(painted_ms() < 1000 for _ in range(3))
 
 
 def test_a_slider_changes_the_blocks(page: Page) -> None:

@@ -18,7 +18,7 @@ def browser() -> Iterator[Any]:
         yield found
 
 
-@pytest.fixture(params=[1440, 390], ids=["desk", "phone"])
+@pytest.fixture(scope="module", params=[1440, 390], ids=["desk", "phone"])
 def page(request: pytest.FixtureRequest, browser: Any, report_file: Path) -> Iterator[Page]:
     opened = Page(browser, report_file, width=request.param)
     yield opened

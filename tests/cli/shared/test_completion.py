@@ -4,13 +4,13 @@ import subprocess
 import sys
 
 import pytest
-from typer.testing import CliRunner
 
 from blocktune.cli.main import app
 from blocktune.cli.shared import completion
 from blocktune.kernels.hardware.catalogue import catalogue
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.shape import SHORT_DTYPES, Direction
+from tests.support.command_line import CliRunner
 
 
 def completed(words: str, incomplete: str = "") -> set[str]:

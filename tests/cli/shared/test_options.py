@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from blocktune.cli.shared.options import ShapeFlags, with_shape_flags
 from blocktune.kernels.hardware import device
@@ -18,6 +17,7 @@ from blocktune.kernels.values.errors import UnknownDeviceError, UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE, choose_device
+from tests.support.command_line import CliRunner
 
 
 def test_sizes_that_are_not_given_follow_from_the_others_and_are_named() -> None:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from blocktune.cli.main import app
 from blocktune.db.exchange.document import document_from, save_document
@@ -20,6 +19,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables import backups
 from blocktune.db.tables.backups import KEPT, back_up, backups_of
 from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.support.command_line import CliRunner
 from tests.support.stores.older_stores import make_schema_4
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from blocktune.cli.main import app
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.errors import StoreError
+from tests.support.command_line import CliRunner, Result
 from tests.support.stores.postgres_server import PostgresServer, free_port
 
 ROOT = Path(__file__).parents[3]

@@ -113,7 +113,7 @@ def test_a_server_that_stays_away_is_given_up(own_server: PostgresServer, trial:
 
 
 @pytest.mark.timeout(600)  # two processors need minutes to import for 64 processes
-@pytest.mark.parametrize(("count", "each"), [(32, 1), pytest.param(64, 50, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(("count", "each"), [(16, 1), pytest.param(64, 50, marks=pytest.mark.exhaustive)])
 def test_many_writers_share_the_few_connections_of_a_server(
     own_server: PostgresServer, document: Path, count: int, each: int
 ) -> None:

@@ -19,12 +19,11 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
 from blocktune.cli.main import app
 from blocktune.cli.main import main as tune
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.store import ResultStore
+from tests.support.command_line import CliRunner
 from tests.support.stores.sample_records import winner
 
 EXIT_CODES = (0, 2, 3, 4, 5, 7, 130)

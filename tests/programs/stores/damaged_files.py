@@ -9,8 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from typer.testing import CliRunner
-
 from blocktune.cli.main import app
 from blocktune.db.exchange.merging import Results
 from blocktune.db.recovery.drill import DAMAGES, drill
@@ -18,6 +16,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tests.support.command_line import CliRunner
 from tests.support.stores.sample_records import sample_trials, winner
 
 TRIALS = (10, 40, 60, 100, 200)

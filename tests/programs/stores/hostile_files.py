@@ -12,11 +12,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from typer.testing import CliRunner
-
 from blocktune.cli.main import app
 from tests.programs.stores.changed_exports import spoil
 from tests.programs.stores.cli_fuzz import SENSIBLE, TRIES, broken_rule, hostile, make_files
+from tests.support.command_line import CliRunner
 
 MAX_SECONDS = 5.0
 """What a busy machine holds up is tried again, as in cli_fuzz.py."""

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from blocktune.cli.main import app
+from tests.support.command_line import CliRunner
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"

@@ -3,7 +3,6 @@
 import dataclasses
 import sqlite3
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, StoreError, UnknownDeviceError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
     MEASURED_BUDGET,
@@ -91,49 +89,32 @@ def test_what_calls_get_untuned_is_the_anchor_and_takes_part_in_the_finals(
     assert report.best.default == DEFAULT
 
 
-class InstantFarm(landscape.InstantCompiler, CompileFarm):
-    """A farm without processes; `confirming` lists what is compiled with log-sum-exp."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started = 0
-        self.confirming: list[KernelConfig] = []
-
-    def start(self, count: int = 1) -> None:
-        self.started += count
-
-    def submit_with_lse(self, kernel: str, config: KernelConfig, shape: Any, cc: Any) -> "Future[bool]":
-        assert (kernel, shape, cc) == (config.kernel, landscape.SHAPE, (9, 0))
-        self.confirming.append(config)
-        return Future()
-
-
 def test_what_confirms_the_default_and_the_winner_is_compiled_before_the_finals(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blocktune.tuner.search.tune.default_workers", lambda: 16)
-    farm = InstantFarm()
+    compiler = landscape.InstantCompiler()
 
     class Seen(Replay):
         def finals(self, configs: Any) -> Finals:
-            asked.extend(farm.confirming)
+            asked.extend(compiler.confirming)
             return super().finals(configs)
 
     asked: list[KernelConfig] = []
-    report = run(store, Seen(), compiler=farm)
-    assert farm.started == 16
+    report = run(store, Seen(), compiler=compiler)
+    assert compiler.started == 16
     assert {DEFAULT, report.best.config} <= set(asked)
-    assert len(asked) == len(set(asked)) < len(farm.submitted) / 2
-    assert farm.confirming == asked
+    assert len(asked) == len(set(asked)) < len(compiler.submitted) / 2
+    assert compiler.confirming == asked
 
 
 def test_no_process_of_a_small_machine_leaves_the_search_for_confirmations(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("blocktune.tuner.search.tune.default_workers", lambda: 2)
-    farm = InstantFarm()
-    run(store, Replay(), compiler=farm)
-    assert farm.confirming == []
+    compiler = landscape.InstantCompiler()
+    run(store, Replay(), compiler=compiler)
+    assert compiler.confirming == []
 
 
 def test_the_report_as_json_has_the_promised_names(store: ResultStore) -> None:

@@ -19,14 +19,9 @@ from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.upkeep.verify import (
-    RUNNERS_UP,
-    Verification,
-    compile_ahead,
-    verify,
-    why_due,
-    why_speedup_is_due,
-)
+from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
+from blocktune.tuner.upkeep.verification import Verification
+from blocktune.tuner.upkeep.verify import RUNNERS_UP, compile_ahead, verify
 from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
