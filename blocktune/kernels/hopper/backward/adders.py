@@ -1,12 +1,12 @@
-"""The two warps that add dq, in Gluon, and in a fixed order of additions whose turn it is.
+"""How dQ of a step is added to the sums, in Gluon: by the warpgroup that has it, or by two warps of their own.
 
-They take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that fits: the
-warpgroups go on while it is added. In any order of additions that is all.
+The two warps take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that
+fits: the warpgroups go on while it is added. In any order of additions that is all.
 
-In a fixed order tiles of a head add their part of dq of a block of queries in turns, the one with the first keys
-first. A turn is the number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits
-for those of its head alone that were taken before it. The first unfinished tile of all therefore never waits for long:
-it is in work (its block took it, and every tile before it in that block's queue is finished), and what it waits for is
+In a fixed order tiles of a head add their part of dq of a block of queries in turns, the one with the first keys first.
+A turn is the number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for
+those of its head alone that were taken before it. The first unfinished tile of all therefore never waits for long: it
+is in work (its block took it, and every tile before it in that block's queue is finished), and what it waits for is
 finished.
 
 What makes it fast, and is easily lost when the code changes:
@@ -27,7 +27,7 @@ both could take one for the other.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from blocktune.kernels.hopper.backward.bounds import (
     block_at,
@@ -41,9 +41,111 @@ from blocktune.kernels.hopper.backward.bounds import (
     sequence,
     walk_of,
 )
-from blocktune.kernels.hopper.backward.form import counts_all_tiles, has_lower, is_general, is_listed, is_ordered
-from blocktune.kernels.hopper.backward.steps import add_out
-from blocktune.kernels.hopper.common.device_functions import advance
+from blocktune.kernels.hopper.backward.form import (
+    adds_apart,
+    counts_all_tiles,
+    has_lower,
+    is_general,
+    is_listed,
+    is_ordered,
+)
+from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
+from blocktune.kernels.hopper.common.slots import receive_alone
+
+
+@gluon.jit
+def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
+    """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
+    HALF: gl.constexpr = dq.shape[1]
+    # [HALF, 64]
+    x = in_register_order(dq)
+    tma.store_wait(0)
+    dq_smem.store(x)
+    fence_async_shared()
+    add_out(dq_desc, [(row // 64 * 2 + W) * HALF, 0], dq_smem)
+
+
+@gluon.constexpr_function
+def add_fours_asm():
+    return "red.global.add.v4.f32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;"
+
+
+@gluon.jit
+def add_fours(places, first, second, third, fourth):
+    """Adds four numbers to float32 memory from each of `places` on, pointers to 16 bytes."""
+    ASM: gl.constexpr = add_fours_asm()
+    operands = [places.to(gl.int64, bitcast=True), first, second, third, fourth]
+    gl.inline_asm_elementwise(ASM, "=r,l,f,f,f,f,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
+    """Adds this warpgroup's half of dQ of 64 queries from `row` on, four numbers an instruction, to where `add_dq` adds
+    them."""
+    HALF: gl.constexpr = dq.shape[1]
+    # [16 * HALF, + 8 rows, pair]
+    x = gl.reshape(in_register_order(dq), [16 * HALF, 2, 2])
+    # [16 * HALF]
+    even, odd = gl.split(x)
+    first, third = gl.split(even)
+    second, fourth = gl.split(odd)
+    fours = gl.arange(0, 16 * HALF, first.type.layout) * 4
+    add_fours(dq_sums + (row // 64 * 2 + W).to(gl.int64) * (64 * HALF) + fours, first, second, third, fourth)
+
+
+@gluon.constexpr_function
+def has_two_places(dq):
+    """Whether there is memory for dQ of two steps on its way to the sums."""
+    return dq.shape[0] == 4
+
+
+@gluon.jit
+def place_of(memory, b, W: gl.constexpr):
+    """The place in memory of this warpgroup's dQ of a step. b: the buffer of dS of the same step."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    return b * 2 + W if TWO else W
+
+
+@gluon.jit
+def await_place(memory, b, b_phase, W: gl.constexpr):
+    """Until the place of a step is free: dQ of the step that filled it before has been added."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    mbarrier.wait(memory.dq_empty.index(place_of(memory, b, W)), b_phase ^ 1 if TWO else 1 - b)
+
+
+@gluon.jit
+def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
+    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
+
+    AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
+    """
+    if AWAIT:
+        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
+    await_place(memory, b, b_phase, W)
+    memory.dq.index(place_of(memory, b, W)).store(x)
+    fence_async_shared()
+    mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
+
+
+@gluon.jit
+def await_last(memory, b, b_phase, W: gl.constexpr):
+    """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
+    TWO: gl.constexpr = has_two_places(memory.dq)
+    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if TWO else 1 - b)
+
+
+@gluon.jit
+def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
+
+    b, b_phase: the buffer of dS of the same step.
+    """
+    if adds_apart(OPTIONS.FORM):
+        hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
+    elif steps.dq_sums is not None:
+        add_dq_from_registers(dq, steps.dq_sums, row, W)
+    else:
+        add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
 
 
 @gluon.constexpr_function
@@ -102,16 +204,6 @@ def turn_of(n, m, lower, seen, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
     if has_lower(FORM):
         first = gl.maximum(m + lower, 0) // BLOCK_N
     return gl.where(seen, n - first, -1)
-
-
-@gluon.jit
-def receive_alone(ring, place, parity):
-    """As `receive`, for one warp."""
-    mbarrier.wait(ring.full.index(place), parity)
-    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [1], [0])).item()
-    mbarrier.arrive(ring.empty.index(place), count=1)
-    place, parity = advance(place, parity, 2)
-    return tile, place, parity
 
 
 @gluon.jit

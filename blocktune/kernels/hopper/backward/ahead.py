@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blocktune.kernels.hopper.backward.adders import hand_over
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
 from blocktune.kernels.hopper.backward.form import (
@@ -37,7 +38,6 @@ from blocktune.kernels.hopper.backward.form import (
 )
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
-    hand_over,
     head_biases,
     issue_dq,
     release,

@@ -3,10 +3,8 @@
 warps.py says what makes it fast.
 """
 
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
@@ -15,8 +13,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from blocktune.kernels.hopper.backward.adders import await_place, give_dq, place_of
 from blocktune.kernels.hopper.backward.bounds import copy_rows_out, keep_seen
-from blocktune.kernels.hopper.backward.form import adds_apart, has_softcap, is_general, names_exchange, names_release
+from blocktune.kernels.hopper.backward.form import has_softcap, is_general, names_exchange, names_release
 from blocktune.kernels.hopper.biases.of_keys import (
     biases_of_head,
     is_biased,
@@ -36,17 +35,6 @@ from blocktune.kernels.hopper.common.device_functions import (
     tanh,
 )
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
-
-
-@builtin
-def reduce_add(desc, coord, src, _semantic=None):
-    """Add a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
-    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
-
-
-# Triton 3.6 compiles the instruction, but has no function for it.
-add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 
 
 # Named barriers: 8 .. 11 dS of warpgroup 0 and 1 in buffer 0 and 1 (256 threads), 12 .. 15 the stages (288 threads:
@@ -181,46 +169,6 @@ def issue_dq(kt, k_smem, ds, W: gl.constexpr, DEFER: gl.constexpr, DQ_L: gl.cons
 
 
 @gluon.jit
-def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
-    """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
-    HALF: gl.constexpr = dq.shape[1]
-    # [HALF, 64]
-    x = in_register_order(dq)
-    tma.store_wait(0)
-    dq_smem.store(x)
-    fence_async_shared()
-    add_out(dq_desc, [(row // 64 * 2 + W) * HALF, 0], dq_smem)
-
-
-@gluon.constexpr_function
-def add_fours_asm():
-    return "red.global.add.v4.f32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;"
-
-
-@gluon.jit
-def add_fours(places, first, second, third, fourth):
-    """Adds four numbers to float32 memory from each of `places` on, pointers to 16 bytes."""
-    ASM: gl.constexpr = add_fours_asm()
-    operands = [places.to(gl.int64, bitcast=True), first, second, third, fourth]
-    gl.inline_asm_elementwise(ASM, "=r,l,f,f,f,f,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
-    """Adds this warpgroup's half of dQ of 64 queries from `row` on, four numbers an instruction, to where `add_dq` adds
-    them."""
-    HALF: gl.constexpr = dq.shape[1]
-    # [16 * HALF, + 8 rows, pair]
-    x = gl.reshape(in_register_order(dq), [16 * HALF, 2, 2])
-    # [16 * HALF]
-    even, odd = gl.split(x)
-    first, third = gl.split(even)
-    second, fourth = gl.split(odd)
-    fours = gl.arange(0, 16 * HALF, first.type.layout) * 4
-    add_fours(dq_sums + (row // 64 * 2 + W).to(gl.int64) * (64 * HALF) + fours, first, second, third, fourth)
-
-
-@gluon.jit
 def put_partial(gradient, desc, memory, block):
     """Writes a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
     accumulator registers: one half of its columns after the other."""
@@ -237,61 +185,6 @@ def put_partial(gradient, desc, memory, block):
     memory.store(high)
     fence_async_shared()
     copy_out(desc, [(block * 2 + 1) * HALF, 0], memory)
-
-
-@gluon.jit
-def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
-
-    b, b_phase: the buffer of dS of the same step.
-    """
-    if adds_apart(OPTIONS.FORM):
-        hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
-    elif steps.dq_sums is not None:
-        add_dq_from_registers(dq, steps.dq_sums, row, W)
-    else:
-        add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
-
-
-@gluon.constexpr_function
-def has_two_places(dq):
-    """Whether there is memory for dQ of two steps on its way to the sums."""
-    return dq.shape[0] == 4
-
-
-@gluon.jit
-def place_of(memory, b, W: gl.constexpr):
-    """The place in memory of this warpgroup's dQ of a step. b: the buffer of dS of the same step."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    return b * 2 + W if TWO else W
-
-
-@gluon.jit
-def await_place(memory, b, b_phase, W: gl.constexpr):
-    """Until the place of a step is free: dQ of the step that filled it before has been added."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    mbarrier.wait(memory.dq_empty.index(place_of(memory, b, W)), b_phase ^ 1 if TWO else 1 - b)
-
-
-@gluon.jit
-def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
-    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
-
-    AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
-    """
-    if AWAIT:
-        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
-    await_place(memory, b, b_phase, W)
-    memory.dq.index(place_of(memory, b, W)).store(x)
-    fence_async_shared()
-    mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
-
-
-@gluon.jit
-def await_last(memory, b, b_phase, W: gl.constexpr):
-    """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if TWO else 1 - b)
 
 
 @gluon.jit

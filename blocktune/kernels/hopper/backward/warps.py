@@ -24,6 +24,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper.backward.adders import await_last, give_dq, has_two_places
 from blocktune.kernels.hopper.backward.ahead import await_values, walk_ahead
 from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
 from blocktune.kernels.hopper.backward.bounds import (
@@ -52,9 +53,6 @@ from blocktune.kernels.hopper.backward.form import (
     names_release,
 )
 from blocktune.kernels.hopper.backward.steps import (
-    await_last,
-    give_dq,
-    has_two_places,
     head_biases,
     issue_dq,
     no_products_yet,

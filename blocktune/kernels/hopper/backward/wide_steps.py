@@ -16,8 +16,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import is_later
 from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
-from blocktune.kernels.hopper.backward.steps import add_out, asked_of_pairs, per_query, weigh
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order
+from blocktune.kernels.hopper.backward.steps import asked_of_pairs, per_query, weigh
+from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 # mypy: disable-error-code="assignment,var-annotated"

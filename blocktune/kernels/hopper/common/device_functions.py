@@ -1,5 +1,6 @@
 """What the Hopper kernels have in common, and the row arithmetic of the forward, in Gluon: device functions."""
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
@@ -8,6 +9,17 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 # Triton 3.9 renamed the copies.
 copy_in = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 copy_out = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@builtin
+def reduce_add(desc, coord, src, _semantic=None):
+    """Add a tile of shared memory to global memory, as `tma.async_atomic_add` of Triton 3.9."""
+    coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
+
+
+# Triton 3.6 compiles the instruction, but has no function for it.
+add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 
 
 @builtin

@@ -77,3 +77,13 @@ def receive(ring, place, parity):
     mbarrier.arrive(ring.empty.index(place), count=1)
     place, parity = advance(place, parity, 2)
     return tile, place, parity
+
+
+@gluon.jit
+def receive_alone(ring, place, parity):
+    """As `receive`, for one warp."""
+    mbarrier.wait(ring.full.index(place), parity)
+    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [1], [0])).item()
+    mbarrier.arrive(ring.empty.index(place), count=1)
+    place, parity = advance(place, parity, 2)
+    return tile, place, parity
