@@ -1,6 +1,6 @@
-"""What Ray runs where a processor is idle: a task that compiles configs of a job, and how its code comes into a node's caches.
+"""What Ray runs where a processor is idle: a task that compiles configs of a job. Its code goes into a node's caches.
 
-It knows nothing of the store, whose library would double the start of every process of Ray's.
+Nothing here knows the store, whose library would take longer to load than all of this.
 """
 
 import os
