@@ -50,6 +50,10 @@ def test_an_autotuned_kernel_needs_no_kernel_of_attention() -> None:
     assert "blocktune.kernels.hopper" not in loaded
 
 
+def test_a_process_of_ray_s_loads_no_store_before_its_worker() -> None:
+    assert not loaded_after("import blocktune.tuner.cluster.worker") & (HEAVY | {"torch", "triton"})
+
+
 def test_optuna_is_loaded_when_a_search_begins() -> None:
     assert "optuna" not in loaded_after("from blocktune import autotune, tune; import blocktune.cli.tune.run")
 

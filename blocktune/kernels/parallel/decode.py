@@ -1,4 +1,4 @@
-"""Decoding over a cache whose rows are spread over ranks: one gather of partial results a call."""
+"""Decoding over a cache whose rows are spread over ranks: each call brings partial results to all ranks once."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sinks
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.parallel.agreement import agree
-from blocktune.kernels.parallel.messages import ProcessGroup
+from blocktune.kernels.parallel.messages import Messages, ProcessGroup
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.portable.partials.gathered import merge_gathered
 from blocktune.kernels.portable.sinks.results import with_sinks
@@ -97,18 +97,34 @@ def _own_part(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: dict[str, An
 
 
 def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Return output and log-sum-exp in float32 over the rows of all ranks of a group, by one gather of both.
+    """Return output and log-sum-exp in float32 over the rows of all ranks of a group.
 
     Raises:
         RankError: a rank took no part.
     """
     own = torch.cat([out, lse.unsqueeze(-1)], -1)  # float32 as the log-sum-exp is
+    return merge_gathered(_gathered(own, group) if own.is_cuda else _exchanged(own, group))
+
+
+def _gathered(own: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU."""
     together = own.new_empty(dist.get_world_size(group), *own.shape)
     try:
         _gather(together.view(-1), own.view(-1), group=group)
     except RuntimeError as error:
         raise RankError(
-            f"All ranks must take part in context_parallel_decode, but rank {dist.get_rank()} could not gather their "
+            f"All ranks of a group must make the same call, but rank {dist.get_rank()} could not gather their partial "
             f"results: {str(error).splitlines()[0]}. Another rank ended or called something else: its error says why."
         ) from error
-    return merge_gathered(together)
+    return together
+
+
+def _exchanged(own: Tensor, group: ProcessGroup) -> Tensor:
+    """Return the partial results [ranks, ...] of all ranks, by a message to each: where one is missing, the error names
+    it, which that of a gather cannot."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    together = own.expand(size, *own.shape).contiguous()
+    others = [number for number in range(size) if number != rank]
+    sent, received = [(peer, own) for peer in others], [(peer, together[peer]) for peer in others]
+    Messages(group, sent, received, "partial results").wait()
+    return together

@@ -67,7 +67,7 @@ class Messages:
     def _failed(self, peers: Sequence[int], error: Exception) -> RankError:
         names = ", ".join(str(dist.get_global_rank(self._group, rank)) for rank in sorted(set(peers)))
         return RankError(
-            f"All ranks must take part in context_parallel_attention, but rank {dist.get_rank()} could not exchange "
+            f"All ranks of a group must make the same call, but rank {dist.get_rank()} could not exchange "
             f"{self._content} with rank {names}: {str(error).splitlines()[0]}. The other rank ended, called something "
             "else or called with other sizes: its own error says why."
         )

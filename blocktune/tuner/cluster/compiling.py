@@ -5,20 +5,12 @@ result is the code. When the job begins, its node takes into its own caches what
 it compiled. No job waits for such a task, and one that fails costs only time: what has no code, the job compiles.
 """
 
-import os
-import sys
-import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.cluster.compile_task import compile_part
 from blocktune.tuner.cluster.connection import kinds_in, spare_processors
 from blocktune.tuner.cluster.task_record import TaskRecord
-from blocktune.tuner.compile.cache import ResourceCache
-from blocktune.tuner.compile.child_process import Child, ChildTimeoutError
-from blocktune.tuner.compile.shipped_code import KERNELS, ShippedCode, packed_code, unpack_code
 from blocktune.tuner.fleet.job import Job
 
 CONFIGS_AHEAD = 48
@@ -28,14 +20,6 @@ CONFIGS_A_TASK = 8
 
 JOBS_AHEAD = 2
 """Jobs that are compiled ahead for each GPU. More would fill the object stores with code that waits."""
-
-COMPILE_SECONDS = 1200.0
-"""A task that takes longer is given up; the farm bounds each compile."""
-
-LISTEN_SECONDS = 1.0
-
-FETCH_SECONDS = 20.0
-"""What a job waits for code at most that is ready on another node."""
 
 
 class CodeAhead:
@@ -111,69 +95,6 @@ class CodeAhead:
             pending = list(self._pending)
             self._pending = set(ray.wait(pending, num_returns=len(pending), timeout=0, fetch_local=False)[1])
         return self._pending
-
-
-def compile_part(asked: Mapping[str, Any], command: Sequence[str] | None) -> ShippedCode:
-    """Return the code of some configs of a job; a Ray task.
-
-    Args:
-        asked: what the process gets, without the folder.
-        command: starts the process; None is `ahead_command()`.
-
-    Raises:
-        ChildLostError: the process gave no answer.
-    """
-    with tempfile.TemporaryDirectory(prefix="blocktune-") as folder:
-        child = Child(command or ahead_command(), os.environ | {"TRITON_CACHE_DIR": f"{folder}/{KERNELS}"})
-        try:
-            child.send({**asked, "folder": folder})
-            _await_answer(child)
-        finally:
-            child.end()
-        return packed_code(Path(folder))
-
-
-def _await_answer(child: Child) -> None:
-    """Wait for the process, in turns: Ray's cancel is seen between two of them."""
-    deadline = time.monotonic() + COMPILE_SECONDS
-    while True:
-        try:
-            child.receive(LISTEN_SECONDS)
-            return
-        except ChildTimeoutError:
-            if time.monotonic() >= deadline:
-                raise
-
-
-def take_in(results: Sequence[Any]) -> str:
-    """Add the code of compile tasks to the caches of this node.
-
-    Returns:
-        Why some could not be added; empty where all were.
-    """
-    import ray
-    from ray.exceptions import RayError
-
-    problems, deadline = [], time.monotonic() + FETCH_SECONDS
-    for result in results:
-        try:
-            code = ray.get(result, timeout=max(0.0, deadline - time.monotonic()))
-            if code.kernels:
-                unpack_code(code, _triton_cache(), ResourceCache().folder)
-        except (RayError, OSError, UsageError) as error:
-            problems.append((str(error).splitlines() or [repr(error)])[-1])
-    return "; ".join(dict.fromkeys(problems))
-
-
-def ahead_command() -> tuple[str, ...]:
-    """Return what starts the process that compiles ahead, as a child of this one."""
-    return (sys.executable, "-P", "-m", "blocktune.tuner.fleet.ahead_worker", str(os.getpid()))
-
-
-def _triton_cache() -> Path:
-    from triton import knobs
-
-    return Path(knobs.cache.dir)
 
 
 def next_to_begin(records: Iterable[TaskRecord], gpus: Mapping[str, int]) -> list[TaskRecord]:

@@ -203,8 +203,7 @@ class _Run:
         record.begin(attempt, message["node"], message["worker"])
         self._attempts[attempt] = record
         job = record.as_of_now(self._known_for(record.job), self._excluded, self._share_of(record))
-        processors, code = self._tasks.cluster.processors_of(record.node), self._ahead.ready_for(record)
-        self._tasks.order(attempt, {"job": job.to_json(), "processors": processors, "code": code})
+        self._tasks.order(attempt, {"job": job.to_json(), "code": self._ahead.ready_for(record)})
         yield Started(record.job, record.worker)
 
     def _known_for(self, job: Job) -> tuple[Packed, ...] | None:

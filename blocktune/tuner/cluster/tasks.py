@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.tuner.cluster.connection import kind_resource, kinds_in, processors_of
+from blocktune.tuner.cluster.connection import kind_resource, kinds_in
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.cluster.worker import Desk, Message, WorkerDiedError, make
 
@@ -48,10 +48,6 @@ class Cluster:
     def gpus_of(self, kind: str) -> int:
         """Return how many GPUs of a kind there are."""
         return kinds_in(self.nodes).get(kind, 0)
-
-    def processors_of(self, node_id: str) -> int:
-        """Return each GPU's part of a node's processors."""
-        return processors_of(self.nodes, node_id)
 
     def has_node_for(self, record: TaskRecord) -> bool:
         """Return whether a node has the kind of GPU and has not refused the job."""

@@ -1,8 +1,8 @@
 """What Ray runs for a job: a task with one GPU, and the desk through which tasks and the driver talk.
 
 A task starts the same worker process as on one host (`tuner/fleet/worker.py`) and keeps it for the next job that Ray
-gives to this process. It says on the desk that it begins, and waits for the job as it stands by then, with the code
-that was compiled ahead. All that the worker says goes to the desk; the end is the task's result.
+gives to this process. While that starts, the task says on the desk that it begins, and waits for the job as it stands
+by then, with the code that was compiled ahead. All that the worker says goes to the desk; the end is the task's result.
 """
 
 import asyncio
@@ -16,7 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.tuner.cluster.compiling import take_in
+from blocktune.tuner.cluster.compile_task import take_in
+from blocktune.tuner.cluster.connection import processors_of
 from blocktune.tuner.compile.child_process import Child, ChildLostError, ChildTimeoutError
 from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE
 
@@ -105,15 +106,15 @@ def make(desk: Any, number: int, command: Sequence[str] | None, silence_seconds:
     """
     import ray
 
-    attempt = uuid.uuid4().hex
-    ray.get(desk.tell.remote(attempt, {"began": number} | _place()))
-    order = ray.get(desk.first_order.remote(attempt))
-    if "job" not in order:
-        return {"dropped": True}
-    if problem := take_in(order["code"]):
-        ray.get(desk.tell.remote(attempt, {"remark": f"code that was compiled ahead is not used: {problem}"}))
+    attempt, place = uuid.uuid4().hex, _place()
     try:
-        child = _kept.for_gpu(command or _command(), _environment(order["processors"]))
+        child = _kept.for_gpu(command or _command(), _environment(place["node"]))  # starts while the driver answers
+        ray.get(desk.tell.remote(attempt, {"began": number} | place))
+        order = ray.get(desk.first_order.remote(attempt))
+        if "job" not in order:
+            return {"dropped": True}
+        if problem := take_in(order["code"]):
+            ray.get(desk.tell.remote(attempt, {"remark": f"code that was compiled ahead is not used: {problem}"}))
         child.send(order["job"])
         return _listen(child, desk, attempt, silence_seconds)
     except ChildLostError as error:
@@ -151,9 +152,12 @@ def _command() -> tuple[str, ...]:
     return worker_command()
 
 
-def _environment(processors: int) -> dict[str, str]:
+def _environment(node_id: str) -> dict[str, str]:
     """Return what the worker gets besides this process's environment, where Ray has named the GPU."""
-    return {PROCESSORS_VARIABLE: str(processors), "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    import ray
+
+    processors = str(processors_of(ray.nodes(), node_id))
+    return {PROCESSORS_VARIABLE: processors, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
 
 
 def _place() -> dict[str, str]:

@@ -97,14 +97,16 @@ def test_a_known_call_is_described_once(told: Told) -> None:
     assert [rank["descriptions"] for rank in told["descriptions"]["told"]] == [[1, 0, 1, 0]] * 2
 
 
-def test_a_dead_rank_ends_the_others_and_is_named(told: Told) -> None:
-    *living, dead = told["dead"]["told"]
-    assert told["dead"]["statuses"] == [0, 0, 7]
+@pytest.mark.parametrize(("play", "content"), [("dead", "keys and values"), ("dead in decoding", "partial results")])
+def test_a_dead_rank_ends_the_others_and_is_named(told: Told, play: str, content: str) -> None:
+    *living, dead = told[play]["told"]
+    assert told[play]["statuses"] == [0, 0, 7]
     assert dead is None
     assert [answer["error"] for answer in living] == ["RankError"] * 2
     # the other neighbour is named too where the message could not be begun
-    named = re.compile(r"could not exchange keys and values with rank (\d, )?2:")
+    named = re.compile(rf"could not exchange {content} with rank (\d, )?2:")
     assert any(named.search(answer["text"]) for answer in living)
+    assert all(answer["text"].endswith("its own error says why.") for answer in living)
 
 
 def test_another_size_ends_all_ranks_within_the_timeout(told: Told) -> None:
@@ -114,10 +116,13 @@ def test_another_size_ends_all_ranks_within_the_timeout(told: Told) -> None:
     assert any("with rank 1:" in answer["text"] for answer in (answers[0], answers[2]))
 
 
-def test_an_absent_rank_ends_all_others_within_the_timeout(told: Told) -> None:
-    answers = [told["absent"]["told"][rank] for rank in (0, 2)]
+@pytest.mark.parametrize(
+    ("play", "content"), [("absent", "the description of its call"), ("absent in decoding", "partial results")]
+)
+def test_an_absent_rank_ends_all_others_within_the_timeout(told: Told, play: str, content: str) -> None:
+    answers = [told[play]["told"][rank] for rank in (0, 2)]
     assert [answer["error"] for answer in answers] == ["RankError"] * 2
-    assert any("the description of its call with rank 1" in answer["text"] for answer in answers)
+    assert any(f"{content} with rank 1" in answer["text"] for answer in answers)
 
 
 def test_a_sequence_is_split_and_joined(told: Told) -> None:

@@ -6,12 +6,12 @@ From the root of the repository, with as many processes as there are GPUs:
     PYTHONPATH=. python -m torch.distributed.run --standalone --nproc-per-node 4 \
         -m tests.programs.ranks.bench --seconds 110 --out results/h200-x4.parallel.json
 
-Parts, in this order unless --parts names some: `check` compares small calls with float64 on one device, `link` times
-messages, `alone` one GPU, `together` every length and schedule of all ranks and of two of them, a causal forward and
-one with backward, bf16 with 32 query heads of 128 over 8 key heads; `window` a window of 4096 over 65536 tokens a rank,
-`decode` one query over a cache of a million rows, `head_start` a ring whose messages get none, and `trace` says what
-the streams of a rank do. Rates count the FLOP
-of causal attention; `of_alone` is the rate over ranks times the rate of one GPU alone. What does not fit into the time
+Parts, in this order unless --parts names some: `check` compares small calls with float64 on one device, `rivals` those
+of PyTorch, which without it are not timed, `link` times messages, `alone` one GPU, `together` every length and schedule
+of all ranks and of two of them, a causal forward and one with backward, bf16 with 32 query heads of 128 over 8 key
+heads; `window` a window of 4096 over 65536 tokens a rank, `decode` one query over a cache of a million rows,
+`head_start` a ring whose messages get none, and `trace` says what the streams of a rank do. Rates count the FLOP of
+causal attention; `of_alone` is the rate over ranks times the rate of one GPU alone. What does not fit into the time
 is left out, and said. Each row is written when it is there; rank 0 prints one JSON object a line.
 """
 
@@ -49,7 +49,7 @@ LINK_BYTES = (1 << 26, 1 << 10)
 PATIENCE_S = 60
 LONG = 1 << 19
 """Tokens from which a run takes seconds, and what matters most is measured first."""
-PARTS = ("check", "link", "alone", "together", "head_start", "trace", "window", "decode")
+PARTS = ("check", "rivals", "link", "alone", "together", "head_start", "trace", "window", "decode")
 MESH, ALONE = "ring on a mesh", "own tokens alone"
 
 
@@ -66,7 +66,6 @@ def check(bench: Bench) -> None:
             worst_of_largest=round(agreed(worst, dist.ReduceOp.MAX), 6),
         )  # fmt: skip
     check_alone(bench, replace(case, columns=1, schedule="ring"))
-    check_rivals(bench, replace(case, columns=1))
 
 
 def check_alone(bench: Bench, case: Case) -> None:
@@ -76,8 +75,10 @@ def check_alone(bench: Bench, case: Case) -> None:
     bench.tell(kind="error", case="causal", schedule="one GPU", ranks=1, worst_of_largest=round(max(found.values()), 6))
 
 
-def check_rivals(bench: Bench, case: Case) -> None:
-    """Compare PyTorch's ways with float64; those that compute the case are measured."""
+def check_rivals(bench: Bench) -> None:
+    """Compare PyTorch's ways with float64; those that compute the last of the checks are measured."""
+    *_, (_, last) = check_cases(dist.get_world_size(), bench.device.type)
+    case = replace(last, columns=1)
     for backend in rivals.BACKENDS if bench.device.type == "cuda" else ():
         for grouped in (True, False):
             if backend in bench.rival:
@@ -134,13 +135,17 @@ def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None
 
 
 def measure_length(bench: Bench, ranks: int, length: int) -> None:
-    """Measure one length: of a long one without heads for tokens, and with the backward first."""
+    """Measure one length: of a long one without heads for tokens, with the backward first, and way by way, PyTorch's
+    first, so that each that ends is kept."""
     ways, directions = ours(bench, ranks, length) | theirs(bench, ranks), ("forward", "both")
+    turns = [ways]
     if length >= LONG:
         ways.pop(Schedule.ULYSSES, None)
+        turns = [{name: ways[name]} for name in reversed(ways)]
         directions = ("both", "forward") if ranks == dist.get_world_size() else ("forward",)
     for direction in directions:
-        measure_in_turns(bench, ways, ranks, length, direction)
+        for own in turns:
+            measure_in_turns(bench, own, ranks, length, direction)
 
 
 def ours(bench: Bench, ranks: int, length: int) -> dict[str, Way]:
@@ -268,6 +273,7 @@ def main() -> None:
     lengths = sorted(options.lengths)
     parts: dict[str, Callable[[], None]] = {
         "check": lambda: check(bench),
+        "rivals": lambda: check_rivals(bench),
         "link": lambda: measure_link(bench),
         "alone": lambda: measure_alone(bench),
         "together": lambda: measure_together(

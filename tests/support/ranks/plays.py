@@ -5,6 +5,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,22 @@ def sends_descriptions_once() -> Answer:
     return {"descriptions": found}
 
 
-def ends_with_a_dead_rank() -> Answer:
+def attends() -> object:
+    """Make one call of attention over all ranks."""
+    return context_parallel_attention(*part(seed=dist.get_rank()), schedule="ring")
+
+
+def reads_cache() -> object:
+    """Make one call of decoding over all ranks."""
+    return context_parallel_decode(*(one.transpose(1, 2) for one in part(seed=dist.get_rank())))
+
+
+def ends_with_a_dead_rank(call: Callable[[], object]) -> Answer:
     """Let the last rank die in the middle of its second call."""
-    q, k, v = part(seed=dist.get_rank())
-    context_parallel_attention(q, k, v, schedule="ring")
+    call()
     if dist.get_rank() == dist.get_world_size() - 1:
         os._exit(7)
-    answer = refusal(lambda: context_parallel_attention(q, k, v, schedule="ring"))
+    answer = refusal(call)
     time.sleep(5)  # ended at once, it would be one more dead rank for those that are later
     return answer
 
@@ -118,12 +128,18 @@ def ends_with_another_size() -> Answer:
     return refusal(lambda: context_parallel_attention(*part(own), schedule="ring"))
 
 
-def ends_with_an_absent_rank() -> Answer:
+def ends_with_an_absent_rank(call: Callable[[], object]) -> Answer:
     """Let one rank never call while it lives."""
     if dist.get_rank() == 1:
         time.sleep(20)
         return {"error": "absent"}
-    return refusal(lambda: context_parallel_attention(*part(), schedule="ring"))
+    return refusal(call)
+
+
+def ends_decoding_with_an_absent_rank() -> Answer:
+    """Let one rank stay away from a call that all ranks know."""
+    reads_cache()
+    return ends_with_an_absent_rank(reads_cache)
 
 
 def splits_and_joins() -> Answer:
@@ -229,9 +245,11 @@ def tunes() -> Answer:
 
 
 ENDINGS: dict[str, tuple[int, Callable[[], Answer]]] = {
-    "dead": (3, ends_with_a_dead_rank),
+    "dead": (3, partial(ends_with_a_dead_rank, attends)),
+    "dead in decoding": (3, partial(ends_with_a_dead_rank, reads_cache)),
     "size": (3, ends_with_another_size),
-    "absent": (3, ends_with_an_absent_rank),
+    "absent": (3, partial(ends_with_an_absent_rank, attends)),
+    "absent in decoding": (3, ends_decoding_with_an_absent_rank),
 }
 """Plays in which ranks wait in vain, by their name: how many ranks each has, and what each of these does."""
 

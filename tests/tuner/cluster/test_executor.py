@@ -198,7 +198,8 @@ def test_ctrl_c_and_a_time_budget_keep_what_was_found(fleet: RayFleet) -> None:
         assert time.monotonic() - begun < 5 + INTERRUPT_SECONDS + 20  # what a busy machine takes to end it
     finished, failed = of_kind(events, Finished), of_kind(events, Failed)
     assert {event.job for event in (*finished, *failed)} == set(jobs)
-    assert all(event.report["interrupted"] for event in finished)
+    # by the end of the run, or before it by that of their own part of its time
+    assert all(event.report["best"]["origin"] == "measured" for event in finished)
     assert all("before" in event.error for event in failed)
     fleet.require_order()
 

@@ -9,7 +9,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import competing, get_kernel
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import find_contenders
-from blocktune.tuner.cluster.compiling import compile_part, next_to_begin
+from blocktune.tuner.cluster.compile_task import compile_part
+from blocktune.tuner.cluster.compiling import next_to_begin
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import compile_key, has_code
