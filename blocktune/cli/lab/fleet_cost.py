@@ -5,14 +5,13 @@ import json
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.tuner.fleet.streamed_store import packed
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS
 from blocktune.tuner.lab.replay import WORKERS
-from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.search.report import MEASURED_BUDGET
 
 FOLDER = "sweeps"
@@ -58,9 +57,8 @@ def makespan(seconds: Iterable[float], gpus: int) -> float:
     return max(ends)
 
 
-def fleet_table(folder: Path) -> str:
-    """Return the table of `FLEETS` from the sweeps in a folder."""
-    sweeps = [load_sweep(path) for path in sorted(folder.glob("*.gz"))]
+def fleet_table(sweeps: Sequence[Sweep]) -> str:
+    """Return the table of `FLEETS` from sweeps of one device."""
     costs = [cost for cost in map(job_cost, sweeps) if cost is not None]
     trials = MEASURED_BUDGET.trials or 0
     note = NOTE.format(

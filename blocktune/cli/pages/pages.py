@@ -43,10 +43,11 @@ from blocktune.cli.pages.recorded import (
     split_tables,
     ui_tables,
 )
+from blocktune.cli.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
-from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
+from blocktune.tuner.lab.sweep_file import sweep_files
 from blocktune.tuner.lab.sweep_sources import sources_of
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -66,7 +67,7 @@ def _ladder(path: Path) -> str:
 
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
-    (lambda path: path.name == FLEET, fleet_table),
+    (lambda path: path.name == FLEET, lambda path: fleet_table(sweeps_in(path))),
     (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
@@ -132,7 +133,7 @@ def _replay(path: Path, part: str | None, folder: Path) -> str:
     document = read_replay(path)
     sweeps = _replayed(document, folder)
     without = document.get("without") or ()
-    fit = fit_rows(map(load_sweep, sweeps)) if part in (None, FIT) else []
+    fit = fit_rows(map(recorded_sweep, sweeps)) if part in (None, FIT) else []
     kept = [row for row in fit if row.kernel not in without]
     return replay_tables(document, part, sources_of(sweeps, without), kept)
 

@@ -2,7 +2,6 @@
 
 import statistics
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,13 @@ from blocktune.cli.lab_files.noise import NOISE_FORMAT
 from blocktune.cli.lab_files.noise import SCHEMA as NOISE_SCHEMA
 from blocktune.cli.lab_files.replay import read_replay
 from blocktune.cli.output.json_files import read_document
+from blocktune.cli.pages.recorded.sweeps import sweeps_in
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.db.exchange.document import load_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.lab.racing import CLOSE
-from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import RACE_MARGIN
 from blocktune.tuner.search.verdict import TIE_BAND
 
@@ -126,11 +126,9 @@ FACTS: dict[str, Callable[[Path], str]] = {
 }
 
 
-@cache
 def sweeps(results: Path) -> dict[str, Sweep]:
     """Return the recorded sweeps by the labels of their shapes."""
-    found = map(load_sweep, sorted((results / "sweeps").glob("*.gz")))
-    return {sweep.shape.label: sweep for sweep in found}
+    return {sweep.shape.label: sweep for sweep in sweeps_in(results / "sweeps")}
 
 
 def over_the_best(sweep: Sweep, kernel: str) -> float | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.pages.recorded.sweeps import sweeps_in
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.kernels.selection.expectation import Expectation
@@ -11,7 +12,7 @@ from blocktune.kernels.selection.untuned import shipped_untuned
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.lab.model_fit import family_of
-from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.lab.sweep_file import Sweep
 
 HEADS = ((32, 8), (64, 8), (28, 4), (32, 32))
 KEYS = (1024, 4096, 16384, 65536, 131072)
@@ -37,7 +38,7 @@ def block(path: Path) -> str:
         UsageError: no correction ships for the device.
     """
     device = device_named(path.name.removesuffix(CORRECTION))
-    sweeps = [load_sweep(found) for name in SWEEP_FOLDERS for found in sorted((path.parent / name).glob("*.gz"))]
+    sweeps = [sweep for name in SWEEP_FOLDERS for sweep in sweeps_in(path.parent / name)]
     decoding = [sweep for sweep in sweeps if sweep.device.key == device.key and family_of(sweep.shape) == "decoding"]
     columns = ("heads", "keys", *(f"batch {batch}" for batch in BATCHES))
     measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))
