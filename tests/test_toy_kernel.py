@@ -28,7 +28,7 @@ from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import compiled_here
 
 H200 = device_named("h200")
-A100 = device_named("a100")  # whose first kernels compile in a third of the time of those for Hopper
+A100 = device_named("a100")  # the kernels that come first compile faster for it than those for Hopper
 SIZES = ("--seq", 1024, "--dim", 64, "--device", "a100")
 SHAPE = complete_shape(1024, 64)
 BEST = KernelConfig("toy", 128, 64, 4, 2)

@@ -1,5 +1,5 @@
-"""Typer's runner of commands in this process, which builds the tree of a program's commands once and not for each of
-them: for ours that takes 20 ms, longer than most commands."""
+"""Typer's runner of commands, for this process. It builds the tree of a program's commands once, and not for each
+command: ours takes 20 ms, longer than most commands do."""
 
 from functools import cache
 

@@ -27,7 +27,8 @@ def test_a_spec_says_what_it_is_and_holds_no_data() -> None:
 
 def test_predicted_and_measured_heat_maps_have_other_colours() -> None:
     schemes = {
-        name: re.search(r'"scheme": "(\w+)"', json.dumps(all_charts()[f"heat-{name}"])) for name in ("tflops", "predicted")
+        name: re.search(r'"scheme": "(\w+)"', json.dumps(all_charts()[f"heat-{name}"]))
+        for name in ("tflops", "predicted")
     }
     assert schemes["tflops"]
     assert schemes["predicted"]

@@ -157,7 +157,7 @@ class InstantCompiler:
     def submit_with_lse(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
     ) -> "Future[bool]":
-        assert (kernel, shape, cc) == (config.kernel, SHAPE, (9, 0))
+        assert kernel == config.kernel
         self.confirming.append(config)
         return Future()
 
