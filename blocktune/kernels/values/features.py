@@ -1,10 +1,11 @@
 """What a caller may ask of attention besides its sizes: each feature changes the code, so each is part of the shape."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Self
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 
 UNLIMITED = -1
 """A side of a sliding window that has no bound."""
@@ -64,8 +65,10 @@ class Features:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask", MaskKind(self.mask))
         object.__setattr__(self, "kv", CacheType(self.kv))
+        for name in _FLAGS:
+            require_type(name, getattr(self, name), bool, "It says that calls have one, not its value.")
         if self.window is not None:
-            window = tuple(self.window)
+            window = tuple(self.window) if isinstance(self.window, Iterable) else ()
             if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
                 raise UsageError(
                     f"`window` must be (left, right) in keys, each >= 0, or {UNLIMITED} for no bound, but got "
@@ -156,5 +159,5 @@ def _size(text: str) -> int:
     return size
 
 
-_FLAGS = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))
+_FLAGS: tuple[str, ...] = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))
 NO_FEATURES = Features()

@@ -33,7 +33,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
             raise UsageError(f"`trials >= 1` must hold, but got trials={self.trials!r}. Leave it out for the default.")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
+        if self.seconds is not None and not (isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf):
             raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
 
 

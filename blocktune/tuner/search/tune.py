@@ -39,6 +39,7 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.arguments import require_arguments
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
@@ -108,11 +109,13 @@ def tune(
         UnknownDeviceError: no device has this name.
         UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, a regime or
             the objective energy was given for a device that is not here, or the GPU does not tell its energy.
+        WrongTypeError: the shape, the device, the budget or a kernel is something else.
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
     from blocktune.tuner.correctness.memory import require_memory
 
+    require_arguments(shape, budget, kernels)
     require_strategy(sampler)
     device = device if isinstance(device, DeviceSpec) else choose_device(device)
     require_memory(shape, device)
