@@ -128,7 +128,7 @@ class Features:
             UsageError: a word is no feature.
         """
         values: dict[str, object] = {}
-        for word in text.split():
+        for number, word in enumerate(text.split()):
             name, _, value = word.partition("=")
             try:
                 if name == "window":
@@ -148,6 +148,10 @@ class Features:
                     f"{', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
                     f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}."
                 ) from None
+            if len(values) == number:
+                raise UsageError(
+                    f"Each feature is said once, and there is one mask, but got {text!r}. Leave {word} out."
+                )
         return cls(**values)  # type: ignore[arg-type]
 
 
