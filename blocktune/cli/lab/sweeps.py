@@ -114,7 +114,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error}. Name another one.") from error
+        raise UsageError(f"The folder {folder} cannot be made: {error.strerror}. Name another one.") from error
 
 
 def _row(sweep: "Sweep") -> dict[str, Any]:
