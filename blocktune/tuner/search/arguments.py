@@ -29,7 +29,7 @@ def require_arguments(shape: Any, budget: Any, kernels: Sequence[Any] | None) ->
 
 
 def require_possible(shape: AttentionShape, device: DeviceSpec, regime: Regime | None, objective: Objective) -> None:
-    """Check that a device can do what is asked: hold the shape, and tell times in a regime, or energies.
+    """Check that a device can hold the shape, and tell times in a regime, or energies.
 
     Raises:
         UsageError: it cannot.

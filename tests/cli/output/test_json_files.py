@@ -30,7 +30,7 @@ def test_a_missing_folder_is_seen_before_the_work(command: str, tune, tmp_path: 
 
 
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="it is a folder. Name a file in it"):
+    with pytest.raises(UsageError, match=r"it is a folder\. Name a file in it"):
         writable(tmp_path)
 
 
