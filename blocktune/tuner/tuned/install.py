@@ -8,7 +8,7 @@ their own and stay as they are; so does every kernel that is left out by name.
 import fnmatch
 import functools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from blocktune.kernels.tuned.call import jitted_function
 from blocktune.kernels.tuned.frozen import load_frozen
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.values.errors import UsageError, require_type
+from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.ahead import begin, prepare
 from blocktune.tuner.tuned.autotune import TunedAutotuner
 from blocktune.tuner.tuned.decide import decide
@@ -83,7 +83,6 @@ def install_without_compiler(
     for what, names in (("only", only), ("without", without)):
         if isinstance(names, str):
             raise UsageError(f"`{what}` must be a sequence of names, but got the text {names!r}. Write [{names!r}].")
-        require_type(what, names, Iterable, "Give names such as ['fla.*'].")
     if frozen is not None:
         load_frozen(frozen)
     with _lock:
