@@ -90,6 +90,8 @@ def sweeps(
             )
         found = sweeps_of(store.trials(only))
     _make(folder)
+    if not found:
+        note("no shape was swept yet; `tune run --exhaustive` does it")
     rows: list[dict[str, Any]] = []
     for sweep in found:
         row = _row(sweep)

@@ -25,7 +25,7 @@ IndexError for a tensor with too few dimensions and TypeError for an argument of
 RuntimeError for them, and a ValueError because that is what Python calls a wrong value.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 
 class BlocktuneError(Exception):
@@ -106,7 +106,7 @@ class RankError(BlocktuneError, RuntimeError):
     """Another rank of a group ended, or does something else; a RuntimeError as well, as torch.distributed raises."""
 
 
-def require_type(name: str, given: Any, kind: type, way_out: str) -> None:
+def require_type(name: str, given: object, kind: type, way_out: str) -> None:
     """Check the type of an argument that would otherwise be met as wrong far from the caller's line; `way_out` ends the
     message.
 

@@ -108,6 +108,28 @@ class TuningReport:
     notes: tuple[str, ...] = ()
     predicted_us: Mapping[KernelConfig, float | None] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        """Return what `print` shows: the winner, the configs that it was compared with, and why it won."""
+        best = self.best
+        rivals = (
+            ("winner", best.config, best.time_us),
+            ("default", best.default, best.default_time_us),
+            ("paper rule", best.paper, best.paper_time_us),
+        )
+        lines = [f"{best.shape.label} on {best.device.name}, {best.origin}"]
+        lines += [
+            f"{name}: {config.label}{self._cost(config, us)}" for name, config, us in rivals if config is not None
+        ]
+        tried = ", ".join(f"{count} {str(outcome).replace('_', ' ')}" for outcome, count in self.outcomes.items())
+        return "\n".join([*lines, self.reason, f"{self.feasible} configs can run; tried: {tried}"])
+
+    def _cost(self, config: KernelConfig, time_us: float | None) -> str:
+        """Return the time of a config as the end of a line; a predicted one says so."""
+        if time_us is not None:
+            return f", {time_us:,.1f} µs"
+        predicted_us = self.predicted_us.get(config)
+        return "" if predicted_us is None else f", predicted {predicted_us:,.1f} µs"
+
     def to_json(self) -> dict[str, Any]:
         best = self.best
         return {

@@ -134,6 +134,17 @@ def test_flags_of_a_shape_are_refused_for_an_autotuned_kernel(words: tuple[objec
     assert f"{words[0]} would do nothing here. my_kernels:scale is tuned on the GPU here" in result.stderr
 
 
+def test_a_report_prints_in_words(fake: FakeTune) -> None:
+    best = fake.report.best
+    lines = str(fake.report).splitlines()
+    assert lines[0] == f"b2 h32 s8192 d64 bf16 on NVIDIA H200, {best.origin}"
+    assert lines[1] == f"winner: {best.config.label}, 812.5 µs"
+    assert lines[2].startswith("default: ")
+    assert lines[-2:] == [fake.report.reason, "150 configs can run; tried: 110 ok, 2 compile error"]
+    unmeasured = replace(fake.report, best=replace(best, time_us=None))
+    assert str(unmeasured).splitlines()[1] == f"winner: {best.config.label}, predicted 790.0 µs"
+
+
 def test_the_json_holds_the_contract(tune, fake: FakeTune) -> None:
     result = tune(*RUN, "--json")
     assert result.exit_code == 0, result.stderr

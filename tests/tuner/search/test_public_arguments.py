@@ -31,7 +31,6 @@ WRONG: dict[str, tuple[str, Callable[[], Any]]] = {
     "occupancy.registers": ("registers", lambda: occupancy(registers=64.5)),
     "occupancy.carveout": ("carve-out", lambda: occupancy(carveout_percent="half")),
     "warmup.shapes": ("shape", lambda: blocktune.attention.warmup(["s8192"])),
-    "install.only": ("only", lambda: blocktune.install(only=5)),
     "sampler.prior": ("prior", lambda: blocktune.GuidedSampler(5)),
     "flash.alibi_slopes": ("alibi_slopes", lambda: blocktune.flash_attn_func(*[CACHE] * 3, alibi_slopes=[1.0, 0.5])),
     "fp8.scale": ("scale_q", lambda: blocktune.attention_fp8(*[QUERY.to(torch.float8_e4m3fn)] * 3, scale_q=1.5)),
