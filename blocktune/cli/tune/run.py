@@ -137,14 +137,25 @@ def run(
     tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """
     if autotuned is not None:
-        of_shapes = {"--trials": trials, "--time-budget": time_budget, "--kernel": kernel, "--exhaustive": exhaustive}
-        of_shapes |= {"--regime": regime, "--objective": objective != Objective.TIME, "--sampler": sampler != DEFAULT}
-        of_shapes |= {"--study": study, "--from-misses": from_misses, "--shapes": shapes_file, "--gpus": gpus}
-        of_shapes |= {"--shard": shard, "--executor": executor != Engine.LOCAL, "--address": address}
-        refuse(
-            of_shapes | {"--exclude": exclude, "--device": device},
-            f"{autotuned} is tuned on the GPU here, by its own list.",
-        )
+        of_shapes: dict[str, Any] = {
+            "--trials": trials,
+            "--time-budget": time_budget,
+            "--kernel": kernel,
+            "--exhaustive": exhaustive,
+            "--regime": regime,
+            "--objective": objective != Objective.TIME,
+            "--sampler": sampler != DEFAULT,
+            "--study": study,
+            "--from-misses": from_misses,
+            "--shapes": shapes_file,
+            "--gpus": gpus,
+            "--shard": shard,
+            "--executor": executor != Engine.LOCAL,
+            "--address": address,
+            "--exclude": exclude,
+            "--device": device,
+        }
+        refuse(of_shapes, f"{autotuned} is tuned on the GPU here, by its own list.")
         run_kernel(autotuned, make_args, grid.text, param or [], expand, db, as_json=as_json)
         return
     # Before heavy imports, so that wrong use fails at once.
