@@ -4,6 +4,7 @@ Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where 
 serve, 7 a result differs from the reference, 130 interrupted.
 """
 
+import codecs
 import gc as garbage
 import logging
 import os
@@ -11,6 +12,7 @@ import select
 import signal
 import sys
 import warnings
+from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any, TextIO
 
@@ -161,8 +163,15 @@ def raise_interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
 
+def print_in_any_encoding(stream: TextIO | None) -> None:
+    """Let a stream of another encoding than UTF-8 print `?` for a sign that it has not, such as that of micro."""
+    if isinstance(stream, TextIOWrapper) and codecs.lookup(stream.encoding).name != "utf-8":
+        stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """Run the command line, as the console commands do."""
+    print_in_any_encoding(sys.stdout)
     garbage.set_threshold(NEW_OBJECTS)
     warnings.showwarning = show_warning
     logging.basicConfig(handlers=[Notes()], format="%(message)s")

@@ -206,6 +206,15 @@ def test_the_command_line_runs_as_a_module(module: str) -> None:
     assert (answer.returncode, answer.stdout.split()[0]) == (0, "blocktune")
 
 
+@pytest.mark.parametrize(("encoding", "sign"), [("ascii", "?"), ("latin-1", "?"), ("utf-8", "≤")])
+def test_an_output_of_another_encoding_is_printed(encoding: str, sign: str) -> None:
+    words = ["occupancy", "--cc", "9.0", "--warps", "4", "--regs", "168", "--shared", "115712"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-P", "-m", "blocktune", *words]
+    answer = subprocess.run(command, capture_output=True, check=True, env=environment)
+    assert f"you need {sign} 76,800 B" in answer.stdout.decode(encoding)
+
+
 def run_with_a_reader_that_leaves(code: str) -> subprocess.CompletedProcess[bytes]:
     """Runs Python code whose standard output is a pipe whose reading end is closed."""
     reader, writer = os.pipe()

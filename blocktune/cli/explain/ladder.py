@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from blocktune.cli.explain.ladder_file import HEADER, LadderFile, ShippedLadder, shipped_ladder
+from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import microseconds, note, percent, print_json, print_table, say
 from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared.lookup import look_up
@@ -43,7 +44,9 @@ def ladder(
         str | None,
         typer.Option("--preset", help="A known problem with its device and blocks: rtx2070.", show_default=False),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="JSON file; a shape of it is replaced.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="JSON file; a shape of it is replaced.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
     db: Database = None,
     as_json: AsJson = False,

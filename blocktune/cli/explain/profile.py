@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.chosen_config import analysed, choose_config
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
@@ -42,7 +42,8 @@ def profile(
         typer.Option("--from", help="Counters recorded elsewhere: a CSV of `ncu --csv`, or a report (.ncu-rep)."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Keep the counters and their config: NAME.counters.csv.")
+        Path | None,
+        typer.Option("--out", callback=writable, help="Keep the counters and their config: NAME.counters.csv."),
     ] = None,
     sass: Annotated[bool, typer.Option("--sass", help="Add the instructions of the compiled loop, by kind.")] = False,
     device: DeviceName = None,

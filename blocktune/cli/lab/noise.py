@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.lab_files.noise import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
 
@@ -26,7 +26,9 @@ def noise(
     minutes: Annotated[
         float, typer.Option("--minutes", min=0.5, max=600, help="Minutes to run, compiling included.")
     ] = 3.0,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="Write the JSON object to this file too.")
+    ] = None,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:

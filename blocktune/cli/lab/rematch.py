@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.lab_files.noise import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
@@ -24,7 +24,9 @@ def rematch(
     places: Annotated[
         list[str], typer.Argument(metavar="STORE...", help="Databases (paths or URLs) or exports, one per search.")
     ],
-    out: Annotated[Path | None, typer.Option("--out", help="Write the JSON object to this file too.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="Write the JSON object to this file too.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Time the winners of repeated searches against each other and the default, in one run of finals per shape.

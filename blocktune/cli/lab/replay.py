@@ -16,7 +16,7 @@ from blocktune.cli.lab_files.replay import (
     racing_cells,
     strategy_cells,
 )
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, percent, print_json, print_table
 
 
@@ -41,7 +41,9 @@ def replay(
     winners: Annotated[
         Path | None, typer.Option("--winners", help="With --untuned: stored winners, as `tune export` writes them.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="JSON file; one for the same sweeps is extended.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="JSON file; one for the same sweeps is extended.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
     """Search recorded sweeps with several strategies, and show how close to the best each of them gets.

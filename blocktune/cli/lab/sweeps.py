@@ -90,6 +90,8 @@ def sweeps(
             )
         found = sweeps_of(store.trials(only))
     _make(folder)
+    if not found:
+        note("no shape was swept yet; `tune run --exhaustive` does it")
     rows: list[dict[str, Any]] = []
     for sweep in found:
         row = _row(sweep)
@@ -114,7 +116,7 @@ def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"The folder {folder} cannot be made: {error}. Name another one.") from error
+        raise UsageError(f"The folder {folder} cannot be made: {error.strerror}. Name another one.") from error
 
 
 def _row(sweep: "Sweep") -> dict[str, Any]:

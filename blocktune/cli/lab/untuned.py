@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.lab_files.untuned import COLUMNS, untuned_document, untuned_rows
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
@@ -25,7 +25,9 @@ SEARCHED_PLACE = Path("results/h100-sweeps")
 
 
 def calibrate(
-    out: Annotated[Path, typer.Option("--out", help="Where the correction is written: NAME.correction.json.")],
+    out: Annotated[
+        Path, typer.Option("--out", callback=writable, help="Where the correction is written: NAME.correction.json.")
+    ],
     places: Annotated[
         list[Path] | None,
         typer.Argument(

@@ -17,5 +17,7 @@ def markdown_table(columns: Iterable[str], rows: Iterable[Iterable[str]], *, wor
 
 
 def escaped(text: str) -> str:
-    """Return a text as a cell of such a table shows it."""
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    """Return a text as a cell of such a table shows it. Between backticks a `<` is itself, and an entity would show."""
+    parts = text.split("`")
+    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json
 from blocktune.cli.report.sources import Sources, read_sources, shipped_counters, shipped_documents
 from blocktune.cli.shared.lookup import shipped_winners
@@ -37,7 +37,9 @@ def report(
             show_default=False,
         ),
     ] = None,
-    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", callback=writable, help="The HTML file to write.")] = Path(
+        "report.html"
+    ),
     against: Annotated[
         str | None, typer.Option("--against", help="A database or export to compare the winners with.")
     ] = None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database
@@ -39,7 +40,9 @@ def bench(
     regime: Annotated[
         Regime, typer.Option("--regime", help="burst lets the GPU rest between rounds; sustained never pauses.")
     ] = Regime.BURST,
-    out: Annotated[Path | None, typer.Option("--out", help="JSON file, complete after every shape.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", callback=writable, help="JSON file, complete after every shape.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
     db: Database = None,
     as_json: AsJson = False,

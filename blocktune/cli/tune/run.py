@@ -15,6 +15,7 @@ from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.shapes_file import flags_of_file, part_of
 from blocktune.cli.tune.cluster import Engine, cluster_of, run_on_cluster
+from blocktune.cli.tune.foreign_flags import refuse
 from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
@@ -136,9 +137,29 @@ def run(
     tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """
     if autotuned is not None:
+        of_shapes: dict[str, Any] = {
+            "--trials": trials,
+            "--time-budget": time_budget,
+            "--kernel": kernel,
+            "--exhaustive": exhaustive,
+            "--regime": regime,
+            "--objective": objective != Objective.TIME,
+            "--sampler": sampler != DEFAULT,
+            "--study": study,
+            "--from-misses": from_misses,
+            "--shapes": shapes_file,
+            "--gpus": gpus,
+            "--shard": shard,
+            "--executor": executor != Engine.LOCAL,
+            "--address": address,
+            "--exclude": exclude,
+            "--device": device,
+        }
+        refuse(of_shapes, f"{autotuned} is tuned on the GPU here, by its own list.")
         run_kernel(autotuned, make_args, grid.text, param or [], expand, db, as_json=as_json)
         return
     # Before heavy imports, so that wrong use fails at once.
+    refuse({"--args": make_args, "--param": param, "--expand": expand}, "Name an autotuned kernel, MODULE:KERNEL.")
     require_strategy(sampler)
     cluster = cluster_of(executor, address, exclude, device=device, gpus=gpus, study=study)
     shapes, wanted = grid.shapes(), wanted_gpus(gpus)
@@ -183,9 +204,11 @@ def run(
 def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
     """Tune a shape and show all about it; returns whether the user cut it short."""
     from blocktune.db.store import ResultStore
+    from blocktune.tuner.search.arguments import require_possible
     from blocktune.tuner.search.tune import farm_for, tune
 
     device, present = search["device"], is_present(search["device"])
+    require_possible(shape, device, search["regime"], search["objective"])
     with ResultStore.open(db) as store, farm_for(device) as compiler:
         known = None if present else known_result(store, db, device, shape)
         if known is not None and not as_json:

@@ -43,12 +43,12 @@ def block_sparse_attention(
     served = None if is_compiling() else dispatcher.way(way, *tensors)
     if served is not None:
         return served(query, key, value, block_mask=block_mask)[0]
+    check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     if block_mask.mask.device != query.device:
         raise UsageError(
             f"`block_mask` must be on the query's device, but got {block_mask.mask.device} and {query.device}. "
             "Make the BlockMask there."
         )
-    check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     check_sizes(query, key, value)
     if not is_compiling():  # a launch checks it too
         block_mask.check_fits(_shape_of(query, key, value))

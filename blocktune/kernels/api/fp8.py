@@ -13,7 +13,7 @@ from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.kernels.values.shape import Causal
 
 
@@ -91,10 +91,12 @@ def _by_head(name: str, scale: Tensor | None, batch: int, heads: int, query: Ten
     """Return the scale as [batch or 1, heads or 1].
 
     Raises:
+        WrongTypeError: it is no tensor.
         UsageError: it is no float32 tensor of one of the shapes on the query's device.
     """
     if scale is None:
         return None
+    require_type(name, scale, Tensor, "Make one: torch.tensor(scale, device=query.device).")
     if scale.dtype is not torch.float32 or tuple(scale.shape) not in ((), (heads,), (batch, heads)):
         raise UsageError(
             f"`{name}` must be float32 [], [heads] or [batch, heads] with ({batch=}, {heads=}), but got {scale.dtype} "

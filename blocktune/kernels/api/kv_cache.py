@@ -24,7 +24,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
 from blocktune.kernels.values.tree_mask import WORD_BITS
@@ -182,6 +182,7 @@ def tree_attention(
         return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
+    require_type("tree_mask", tree_mask, Tensor, "Stack tree_words(parents) of every entry.")
     batch, _, drafts, _ = query.shape
     wanted = (batch, drafts, -(-drafts // WORD_BITS))
     if tree_mask.shape != wanted or tree_mask.dtype != torch.int32:

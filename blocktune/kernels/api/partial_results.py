@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call_checks import check_dimensions
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 
 
 def merge_partial(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -19,6 +19,7 @@ def merge_partial(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) ->
 
     Raises:
         UsageError: the tensors do not fit each other.
+        WrongTypeError: an argument is no tensor.
     """
     _check(out_a, lse_a, out_b, lse_b)
     empty = lse_a.isneginf() & lse_b.isneginf()
@@ -35,6 +36,8 @@ def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
     Raises:
         UsageError: as `merge_partial` says.
     """
+    for name, tensor in {"out_a": out_a, "lse_a": lse_a, "out_b": out_b, "lse_b": lse_b}.items():
+        require_type(name, tensor, Tensor, "flash_attn_func returns it with `return_attn_probs=True`.")
     check_dimensions("[batch, seqlen, heads, dim]" if out_a.dim() == 4 else "[tokens, heads, dim]", out_a=out_a)
     *leading, seqlen, heads, _ = out_a.shape
     rows = (*leading, heads, seqlen)

@@ -82,7 +82,7 @@ class Call:
             varlen=tensors.get("cu_seqlens_q") is not None,
             cached=tensors.get("cache_seqlens") is not None,
             page_size=page_size,
-            deterministic=deterministic,
+            deterministic=bool(deterministic),
         )
         given: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if tensor is not None}
         if softcap or dropout_p or block_mask is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, aminmax, float32
 from torch import bool as bool_
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.values.errors import TooFewDimensionsError, UsageError, WrongTypeError
+from blocktune.kernels.values.errors import TooFewDimensionsError, UsageError, WrongTypeError, require_type
 
 
 def check_values(query: Tensor, key: Tensor, call: Call) -> None:
@@ -146,10 +146,12 @@ def check_slopes(slopes: Tensor | None, batch: int, num_heads: int, query: Tenso
     """Return the slopes as [batch or 1, num_heads].
 
     Raises:
+        WrongTypeError: they are no tensor.
         UsageError: they have another shape or data type, or are on another device.
     """
     if slopes is None:
         return None
+    require_type("alibi_slopes", slopes, Tensor, "Give float32 slopes, one for every head.")
     if slopes.dtype is not float32 or tuple(slopes.shape) not in ((num_heads,), (batch, num_heads)):
         raise UsageError(
             f"`alibi_slopes` must be float32 [num_heads] or [batch, num_heads] with ({batch=}, {num_heads=}), but got "
@@ -171,8 +173,7 @@ def check_sinks(sinks: Tensor | None, num_heads: int, query: Tensor) -> Tensor |
     """
     if sinks is None:
         return None
-    if not isinstance(sinks, Tensor):
-        raise WrongTypeError(f"`s_aux` must be a tensor, but got {type(sinks).__name__}. Give a logit for every head.")
+    require_type("s_aux", sinks, Tensor, "Give a logit for every head.")
     if not sinks.is_floating_point() or tuple(sinks.shape) != (num_heads,):
         raise UsageError(
             f"`s_aux` must be floating-point numbers [num_heads] with {num_heads=}, but got {sinks.dtype} "
@@ -207,7 +208,8 @@ def _check_table(table: Tensor, pages: int) -> None:
     low, high = (int(bound) for bound in aminmax(table)) if table.numel() else (0, -1)
     if low < 0 or high >= pages:
         raise UsageError(
-            f"`0 <= page < {pages}` must hold in block_table, but got pages {low} to {high}. Fill unused places with 0."
+            f"`0 <= page < {pages}` must hold in block_table, and for the entries that cache_batch_idx names, but got "
+            f"pages {low} to {high}. Fill unused places with 0."
         )
 
 

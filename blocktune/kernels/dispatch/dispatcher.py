@@ -30,12 +30,12 @@ from blocktune.kernels.dispatch.sdpa_arguments import (
 )
 from blocktune.kernels.dispatch.torch_attention import torch_attention, unconverted_attention
 from blocktune.kernels.dispatch.ways import Serves, Ways
-from blocktune.kernels.hardware.device import DeviceSpec, device_named
+from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction, require_shape
 
 _SDPA = "scaled_dot_product_attention"
 """Among the options of a short way: which entry point's they are."""
@@ -133,7 +133,7 @@ class Dispatcher(Engine):
             UsageError: neither a shape nor three tensors are given.
         """
         if isinstance(query, AttentionShape):
-            named = device_named(device) if isinstance(device, str) else device
+            named = None if device is None else device_of(device)
             self._settle(named)
             with self._miss_lock():
                 return self._resolver.explain(query, named)
@@ -231,6 +231,7 @@ def _require_callable(shape: AttentionShape) -> None:
     Raises:
         UsageError: none can.
     """
+    require_shape(shape)
     if shape.dtype == FP8:
         raise UsageError(
             f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
@@ -295,5 +296,7 @@ def best_config(shape: AttentionShape, device: DeviceSpec | str | None = None) -
 
     Raises:
         UnknownDeviceError: no device has this name.
+        WrongTypeError: it is no shape, or no device.
     """
+    require_shape(shape)
     return attention.explain(shape, device=device)

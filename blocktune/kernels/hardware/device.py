@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.catalogue import (
 )
 from blocktune.kernels.hardware.driver import DriverReport, LiveDevice, read_driver, read_torch
 from blocktune.kernels.hardware.limits import WARP_SIZE, ComputeLimits, limits_for, parse_cc
-from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError
+from blocktune.kernels.values.errors import NoDeviceError, UnknownDeviceError, UsageError, require_type
 
 __all__ = [
     "CatalogueEntry",
@@ -144,7 +144,9 @@ def device_named(name: str) -> DeviceSpec:
 
     Raises:
         UnknownDeviceError: no device has this name; the message lists the nearest names and the file to edit.
+        WrongTypeError: it is no name.
     """
+    require_type("device", name, str, "Give a name such as 'h200', or a DeviceSpec; `tune devices` lists the names.")
     entry = entry_named(name)
     return DeviceSpec(
         name=entry.name,
@@ -165,11 +167,12 @@ def device_of(device: DeviceSpec | str | None) -> DeviceSpec:
 
     Raises:
         UnknownDeviceError: no device has this name.
+        WrongTypeError: it is neither.
         NoDeviceError: None was given and there is no GPU.
     """
     if device is None:
         return current_device()
-    return device_named(device) if isinstance(device, str) else device
+    return device if isinstance(device, DeviceSpec) else device_named(device)
 
 
 def present_devices() -> tuple[DeviceSpec, ...]:

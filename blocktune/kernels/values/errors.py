@@ -104,3 +104,14 @@ class VerificationError(BlocktuneError):
 
 class RankError(BlocktuneError, RuntimeError):
     """Another rank of a group ended, or does something else; a RuntimeError as well, as torch.distributed raises."""
+
+
+def require_type(name: str, given: object, kind: type, way_out: str) -> None:
+    """Check the type of an argument that would otherwise be met as wrong far from the caller's line; `way_out` ends the
+    message.
+
+    Raises:
+        WrongTypeError: it has another type.
+    """
+    if not isinstance(given, kind):
+        raise WrongTypeError(f"`{name}` must be of type {kind.__name__}, but got {given!r:.100}. {way_out}")

@@ -1,10 +1,11 @@
 """What a caller may ask of attention besides its sizes: each feature changes the code, so each is part of the shape."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Self
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 
 UNLIMITED = -1
 """A side of a sliding window that has no bound."""
@@ -64,8 +65,10 @@ class Features:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mask", MaskKind(self.mask))
         object.__setattr__(self, "kv", CacheType(self.kv))
+        for name in _FLAGS:
+            require_type(name, getattr(self, name), bool, "It says that calls have one, not its value.")
         if self.window is not None:
-            window = tuple(self.window)
+            window = tuple(self.window) if isinstance(self.window, Iterable) else ()
             if len(window) != 2 or any(type(side) is not int or side < UNLIMITED for side in window):
                 raise UsageError(
                     f"`window` must be (left, right) in keys, each >= 0, or {UNLIMITED} for no bound, but got "
@@ -125,7 +128,7 @@ class Features:
             UsageError: a word is no feature.
         """
         values: dict[str, object] = {}
-        for word in text.split():
+        for number, word in enumerate(text.split()):
             name, _, value = word.partition("=")
             try:
                 if name == "window":
@@ -145,6 +148,10 @@ class Features:
                     f"{', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
                     f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}."
                 ) from None
+            if len(values) == number:
+                raise UsageError(
+                    f"Each feature is said once, and there is one mask, but got {text!r}. Leave {word} out."
+                )
         return cls(**values)  # type: ignore[arg-type]
 
 
@@ -156,5 +163,5 @@ def _size(text: str) -> int:
     return size
 
 
-_FLAGS = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))
+_FLAGS: tuple[str, ...] = tuple(field.name for field in fields(Features) if field.type in (bool, "bool"))
 NO_FEATURES = Features()

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features
 
 if TYPE_CHECKING:
@@ -105,6 +105,7 @@ class AttentionShape:
         }
         _require_sizes(sizes)
         mask, asked = _causal_named(causal), Features.parse(features) if isinstance(features, str) else features
+        require_type("features", asked, Features, 'Write Features(softcap=True), or its label "softcap".')
         if asked.window is not None and mask is not Causal.NONE:  # the mask bounds the right side
             asked = replace(asked, window=(asked.window[0], UNLIMITED))
         kind = {"dtype": _dtype_named(dtype), "causal": mask, "features": asked}
@@ -234,6 +235,16 @@ class AttentionShape:
             return cls(**data)
         except (TypeError, ValueError) as error:
             raise UsageError(f"Not a shape: {error}") from error
+
+
+def require_shape(given: Any) -> None:
+    """Check that an argument is a shape.
+
+    Raises:
+        WrongTypeError: it is something else.
+    """
+    way_out = "Such as AttentionShape(batch=2, num_heads=32, seqlen_q=8192, head_dim=64)."
+    require_type("shape", given, AttentionShape, way_out)
 
 
 _FIELDS = tuple(field.name for field in fields(AttentionShape))

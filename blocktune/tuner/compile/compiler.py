@@ -41,7 +41,8 @@ class CompileResult:
 
     outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
     resources and shared are None unless it is `OK`; shared: how the loop reads shared memory. seconds: time of the
-    compile, also when it was looked up. cached: looked up.
+    compile, also when it was looked up. cached: looked up. transient: it failed by the machine, such as by a full disk,
+    and says nothing of the config.
     """
 
     config: KernelConfig
@@ -51,6 +52,7 @@ class CompileResult:
     error: str = ""
     seconds: float = 0.0
     cached: bool = False
+    transient: bool = False
 
 
 def compile_resources(

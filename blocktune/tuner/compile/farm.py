@@ -130,15 +130,17 @@ class CompileFarm:
             shared=None if shared is None else SharedAccesses(**shared),
             error=answer["error"],
             seconds=answer["seconds"],
+            transient=answer["transient"],
         )
-        if not answer["transient"]:
+        if not result.transient:
             self._cache.put(key, result)
         return result
 
     def _lost(self, key: str, config: KernelConfig, lost: ChildLostError) -> CompileResult:
         died = isinstance(lost, ChildDiedError)
         outcome = Outcome.COMPILE_ERROR if died else Outcome.COMPILE_TIMEOUT
-        result = CompileResult(config=config, outcome=outcome, error=reason_of(lost, self._timeout_s))
+        killed = died and not is_crash(lost)
+        result = CompileResult(config=config, outcome=outcome, error=reason_of(lost, self._timeout_s), transient=killed)
         if is_crash(lost):
             self._cache.put(key, result)
         return result

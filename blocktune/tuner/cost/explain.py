@@ -5,8 +5,8 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, require_type
+from blocktune.kernels.values.shape import AttentionShape, require_shape
 from blocktune.tuner.compile.one_config import compiled
 from blocktune.tuner.cost.analysis import Analysis, analyse
 
@@ -28,14 +28,17 @@ def explain(
         UnknownDeviceError: no device has this name.
         UnknownKernelError: no kernel has the name in the config.
         UsageError: the config breaks a rule of its kernel, or the kernel does not compute the shape.
+        WrongTypeError: the shape, the config or the device is something else.
         NoDeviceError: no device is named and there is no GPU.
         NoFeasibleConfigError: no kernel computes the shape, or the config does not compile.
     """
+    require_shape(shape)
     spec = device_of(device)
     if config is None:
         config, measured_us = _best(shape, spec)
     else:
         measured_us = None
+        require_type("config", config, KernelConfig, 'Such as KernelConfig("flash_fwd", 128, 64, 4, 3).')
         _require_valid(config, shape, spec)
     code = compiled(config, shape, spec.limits)
     kernel = get_kernel(config.kernel)

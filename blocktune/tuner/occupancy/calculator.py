@@ -237,11 +237,16 @@ def tensor_memory_blocks(columns: int, limits: ComputeLimits) -> int | None:
 
 
 def _check(resources: KernelResources, carveout_percent: int | None) -> None:
-    sizes = (resources.registers, resources.shared_bytes, resources.static_shared_bytes, resources.barriers)
-    if resources.num_warps < 1 or min(sizes) < 0:
-        raise UsageError(f"A kernel needs at least one warp and no negative resource, but got {resources}.")
-    if carveout_percent is not None and not 0 <= carveout_percent <= 100:
-        raise UsageError(f"The carve-out must be 0 to 100 percent, but got {carveout_percent}.")
+    for name, least in _LEAST.items():
+        value = getattr(resources, name)
+        if type(value) is not int or value < least:
+            raise UsageError(f"`{name} >= {least}` must hold, but got {name}={value!r}. Give a whole number.")
+    if carveout_percent is not None and carveout_percent not in range(101):
+        raise UsageError(f"The carve-out must be 0 to 100 percent, but got {carveout_percent!r}.")
+
+
+_LEAST = {"num_warps": 1, "registers": 0, "shared_bytes": 0, "static_shared_bytes": 0, "barriers": 0}
+"""Of each resource of a block."""
 
 
 def _check_blocks(blocks: int) -> None:

@@ -3,7 +3,7 @@
 from blocktune.kernels.hardware.device import DeviceSpec, device_of, limits_for, parse_cc
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.tuner.occupancy import calculator
 from blocktune.tuner.occupancy.calculator import Occupancy
 
@@ -58,4 +58,5 @@ def _limits(device: DeviceSpec | str | None, cc: str | None) -> ComputeLimits:
             "`device` and `cc` exclude each other, since a device has its own compute capability, but got "
             f"device={name!r} and cc={cc!r}. Leave one of them out."
         )
+    require_type("cc", cc, str, 'Write it as text, such as "9.0".')
     return limits_for(parse_cc(cc))

@@ -92,7 +92,7 @@ def _current(device: DeviceSpec) -> DeviceSpec:
     try:
         here = current_device()
     except NoDeviceError as error:
-        raise NoDeviceError(f"Ceilings are measured on the GPU itself: {error}") from error
+        raise NoDeviceError(f"{error} Without --measure, `tune roofline` shows the catalogue's ceilings.") from error
     if here.key != device.key:
         raise NoDeviceError(
             f"Ceilings are measured on the current GPU, {here.name}, but got {device.name}. Leave out `--device`, or "

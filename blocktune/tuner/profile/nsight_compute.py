@@ -62,7 +62,8 @@ def read_counters(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}. Counters are a CSV or a report (*{REPORT}).") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}. Counters are a CSV or a report (*{REPORT}).") from error
 
 
 def _ncu() -> str:

@@ -45,7 +45,7 @@ class GuidedSampler(BaseSampler):
         seed: of what is drawn.
 
     Raises:
-        UsageError: there are `points` but no `search_space`.
+        UsageError: the prior is no function, or there are `points` but no `search_space`.
     """
 
     def __init__(
@@ -56,6 +56,11 @@ class GuidedSampler(BaseSampler):
         points: Sequence[Mapping[str, Any]] | None = None,
         seed: int | None = None,
     ) -> None:
+        if not callable(prior):
+            raise UsageError(
+                f"`prior` must be a function of parameters by name, but got {prior!r:.100}. For example: "
+                "`lambda point: 1.0`, which expects the same of all."
+            )
         if points is not None and search_space is None:
             raise UsageError(
                 "`points` need a `search_space`, but got None. Pass the distributions of their parameters."

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsFloat
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -68,9 +68,9 @@ class Prospects:
         """Return the logarithm of a value.
 
         Raises:
-            UsageError: the value is not positive.
+            UsageError: the value is not positive, or no number.
         """
-        if not value > 0:
+        if not (isinstance(value, SupportsFloat) and float(value) > 0):
             raise UsageError(
                 f"Values and predictions must be positive, since GuidedSampler compares them by their ratio, but got "
                 f"{value!r}. Add an offset to the objective and to its prior, or use another sampler."

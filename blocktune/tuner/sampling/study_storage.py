@@ -3,8 +3,8 @@
 import optuna
 from optuna.exceptions import OptunaError
 from optuna.study import Study
-from sqlalchemy import create_engine, inspect
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import create_engine, inspect, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from blocktune.kernels.values.errors import StoreError
 from blocktune.tuner.sampling.race_pruner import RacePruner
@@ -51,12 +51,22 @@ def require_own(url: str) -> None:
         raise _unusable(url, error) from error
     if tables and OWN_TABLE not in tables:
         raise StoreError(
-            f"{url} holds other tables: {', '.join(tables[:4])}. A study needs a database of its own: name another "
-            "file or database."
+            f"{_without_password(url)} holds other tables: {', '.join(tables[:4])}. A study needs a database of "
+            "its own: name another file or database."
         )
 
 
 def _unusable(url: str | None, error: Exception) -> StoreError:
+    reason = error.orig if isinstance(error, DBAPIError) else error
     return StoreError(
-        f"Optuna cannot keep a study in {url}: {error}. Name a file, or a URL such as sqlite:///search.db."
+        f"Optuna cannot keep a study in {_without_password(url)}: {reason}. Name a file, or a URL such as "
+        "sqlite:///search.db."
     )
+
+
+def _without_password(url: str | None) -> str:
+    """Return a URL as messages show it; what is no URL is shown as it is."""
+    try:
+        return make_url(url or "").render_as_string(hide_password=True)
+    except ArgumentError:
+        return str(url)

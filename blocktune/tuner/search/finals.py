@@ -157,7 +157,7 @@ def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
     example = next(trial for trial in trials if trial.outcome is counts[0][0])
     raise NoFeasibleConfigError(
         f"No config works for {shape.label}: of {len(trials)} tried, {told}. "
-        f"For example {example.config.label}: {example.error} "
+        f"For example {example.config.label}: {example.error.rstrip('.')}. "
         "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
     )
 

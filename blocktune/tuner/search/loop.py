@@ -192,7 +192,8 @@ class Search:
             result = future.result()
             seconds = 0.0 if result.cached else result.seconds
             if result.resources is None:
-                self._keep(self._trial(config, result.outcome, error=result.error, compile_seconds=seconds))
+                failed = self._trial(config, result.outcome, error=result.error, compile_seconds=seconds)
+                self._keep(failed, stored=not result.transient)
                 continue
             found = occupancy(result.resources, self._subject.device.limits)
             if found.blocks_per_sm == 0:
@@ -256,8 +257,10 @@ class Search:
                 return trial
         return None
 
-    def _keep(self, trial: Trial) -> None:
-        self._record(trial)
+    def _keep(self, trial: Trial, *, stored: bool = True) -> None:
+        """Take a trial into account; one that is not stored is tried again by the next run."""
+        if stored:
+            self._record(trial)
         self._last = time.monotonic()
         if self._since is None:
             self._since = self._last

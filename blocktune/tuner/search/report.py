@@ -33,7 +33,7 @@ class Budget:
     def __post_init__(self) -> None:
         if self.trials is not None and (type(self.trials) is not int or self.trials < 1):
             raise UsageError(f"`trials >= 1` must hold, but got trials={self.trials!r}. Leave it out for the default.")
-        if self.seconds is not None and not 0 < self.seconds < math.inf:
+        if self.seconds is not None and not (isinstance(self.seconds, int | float) and 0 < self.seconds < math.inf):
             raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
 
 
@@ -107,6 +107,28 @@ class TuningReport:
     ended_by: str = ""
     notes: tuple[str, ...] = ()
     predicted_us: Mapping[KernelConfig, float | None] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return what `print` shows: the winner, the configs that it was compared with, and why it won."""
+        best = self.best
+        rivals = (
+            ("winner", best.config, best.time_us),
+            ("default", best.default, best.default_time_us),
+            ("paper rule", best.paper, best.paper_time_us),
+        )
+        lines = [f"{best.shape.label} on {best.device.name}, {best.origin}"]
+        lines += [
+            f"{name}: {config.label}{self._cost(config, us)}" for name, config, us in rivals if config is not None
+        ]
+        tried = ", ".join(f"{count} {str(outcome).replace('_', ' ')}" for outcome, count in self.outcomes.items())
+        return "\n".join([*lines, self.reason, f"{self.feasible} configs can run; tried: {tried}"])
+
+    def _cost(self, config: KernelConfig, time_us: float | None) -> str:
+        """Return the time of a config as the end of a line; a predicted one says so."""
+        if time_us is not None:
+            return f", {time_us:,.1f} µs"
+        predicted_us = self.predicted_us.get(config)
+        return "" if predicted_us is None else f", predicted {predicted_us:,.1f} µs"
 
     def to_json(self) -> dict[str, Any]:
         best = self.best

@@ -30,15 +30,16 @@ from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.cost.roofline import missing_rates, require_rates
-from blocktune.tuner.measure.device_choice import choose_device, is_present, require_no_regime
+from blocktune.tuner.cost.roofline import missing_rates
+from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
 from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
-from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
+from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.search.arguments import require_arguments, require_possible
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
@@ -108,19 +109,15 @@ def tune(
         UnknownDeviceError: no device has this name.
         UsageError: the shape does not fit the device's memory, a rate that predicting needs is unknown, a regime or
             the objective energy was given for a device that is not here, or the GPU does not tell its energy.
+        WrongTypeError: the shape, the device, the budget or a kernel is something else.
         NoFeasibleConfigError: no config fits, compiles and computes the right result.
         KeyboardInterrupt: interrupted before anything was found; trials are kept.
     """
-    from blocktune.tuner.correctness.memory import require_memory
-
+    require_arguments(shape, budget, kernels)
     require_strategy(sampler)
     device = device if isinstance(device, DeviceSpec) else choose_device(device)
-    require_memory(shape, device)
-    if not is_present(device):
-        require_rates(device)
-        require_no_regime(regime, device)
-    if objective is Objective.ENERGY and (runner is None or isinstance(runner, GpuRunner)):
-        require_energy(device)
+    own_runner = runner is not None and not isinstance(runner, GpuRunner)
+    require_possible(shape, device, regime, Objective.TIME if own_runner else objective)
     bounds = effective_budget(budget or Budget(), present=is_present(device), exhaustive=exhaustive)
     limit = Limit(trials=bounds.trials or _UNBOUNDED, seconds=bounds.seconds or _UNBOUNDED)
     with contextlib.ExitStack() as stack:

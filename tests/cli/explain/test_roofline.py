@@ -37,7 +37,7 @@ def test_measured_ceilings_stand_next_to_them(tune, monkeypatch: pytest.MonkeyPa
 def test_measuring_needs_a_gpu(tune) -> None:
     result = tune("roofline", "--measure")
     assert result.exit_code == 4
-    assert "Ceilings are measured on the GPU itself" in result.stderr
+    assert "Without --measure, `tune roofline` shows the catalogue's ceilings" in result.stderr
 
 
 DEVICE = device_named("h200")

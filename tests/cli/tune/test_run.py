@@ -56,6 +56,7 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
     )
     stand_in = FakeTune(report)
     monkeypatch.setattr("blocktune.tuner.search.tune.tune", stand_in)
+    monkeypatch.setattr("blocktune.tuner.search.arguments.require_possible", lambda *given: None)
     monkeypatch.setattr(device, "present_devices", tuple)
     monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
     monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
@@ -109,6 +110,39 @@ def test_flags_become_the_words_of_the_use_case(tune, fake: FakeTune) -> None:
     assert fake.got["device"] == device.device_named("a100")
     assert fake.got["shape"].label == "b2 h32 s8192 d64 bf16 causal"
     assert fake.got["store"].label == str(tune.db)
+
+
+@pytest.mark.parametrize("words", [("--regime", "burst"), ("--objective", "energy"), ("--heads", 2**20)])
+def test_what_cannot_be_is_refused_before_anything_is_shown(words: tuple[object, ...], tune) -> None:
+    result = tune(*RUN, "--device", "h200", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "compiling flash" not in result.stderr
+
+
+@pytest.mark.parametrize("words", [("--args", "a:b"), ("--param", "BLOCK=64"), ("--expand", 4)])
+def test_flags_of_an_autotuned_kernel_are_refused_for_a_shape(words: tuple[object, ...], tune, fake: FakeTune) -> None:
+    result = tune(*RUN, *words)
+    assert result.exit_code == 2
+    assert f"{words[0]} would do nothing here. Name an autotuned kernel" in result.stderr
+    assert not fake.got
+
+
+@pytest.mark.parametrize("words", [("--trials", 3), ("--device", "h200"), ("--sampler", "tpe"), ("--exhaustive",)])
+def test_flags_of_a_shape_are_refused_for_an_autotuned_kernel(words: tuple[object, ...], tune) -> None:
+    result = tune("run", "my_kernels:scale", *words)
+    assert result.exit_code == 2
+    assert f"{words[0]} would do nothing here. my_kernels:scale is tuned on the GPU here" in result.stderr
+
+
+def test_a_report_prints_in_words(fake: FakeTune) -> None:
+    best = fake.report.best
+    lines = str(fake.report).splitlines()
+    assert lines[0] == f"b2 h32 s8192 d64 bf16 on NVIDIA H200, {best.origin}"
+    assert lines[1] == f"winner: {best.config.label}, 812.5 µs"
+    assert lines[2].startswith("default: ")
+    assert lines[-2:] == [fake.report.reason, "150 configs can run; tried: 110 ok, 2 compile error"]
+    unmeasured = replace(fake.report, best=replace(best, time_us=None))
+    assert str(unmeasured).splitlines()[1] == f"winner: {best.config.label}, predicted 790.0 µs"
 
 
 def test_the_json_holds_the_contract(tune, fake: FakeTune) -> None:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from blocktune import UsageError, flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, tree_attention
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.values.errors import TooFewDimensionsError, WrongTypeError
+from blocktune.kernels.values.features import Features
 
 pytestmark = pytest.mark.triton_free
 
@@ -141,3 +143,7 @@ def test_other_numbers_may_be_of_any_kind(number: Callable[[float], Any]) -> Non
 def test_lengths_may_be_of_any_kind(number: Callable[[int], Any]) -> None:
     torch.testing.assert_close(varlen(max_seqlen_q=number(6), max_seqlen_k=number(6)), varlen(), rtol=0.0, atol=0.0)
     torch.testing.assert_close(cache(cache_seqlens=np.int32(20)), cache(cache_seqlens=20), rtol=0.0, atol=0.0)
+
+
+def test_a_switch_may_be_a_number_as_for_flash_attention() -> None:
+    assert Call.of(causal="none", scale=1.0, deterministic=1).features == Features(deterministic=True)

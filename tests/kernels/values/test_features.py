@@ -78,6 +78,12 @@ def test_words_that_are_no_feature_are_refused(text: str) -> None:
         AttentionShape.from_json(shape().to_json() | {"features": text})
 
 
+@pytest.mark.parametrize("text", ["window=1:1 window=2:2", "boolean additive", "cached softcap cached"])
+def test_a_feature_that_is_said_twice_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=rf"said once, .* but got '{text}'\. Leave {text.split()[-1]} out"):
+        Features.parse(text)
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

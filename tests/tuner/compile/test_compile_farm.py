@@ -126,6 +126,7 @@ def test_farm_what_it_remembers(make_farm: MakeFarm, fakes: Any, tmp_path: Path)
     ended = [submit(patient, fakes, name).result() for name in ("aborting", "broken", "killed")]
     ended.append(submit(hasty, fakes, "sleeping").result())
     assert not any(result.cached for result in ended)
+    assert [result.transient for result in ended] == [False, False, True, False]
     remembered = [ResourceCache(tmp_path / "cache").get(path.stem) for path in (tmp_path / "cache").glob("*.json")]
     assert sorted(result.config.kernel for result in remembered if result) == ["aborting", "broken"]
 

@@ -162,5 +162,5 @@ def test_a_study_is_kept_in_a_database_of_its_own(tmp_path: Path) -> None:
         kept(place)
     with pytest.raises(StoreError, match="Optuna cannot keep a study in"):
         kept(tmp_path / "no" / "folder.db")
-    with pytest.raises(StoreError, match="Optuna cannot keep a study in"):
-        open_study("a", "nonsense://here")
+    with pytest.raises(StoreError, match=r"Optuna cannot keep a study in nonsense://you:\*\*\*@here: "):
+        open_study("a", "nonsense://you:secret@here")

@@ -114,6 +114,24 @@ def test_known_trials_are_not_made_again() -> None:
     assert not set(first.trials) & (set(runner.measured) | set(compiler.submitted))
 
 
+class FullDisk(landscape.InstantCompiler):
+    """Compiles nothing, since Triton cannot write its cache."""
+
+    def submit(self, *asked: Any) -> "Future[CompileResult]":
+        config, future = asked[1], Future[CompileResult]()
+        error = "OSError: [Errno 28] No space left on device"
+        future.set_result(CompileResult(config=config, outcome=Outcome.COMPILE_ERROR, error=error, transient=True))
+        return future
+
+
+def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
+    stored: list[Trial] = []
+    search = new_search(None, trials=4, compiler=FullDisk(), record=stored.append)
+    search.run()
+    assert [trial.outcome for trial in search.trials.values()] == [Outcome.COMPILE_ERROR] * 4
+    assert stored == []
+
+
 def test_every_trial_is_kept_before_the_next_begins() -> None:
     kept: list[Trial] = []
 

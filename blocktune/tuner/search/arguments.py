@@ -1,0 +1,42 @@
+"""What the arguments of `blocktune.tune` must be, before anything is opened or started for them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from blocktune.db.records.records import Objective, Regime
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import require_type
+from blocktune.kernels.values.shape import AttentionShape, require_shape
+from blocktune.tuner.correctness.memory import require_memory
+from blocktune.tuner.cost.roofline import require_rates
+from blocktune.tuner.measure.device_choice import is_present, require_no_regime
+from blocktune.tuner.measure.telemetry import require_energy
+from blocktune.tuner.search.report import Budget
+
+
+def require_arguments(shape: Any, budget: Any, kernels: Sequence[Any] | None) -> None:
+    """Check the types of a shape, a budget or None, and kernels or None.
+
+    Raises:
+        WrongTypeError: one is something else.
+    """
+    require_shape(shape)
+    if budget is not None:
+        require_type("budget", budget, Budget, "Such as Budget(trials=40, seconds=60).")
+    for kernel in kernels or ():
+        require_type("kernels", kernel, AttentionKernel, "blocktune.kernels.registry.get_kernel(name) returns one.")
+
+
+def require_possible(shape: AttentionShape, device: DeviceSpec, regime: Regime | None, objective: Objective) -> None:
+    """Check that a device can hold the shape, and tell times in a regime, or energies.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    require_memory(shape, device)
+    if not is_present(device):
+        require_rates(device)
+        require_no_regime(regime, device)
+    if objective is Objective.ENERGY:
+        require_energy(device)
