@@ -6,12 +6,14 @@ of it. This file imports no Optuna, so that a command line which only names them
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
     from optuna.study import Study
 
     from blocktune.tuner.candidates.assignment import Assignment
@@ -63,22 +65,45 @@ def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "St
 
 
 def require_strategy(name: str) -> None:
-    """Check the name of a strategy without importing Optuna.
+    """Check the name of a strategy; Optuna is imported for the path of a class alone.
 
     Raises:
-        UsageError: it is neither a name of `STRATEGIES` nor the path of a class, or it lacks a package.
+        UsageError: it is neither a name of `STRATEGIES` nor the path of a sampler's class, or it lacks a package.
     """
     if name not in STRATEGIES and ":" not in name:
         raise UsageError(
             f"No such strategy: {name!r}. Name one of {', '.join(STRATEGIES)}, or an Optuna sampler as "
             "package.module:Class."
         )
+    if name not in STRATEGIES:
+        sampler_class(name)
     missing = _missing(name)
     if missing:
         raise UsageError(
             f"The strategy {name} needs packages that are not installed: {', '.join(missing)}. "
             f"Run `pip install {' '.join(missing)}`, or take another strategy."
         )
+
+
+def sampler_class(path: str) -> "type[BaseSampler]":
+    """Return a user's own sampler by its path, package.module:Class.
+
+    Raises:
+        UsageError: there is no such class, or it is not derived from Optuna's `BaseSampler`.
+    """
+    from optuna.samplers import BaseSampler
+
+    module, _, name = path.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"The sampler {path!r} cannot be imported: {error}. Name it as package.module:Class, and put its folder on "
+            "PYTHONPATH."
+        ) from None
+    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
+        raise UsageError(f"{path!r} is not a sampler. Name a class that is derived from optuna.samplers.BaseSampler.")
+    return found
 
 
 def installed() -> list[str]:
