@@ -98,8 +98,8 @@ class CompileFarm:
         return self._pool.submit(message, partial(self._remembered, key, config), partial(self._lost, key, config))
 
     def submit_ahead(self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]) -> None:
-        """Compile a config that will be submitted later. `submit` then takes the compile over, however far it is,
-        where another one would wait behind all that was submitted meanwhile.
+        """Compile a config that will be submitted later. `submit` then takes the compile over, however far it is; a
+        second one would wait for all that was submitted meanwhile.
 
         Raises:
             RuntimeError: the farm is closed.

@@ -6,14 +6,13 @@ of it. This file imports no Optuna, so that a command line which only names them
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.search.own_sampler import sampler_class
 
 if TYPE_CHECKING:
-    from optuna.samplers import BaseSampler
     from optuna.study import Study
 
     from blocktune.tuner.candidates.assignment import Assignment
@@ -83,27 +82,6 @@ def require_strategy(name: str) -> None:
             f"The strategy {name} needs packages that are not installed: {', '.join(missing)}. "
             f"Run `pip install {' '.join(missing)}`, or take another strategy."
         )
-
-
-def sampler_class(path: str) -> "type[BaseSampler]":
-    """Return a user's own sampler by its path, package.module:Class.
-
-    Raises:
-        UsageError: there is no such class, or it is not derived from Optuna's `BaseSampler`.
-    """
-    from optuna.samplers import BaseSampler
-
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"The sampler {path!r} cannot be imported: {error}. Name it as package.module:Class, and put its folder on "
-            "PYTHONPATH."
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
-        raise UsageError(f"{path!r} is not a sampler. Name a class that is derived from optuna.samplers.BaseSampler.")
-    return found
 
 
 def installed() -> list[str]:

@@ -13,8 +13,8 @@ from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
 from blocktune.tuner.sampling.study_proposals import Pick, Ready, StudyProposals
+from blocktune.tuner.search.own_sampler import sampler_class
 from blocktune.tuner.search.proposals import by_prediction
-from blocktune.tuner.search.strategies import sampler_class
 
 MOST_GUIDED = 1000
 """Trials up to which correcting the model takes less time than measuring: it grows with their cube."""

@@ -105,7 +105,10 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (shape(64, 852, causal=True, batch=19, num_heads=32), (128, 64, 4, 0, 0, 1, 64, 0)),  # four have a tile more
         (shape(64, 1300, causal=True, batch=12, num_heads=32), (192, 64, 4, 0, 1, 0, 64, 0)),
         (shape(96, 3978, batch=4, num_heads=21, num_heads_kv=7), (192, 64, 4, 0, 0, 0, 0, 0)),
-        (shape(96, 1400, batch=12, num_heads=20, num_heads_kv=5), (128, 128, 3, 0, 0, 0, 0, 0)),  # three consumers have more rows
+        (
+            shape(96, 1400, batch=12, num_heads=20, num_heads_kv=5),
+            (128, 128, 3, 0, 0, 0, 0, 0),
+        ),  # three consumers have more rows
         (shape(96, 798, causal=True, batch=20, num_heads=21, num_heads_kv=7), (128, 64, 4, 0, 0, 1, 64, 0)),
         (shape(192, 7497, batch=2, num_heads=10, num_heads_kv=5), (128, 64, 3, 0, 0, 0, 0, 0)),  # with keys left over
         (shape(128, 600, batch=27, num_heads=16), (128, 64, 4, 0, 0, 0, 128, 0)),
