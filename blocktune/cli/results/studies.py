@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blocktune.cli.output.render import note, print_json
+from blocktune.cli.output.render import counted, note, print_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> Non
     if as_json:
         print_json({"url": url, "studies": written})
     else:
-        note(f"wrote {sum(written.values())} trials in {len(written)} studies to {url}; see optuna-dashboard {url}")
+        shapes = "one study" if len(written) == 1 else f"{len(written)} studies"
+        note(f"wrote {counted(sum(written.values()), 'trial')} in {shapes} to {url}; see optuna-dashboard {url}")
 
 
 def read_studies(url: str) -> "list[Document]":

@@ -16,7 +16,7 @@ from blocktune.tuner.measure.device_choice import is_present
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.compile.farm import CompileFarm
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.measure.runner import GpuRunner
@@ -79,7 +79,7 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
 
 
 def _compiling_ahead(
-    show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], compiler: "Compiler"
+    show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], farm: "CompileFarm"
 ) -> "OnProgress":
     """Return a function that shows progress and, as soon as nothing is left to compile, has favourites of the shape
     that follows compiled."""
@@ -92,7 +92,7 @@ def _compiling_ahead(
         show(progress)
         if waiting and (progress.phase == "finals" or (progress.done and not progress.compiling)):
             kernels = search["kernels"] or competing()
-            compile_favourites(waiting.pop(), search["device"], kernels, compiler, COMPILED_AHEAD)
+            compile_favourites(waiting.pop(), search["device"], kernels, farm, COMPILED_AHEAD)
 
     return shown
 

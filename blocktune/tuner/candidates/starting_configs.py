@@ -22,7 +22,7 @@ from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.ranking import usefulness
 
 if TYPE_CHECKING:
-    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.compile.farm import CompileFarm
 
 USUAL_HEAD_DIM = 64
 
@@ -151,11 +151,11 @@ def favourites(
 
 
 def compile_favourites(
-    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], compiler: "Compiler", most: int
+    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], farm: "CompileFarm", most: int
 ) -> None:
-    """Have the favourites of a shape compiled in the background; a search that begins later finds them done."""
+    """Have the favourites of a shape compiled in the background; a search that begins later takes them over."""
     for config in favourites(shape, device, kernels, most):
-        compiler.submit(config.kernel, config, shape, device.limits.cc)
+        farm.submit_ahead(config.kernel, config, shape, device.limits.cc)
 
 
 def _expected(

@@ -65,6 +65,7 @@ class CompileFarm:
         self._need_code = need_code
         self._get_kernel = find_kernels(kernels)
         self._pool = WorkerPool(workers or default_workers(), timeout_s, partial(CompileProcess, kernels))
+        self._ahead: dict[str, Future[CompileResult]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -91,8 +92,20 @@ class CompileFarm:
             future: Future[CompileResult] = Future()
             future.set_result(known)
             return future
+        if (begun := self._ahead.pop(key, None)) is not None:
+            return begun
         message = _message(kernel, config, shape, cc, with_lse=False)
         return self._pool.submit(message, partial(self._remembered, key, config), partial(self._lost, key, config))
+
+    def submit_ahead(self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]) -> None:
+        """Compile a config that will be submitted later. `submit` then takes the compile over, however far it is; a
+        second one would wait for all that was submitted meanwhile.
+
+        Raises:
+            RuntimeError: the farm is closed.
+        """
+        key = compile_key(self._get_kernel(kernel).compile_spec(config, shape), cc)
+        self._ahead[key] = self.submit(kernel, config, shape, cc)
 
     def submit_with_lse(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]

@@ -6,7 +6,7 @@ so that no other kernel's error counts.
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,7 @@ class GradientQuestion:
         self.dout = dout
         self.out, self.lse = _forward(inputs)
         self._tolerance = tolerance
-        self._rights = [right for number in groups for right in self._rights_of(Group(inputs, number))]
+        self._rights = _joined([right for number in groups for right in self._rights_of(Group(inputs, number))])
 
     @property
     def flops(self) -> int:
@@ -77,41 +77,61 @@ class GradientQuestion:
                 return f"{bad} of {gradient.numel()} values of {name} are not finite"
         by_name = dict(zip(GRADIENTS, result, strict=True))
         errors = [self._errors(by_name[right.name], right) for right in self._rights]
-        worst = torch.stack([of_tiles.max() for of_tiles in errors]).tolist()  # one wait for the GPU, not one a head
+        worst = torch.stack([of_tiles.max() for of_tiles in errors]).tolist()  # one wait for the GPU
         for right, of_tiles, largest in zip(self._rights, errors, worst, strict=True):
             if largest > self._tolerance:
-                tile = int(of_tiles.argmax()) % of_tiles.shape[1]
+                head, tile = divmod(int(of_tiles.argmax()), of_tiles.shape[1])
+                group = right.groups[head * len(right.groups) // of_tiles.shape[0]]
                 return (
                     f"relative error {largest:.2e} of {right.name} in rows {tile * ROWS_PER_TILE}.. of batch "
-                    f"{right.group.entry}, key head {right.group.head_kv}; allowed is {self._tolerance:.0e}"
+                    f"{group.entry}, key head {group.head_kv}; allowed is {self._tolerance:.0e}"
                 )
         return None
 
     def _errors(self, gradient: Any, right: "_Right") -> Any:
-        """Return the relative errors [heads, tiles] of a gradient in the heads of one group."""
-        group = right.group
-        if right.name == "dq":
-            found = self.inputs.of_queries(gradient, group.entry)[group.heads]
-        else:
-            found = self.inputs.of_keys(gradient, group.entry)[group.head_kv][None]
+        """Return the relative errors [heads, tiles] of a gradient in the heads of some groups."""
+        found = torch.cat([self._found(gradient, right.name, group) for group in right.groups])
         return tile_norms(found.float() - right.gradient) / right.norms
+
+    def _found(self, gradient: Any, name: str, group: Group) -> Any:
+        """Return a gradient in the heads of one group: [heads, rows, columns]."""
+        if name == "dq":
+            return self.inputs.of_queries(gradient, group.entry)[group.heads]
+        return self.inputs.of_keys(gradient, group.entry)[group.head_kv][None]
 
     def _rights_of(self, group: Group) -> Iterator["_Right"]:
         dout = self.inputs.of_queries(self.dout, group.entry)[group.heads]
         for name, gradient in zip(GRADIENTS, group.gradients(dout), strict=True):
             norms = tile_norms(gradient)
             # a tile of gradients that nearly cancel is judged by what a tile of this tensor usually is
-            yield _Right(name, group, gradient, norms.maximum(norms.median()).clamp_min(1e-20))
+            yield _Right(name, (group,), gradient, norms.maximum(norms.median()).clamp_min(1e-20))
 
 
 @dataclass(frozen=True, slots=True)
 class _Right:
-    """The right gradient of one group of heads, and the norms [heads, tiles] by which errors are judged."""
+    """The right gradient of some groups of heads, [heads, rows, columns], and the norms [heads, tiles] by which errors
+    are judged."""
 
     name: str
-    group: Group
+    groups: tuple[Group, ...]
     gradient: Any
     norms: Any
+
+
+def _joined(rights: Iterable[_Right]) -> list[_Right]:
+    """Return the same gradients with those of the same size as one, which takes few launches to judge."""
+    alike: dict[tuple[str, Any], list[_Right]] = {}
+    for right in rights:
+        alike.setdefault((right.name, right.gradient.shape), []).append(right)
+    return [
+        _Right(
+            name,
+            tuple(group for right in same for group in right.groups),
+            torch.cat([right.gradient for right in same]),
+            torch.cat([right.norms for right in same]),
+        )
+        for (name, _), same in alike.items()
+    ]
 
 
 def make_gradient_questions(

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.search.own_sampler import sampler_class
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -63,16 +64,18 @@ def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "St
 
 
 def require_strategy(name: str) -> None:
-    """Check the name of a strategy without importing Optuna.
+    """Check the name of a strategy; Optuna is imported for the path of a class alone.
 
     Raises:
-        UsageError: it is neither a name of `STRATEGIES` nor the path of a class, or it lacks a package.
+        UsageError: it is neither a name of `STRATEGIES` nor the path of a sampler's class, or it lacks a package.
     """
     if name not in STRATEGIES and ":" not in name:
         raise UsageError(
             f"No such strategy: {name!r}. Name one of {', '.join(STRATEGIES)}, or an Optuna sampler as "
             "package.module:Class."
         )
+    if name not in STRATEGIES:
+        sampler_class(name)
     missing = _missing(name)
     if missing:
         raise UsageError(

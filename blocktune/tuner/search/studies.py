@@ -2,19 +2,18 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any, Protocol
 
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 from optuna.study import Study
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
 from blocktune.tuner.sampling.study_proposals import Pick, Ready, StudyProposals
+from blocktune.tuner.search.own_sampler import sampler_class
 from blocktune.tuner.search.proposals import by_prediction
 
 MOST_GUIDED = 1000
@@ -59,16 +58,7 @@ def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
     Raises:
         UsageError: there is no such class, or it is not derived from Optuna's `BaseSampler`.
     """
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"The sampler {path!r} cannot be imported: {error}. Name it as package.module:Class, and put its folder on "
-            "PYTHONPATH."
-        ) from None
-    if not (isinstance(found, type) and issubclass(found, BaseSampler)):
-        raise UsageError(f"{path!r} is not a sampler. Name a class that is derived from optuna.samplers.BaseSampler.")
+    found = sampler_class(path)
     seeded = "seed" in inspect.signature(found).parameters
     return _from_model(assignment, study, found(**{"seed": assignment.seed} if seeded else {}))
 

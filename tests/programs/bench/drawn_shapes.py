@@ -169,7 +169,7 @@ def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
         runner.prepare()
         for shape, configs in zip(shapes, favourites_of(shapes, device), strict=True):
             for config in configs:
-                farm.submit(config.kernel, config, shape, device.limits.cc)
+                farm.submit_ahead(config.kernel, config, shape, device.limits.cc)
         for number, shape in enumerate(shapes):
             # A store of its own: what was found for one shape is not known for the next.
             store = stack.enter_context(ResultStore.open(f"{folder}/{number}.db"))

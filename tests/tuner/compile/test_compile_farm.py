@@ -131,6 +131,22 @@ def test_farm_what_it_remembers(make_farm: MakeFarm, fakes: Any, tmp_path: Path)
     assert sorted(result.config.kernel for result in remembered if result) == ["aborting", "broken"]
 
 
+def test_farm_a_compile_ahead_is_taken_over_and_not_begun_again(
+    make_farm: MakeFarm, fakes: Any, tmp_path: Path
+) -> None:
+    farm = make_farm()
+    running = submit(farm, fakes, "sleeping")
+    read_pids(tmp_path / "pids")
+    farm.submit_ahead("product", fakes.config("product"), fakes.SHAPE, (9, 0))
+    behind = submit(farm, fakes, "broken")
+    ahead = submit(farm, fakes, "product")
+    farm.abort(running)
+    behind.result()
+    assert ahead.done()
+    assert ahead.result().outcome is Outcome.OK
+    assert submit(farm, fakes, "product").result().cached
+
+
 def test_farm_close_cancels_all_and_leaves_no_process(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
     farm = make_farm()
     running, pending, dropped = (submit(farm, fakes, "sleeping") for _ in range(3))

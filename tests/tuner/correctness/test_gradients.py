@@ -42,18 +42,19 @@ def test_the_reference_is_that_of_autograd_in_float64(causal: Causal) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil"),
+    ("place", "spoil"),
     [
-        ("dq", lambda gradients: gradients[0][0, 0, :2].zero_()),
-        ("dk", lambda gradients: gradients[1][1, 1, 64:].mul_(1.01)),
-        ("dv", lambda gradients: gradients[2][0, 0].neg_()),
+        ("dq in rows 0.. of batch 0, key head 0", lambda gradients: gradients[0][0, 0, :2].zero_()),
+        ("dq in rows 64.. of batch 1, key head 1", lambda gradients: gradients[0][1, 3, 70:].zero_()),
+        ("dk in rows 64.. of batch 1, key head 1", lambda gradients: gradients[1][1, 1, 64:100].mul_(1.01)),
+        ("dv in rows 128.. of batch 0, key head 1", lambda gradients: gradients[2][0, 1, 128:].neg_()),
     ],
 )
-def test_a_wrong_tile_of_one_gradient_is_named(name: str, spoil: Callable[[Any], Any]) -> None:
+def test_a_wrong_tile_of_one_gradient_is_named(place: str, spoil: Callable[[Any], Any]) -> None:
     question, _ = make_gradient_questions(SHAPE, device="cpu", seed=2)
     gradients = by_autograd(question, SHAPE)
     spoil(gradients)
-    assert f" of {name} in rows " in (question.problem(gradients) or "")
+    assert f" of {place}; " in (question.problem(gradients) or "")
 
 
 def test_what_a_launch_did_not_write_is_found() -> None:

@@ -10,7 +10,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals
+from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals, require_strategy
 from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED
 from tests.support.models import landscape
 
@@ -157,6 +157,8 @@ def test_any_sampler_of_optuna_can_be_named_by_its_path() -> None:
 def test_a_strategy_that_is_none_is_refused(name: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         make_proposals(assignment(), name)
+    with pytest.raises(UsageError, match=said):  # a run that the store answers says so too
+        require_strategy(name)
 
 
 def test_a_strategy_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

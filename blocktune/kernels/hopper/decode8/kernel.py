@@ -27,6 +27,11 @@ class FlashDecode8Hopper(FlashDecodeHopper):
             return f"{self.name} reads caches of 8 bits, but got keys and values of {shape.dtype}"
         return super().shape_problem(shape, limits)
 
+    def lone_tile(self, shape: AttentionShape, splits: int) -> tuple[int, int]:
+        """Return the tile of all blocks that are alone: larger ones were not measured with 8-bit keys."""
+        del shape, splits
+        return DEFAULT_TILE
+
     def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
         """Return the tile of a block that is alone: words of half the size leave a multiprocessor the registers of two,
         with up to 8 rows."""

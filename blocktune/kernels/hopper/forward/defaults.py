@@ -14,6 +14,12 @@ from blocktune.kernels.values.shape import AttentionShape
 Values = tuple[int, ...]
 """The kernel's parameters in their order, without `num_warps`; those that are left out are zeros."""
 
+THREE_OVER_WORK = (192, 64, 4, 0, 1, 0, 64)
+"""Three consumers with queries in registers: best where scores or masks are work."""
+
+NARROW_WINDOW = 1024
+"""Keys to the left up to which tiles of fewer rows hide less than they cost, at 64 columns."""
+
 
 def default_values(shape: AttentionShape) -> Values:
     """Return what was best on a Hopper GPU, or near it and without spills in a loop: at head_dim 64 and 128 with 512 to
@@ -22,6 +28,8 @@ def default_values(shape: AttentionShape) -> Values:
     early_p = int(_loop_has_work(shape))  # which leaves no room for float32 probabilities and the next scores
     if width == 192 and width_v in (128, 192) and not early_p and not shape.features:
         return _with_queries_in_registers(width_v)
+    if width == width_v == 192 and not shape.features:
+        return 128, 64, 3, 0, 0, 0  # with keys left over
     if max(width, width_v) == 64:
         return _default_of_64(shape)
     if width == width_v == 256 and not is_biased(shape):
@@ -29,8 +37,8 @@ def default_values(shape: AttentionShape) -> Values:
     if width > 192 or width_v > 128:
         return 128, 64, 2, 1, early_p, early_p
     if width + width_v < 256:
-        return 128, 128, 3, 0, early_p, early_p
-    if width == 192 or shape.features.varlen:
+        return _default_of_96(shape)
+    if width == 192 or (shape.features.varlen and not _bends_or_packs(shape)):
         early_p |= width + width_v > 256
         return 128, 128, 2, 1, early_p, early_p
     return _default_of_128(shape)
@@ -58,18 +66,42 @@ def _default_of_64(shape: AttentionShape) -> Values:
         return 128, 128, 4, 0, 1, 1  # four consumers have no registers for values that are loaded ahead
     if is_biased(shape):
         return 256, 64, 4, 0, 1, 0
-    if shape.seqlen_k <= 4096:
-        return 256, 64, 3 if shape.features.window else 4, 0, 1, 0
-    return 192, 128, 4, 0, 1, 0
+    if shape.features.window:
+        return THREE_OVER_WORK if shape.features.window[0] <= NARROW_WINDOW else (256, 64, 3, 0, 1, 0)
+    if shape.features.varlen and shape.seqlen_k <= 1024:
+        return THREE_OVER_WORK  # four consumers compute more rows that are hidden
+    if shape.seqlen_k > 4096 and not shape.features:
+        return 192, 128, 4, 0, 1, 0
+    return _causal_by_rows(shape) if bounds_of(shape)[0] is not None else (256, 64, 4, 0, 1, 0)
+
+
+def _causal_by_rows(shape: AttentionShape) -> Values:
+    """Return the default of causal shapes of 64 columns: the tile by which the busiest multiprocessor has the fewest
+    rows, where four consumers take the least time a row."""
+    four, three, two = (_rows_in_turn(consumers * ROWS, shape) for consumers in (4, 3, 2))
+    if four <= min(1.04 * three, 1.08 * two):
+        return 256, 64, 4, 0, 1, 0
+    return (192, 64, 4, 0, 1, 0, 64) if 1.04 * three <= 1.08 * two else (128, 64, 4, 0, 0, 1, 64)
+
+
+def _default_of_96(shape: AttentionShape) -> Values:
+    """Return the default where heads take 96 columns: three consumers take 3 to 7 % less time a row than two, but for
+    causal shapes that fill the large tiles."""
+    causal, full = bounds_of(shape)[0] is not None, shape.seqlen_q % 128 == shape.seqlen_k % 128 == 0
+    if _three_fit(shape) and not (causal and full):
+        return 192, 64, 4, 0, 0, 0
+    return (128, 64, 4, 0, 0, 1, 64) if causal and not full else (128, 128, 3, 0, 0, 0)
 
 
 def _default_of_128(shape: AttentionShape) -> Values:
     """Return the default where heads take 128 columns. Full attention and windows take three consumers 5 to 9 % less
     time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
-    three_fit = _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
+    three_fit = _three_fit(shape)
     if shape.features.dropout:
         return 128, 64, 4, 0, 0, 0, 128
+    if _bends_or_packs(shape):
+        return THREE_OVER_WORK if three_fit and not short else (128, 64, 4, 0, 0, 1, 128)
     if is_biased(shape):
         return (192, 64, 4, 0, 1, 0) if _three_read_the_mask(shape, three_fit) else (128, 128, 2, 1, 1, 1)
     if columns := columns_in_registers(shape):
@@ -78,8 +110,26 @@ def _default_of_128(shape: AttentionShape) -> Values:
     if right is not None and left is None:
         return (128, 64, 3, 0, 0, 0) if short else (128, 128, 2, 1, masked, masked)
     if three_fit:
-        return (192, 64, 4, 0, 1, 0) if masked else (192, 64, 3, 0, 0, 0)
+        return (192, 64, 4, 0, 1, 0) if _loop_has_work(shape) else (192, 64, 3, 0, 0, 0)
     return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
+
+
+def _bends_or_packs(shape: AttentionShape) -> bool:
+    """Return whether a causal shape of 128 columns has ALiBi, a soft cap or sequences of their own lengths alone: work
+    for every score, or tiles that are masked often. Tiles of 64 keys take 5 to 11 % less time over it."""
+    features, (right, left) = shape.features, bounds_of(shape)
+    causal = right is not None and left is None and not mask_code(shape)
+    return causal and bool(features.alibi or features.softcap or features.varlen)
+
+
+def _three_fit(shape: AttentionShape) -> bool:
+    """Return whether three consumers leave no multiprocessor with much more rows than two."""
+    return _rows_in_turn(3 * ROWS, shape) <= 1.04 * _rows_in_turn(2 * ROWS, shape)
+
+
+def three_are_ahead(shape: AttentionShape) -> bool:
+    """Return whether three consumers leave the busiest multiprocessor clearly fewer rows than two."""
+    return _rows_in_turn(3 * ROWS, shape) < 0.95 * _rows_in_turn(2 * ROWS, shape)
 
 
 def _three_read_the_mask(shape: AttentionShape, three_fit: bool) -> bool:
@@ -92,10 +142,12 @@ def _three_read_the_mask(shape: AttentionShape, three_fit: bool) -> bool:
 
 
 def columns_in_registers(shape: AttentionShape) -> int:
-    """Return the columns of Q that registers hold where heads take 128: with few keys that are not masked one by one
-    this takes 3 to 12 % less time, with more of them tiles of 128 keys do."""
+    """Return the columns of Q that registers hold where heads take 128: with few keys this takes 3 to 12 % less time.
+    With more of them tiles of 128 keys do, and three consumers where these leave a multiprocessor fewer rows."""
     causal, keys = bounds_of(shape)[0] is not None, shape.seqlen_k
-    if shape.features or _loop_has_work(shape) or {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} != {128}:
+    if shape.features or {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} != {128}:
+        return 0
+    if _loop_has_work(shape) if causal else three_are_ahead(shape):
         return 0
     if keys <= (1536 if causal else 1024):
         return 128

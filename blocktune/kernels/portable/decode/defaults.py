@@ -7,6 +7,7 @@ from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, WARPGROUP_WARPS,
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.portable.decode.launch import PROGRAMS
+from blocktune.kernels.portable.decode.shares import fastest_splits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -17,7 +18,7 @@ OVERLAPPING_CC = (9, 0)
 DEEP_KEYS, DEEP_STAGES = 128, 3
 """The tile of keys and the buffers of `_deep`."""
 
-PAIRED_STAGES, PAIRED_KEYS = 3, 2048
+PAIRED_STAGES, PAIRED_KEYS = 3, 2560
 """Buffers of a program that shares its multiprocessor with another one over the same keys, and the fewest keys that
 each of them reads."""
 
@@ -56,10 +57,12 @@ def _deep(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits)
         return None
     block_n, stages = _deep_tile(shape)
     tile = KernelConfig(kernel.name, block_m, block_n, WARPGROUP_WARPS, stages, _shares(1, limits))
+    if not kernel.surely_fits(tile, shape, limits):
+        return None
     taken = kernel.most_shared_bytes(tile, shape, limits) + limits.shared_reserved_bytes
     most = SHORT_PROGRAMS if shape.features.is_short else PROGRAMS
     wanted = min(limits.shared_per_sm_bytes // taken * MULTIPROCESSORS, most)
-    splits = _filling_splits(kernel, shape, tile, wanted)
+    splits = _fastest_splits(kernel, shape, tile, wanted)
     if not _fills(_programs(shape, block_m) * splits, wanted):
         return None
     return replace(tile, extra=_shares(splits, limits))
@@ -81,10 +84,10 @@ def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: Comput
     tile = KernelConfig(kernel.name, block_m, 32 if limits.mma == "none" else 64, warps, 1)
     paired = whole and _goes_in_pairs(kernel, shape, tile, limits)
     wanted = (1 + paired) * MULTIPROCESSORS if whole else PROGRAMS
-    splits = _filling_splits(kernel, shape, tile, wanted)
+    splits = _fastest_splits(kernel, shape, tile, wanted)
     tile = replace(tile, extra=_shares(splits, limits))
     alone = whole and _programs(shape, block_m) * splits <= wanted
-    deepest = ((PAIRED_STAGES, 2),) if paired else ((4, 1), (3, 1)) if alone else ()
+    deepest = ((4, 1), (3, 1)) if alone and not paired else ((PAIRED_STAGES, 2),) if whole else ()
     narrow = replace(tile, block_n=32)
     loads = [(replace(tile, num_stages=stages), resident) for stages, resident in (*deepest, (2, 2), (1, 2))]
     # several programs of an SM keep more loads in flight than one with deeper buffers
@@ -97,15 +100,14 @@ def _side_by_side(kernel: AttentionKernel, shape: AttentionShape, limits: Comput
 
 def _goes_in_pairs(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, limits: ComputeLimits) -> bool:
     """Return whether a multiprocessor holds two programs with `PAIRED_STAGES` buffers over contiguous keys, many of
-    them each: one computes while the other waits. Several tiles of rows read the same keys, or there are programs
-    enough without splits.
+    them each: one computes while the other waits.
 
     With 128 rows and 128 columns, 4096 keys a program, an H200 and an H100 were 8 and 20 % faster than with one program
     and four buffers; with 512 keys slower. With 64 rows of 512 key heads, 8192 keys, an H200 was 4 % faster than with
     four buffers, and 9 % faster than with two.
     """
-    splits = _filling_splits(kernel, shape, tile, 2 * MULTIPROCESSORS)
-    if shape.features.page_size or (splits > 1 and shape.group_size * shape.seqlen_q <= WARPGROUP_ROWS):
+    splits = _fastest_splits(kernel, shape, tile, 2 * MULTIPROCESSORS)
+    if shape.features.page_size:
         return False
     deep = replace(tile, num_stages=PAIRED_STAGES, extra=_shares(splits, limits))
     resident = limits.shared_per_block_optin_bytes // kernel.most_shared_bytes(deep, shape, limits)
@@ -128,12 +130,9 @@ def _shares(splits: int, limits: ComputeLimits) -> tuple[tuple[str, int], ...]:
     return (("splits", splits), ("overlap", int(limits.cc >= OVERLAPPING_CC and splits > 1)))
 
 
-def _filling_splits(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, wanted: int) -> int:
-    """Return the fewest splits that make nearly the wanted programs, if there are tiles enough."""
-    tiles = -(-visible_keys(shape) // tile.block_n)
-    fitting = [splits for splits in kernel.parameters["splits"] if splits <= tiles]
-    programs = _programs(shape, tile.block_m)
-    return next((splits for splits in fitting if _fills(programs * splits, wanted)), fitting[-1])
+def _fastest_splits(kernel: AttentionKernel, shape: AttentionShape, tile: KernelConfig, resident: int) -> int:
+    programs, rows = _programs(shape, tile.block_m), shape.batch * shape.num_heads * shape.seqlen_q
+    return fastest_splits(kernel.parameters["splits"], programs, resident, visible_keys(shape), tile.block_n, rows)
 
 
 def _programs(shape: AttentionShape, block_m: int) -> int:
@@ -142,5 +141,5 @@ def _programs(shape: AttentionShape, block_m: int) -> int:
 
 
 def _fills(programs: int, wanted: int) -> bool:
-    """Return whether programs are three quarters of the wanted ones."""
-    return programs >= 3 * wanted // 4
+    """Return whether programs are half of the wanted ones at least."""
+    return 2 * programs >= wanted

@@ -98,13 +98,28 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
     [
         *((loaded(64, 4096, causal), (256, 64, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
         *((loaded(64, 8192, causal), (192, 128, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
-        (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
+        (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 64, 0)),
+        (loaded(64, 2048, Causal.UPPER_LEFT, "window=2047:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
+        (loaded(64, 1000, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
+        (loaded(64, 4600, Causal.UPPER_LEFT, "varlen"), (256, 64, 4, 0, 1, 0, 0, 0)),
+        (shape(64, 852, causal=True, batch=19, num_heads=32), (128, 64, 4, 0, 0, 1, 64, 0)),  # four have a tile more
+        (shape(64, 1300, causal=True, batch=12, num_heads=32), (192, 64, 4, 0, 1, 0, 64, 0)),
+        (shape(96, 3978, batch=4, num_heads=21, num_heads_kv=7), (192, 64, 4, 0, 0, 0, 0, 0)),
+        (
+            shape(96, 1400, batch=12, num_heads=20, num_heads_kv=5),
+            (128, 128, 3, 0, 0, 0, 0, 0),
+        ),  # three consumers have more rows
+        (shape(96, 798, causal=True, batch=20, num_heads=21, num_heads_kv=7), (128, 64, 4, 0, 0, 1, 64, 0)),
+        (shape(192, 7497, batch=2, num_heads=10, num_heads_kv=5), (128, 64, 3, 0, 0, 0, 0, 0)),  # with keys left over
+        (shape(128, 600, batch=27, num_heads=16), (128, 64, 4, 0, 0, 0, 128, 0)),
+        (shape(128, 900, batch=18, num_heads=16), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(64, 4096, seqlen_q=100), (128, 128, 4, 0, 0, 1, 0, 0)),
         (loaded(96, 4096, Causal.UPPER_LEFT), (128, 128, 3, 0, 0, 0, 0, 0)),
         (loaded(128, 1024), (128, 64, 4, 0, 0, 0, 128, 0)),
         (loaded(128, 1536, Causal.UPPER_LEFT), (128, 64, 4, 0, 0, 0, 128, 0)),
         (loaded(128, 2048, Causal.UPPER_LEFT), (128, 64, 4, 0, 0, 0, 64, 0)),
-        (loaded(128, 1024, Causal.UPPER_LEFT, "softcap"), (128, 64, 3, 0, 0, 0, 0, 0)),
+        (loaded(128, 1024, Causal.UPPER_LEFT, "softcap"), (128, 64, 4, 0, 0, 1, 128, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "softcap"), (192, 64, 4, 0, 1, 0, 64, 0)),
         *((loaded(128, seqlen), (192, 64, 3, 0, 0, 0, 0, 0)) for seqlen in (2048, 4096, 8192, 16384)),
         (
             loaded(128, 2048, batch=1),
@@ -113,7 +128,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 128, 2, 1, 0, 0, 0, 0)) for seqlen in (4096, 8192)),
         (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 2, 1, 0, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (128, 128, 2, 1, 1, 1, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
         (loaded(256, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (128, 64, 4, 2, 1, 0, 128, 1)),
         (shape(192, head_dim_v=128), (128, 64, 3, 0, 0, 0, 192, 0)),
@@ -121,7 +136,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         *((loaded(256, 4096, causal), (128, 64, 4, 2, 1, 0, 128, 1)) for causal in MASKS),
         (loaded(256, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 2, 1, 1, 1, 0, 0)),
         (shape(256, head_dim_v=128), (128, 64, 2, 1, 0, 0, 0, 0)),
-        (loaded(128, 4096, Causal.UPPER_LEFT, "alibi"), (128, 128, 2, 1, 1, 1, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "alibi"), (192, 64, 4, 0, 1, 0, 64, 0)),
         *((loaded(128, 2048, causal, "additive"), (192, 64, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
         (loaded(128, 2048, features="additive", batch=1), (128, 128, 2, 1, 1, 1, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1 additive"), (128, 128, 2, 1, 1, 1, 0, 0)),

@@ -73,8 +73,8 @@ def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -
     assert KERNEL.violations(config(), problem, HOPPER) == (told,)
 
 
-def first_of(head_dim: int, seqlen: int) -> str:
-    return kernels_for(shape(head_dim, seqlen=seqlen), HOPPER)[0].name
+def first_of(head_dim: int, seqlen: int, **sizes: int) -> str:
+    return kernels_for(shape(head_dim, seqlen=seqlen, **sizes), HOPPER)[0].name
 
 
 def test_short_sequences_take_it_first_and_long_ones_the_other() -> None:
@@ -83,12 +83,12 @@ def test_short_sequences_take_it_first_and_long_ones_the_other() -> None:
     assert first == [KERNEL.name, KERNEL.name, FlashForwardHopper.name]
 
 
-def test_at_128_columns_it_goes_first_only_where_keys_are_left_over() -> None:
-    assert [first_of(128, seqlen) for seqlen in (512, 1000, 1024)] == [
-        FlashForwardHopper.name,
-        KERNEL.name,
-        FlashForwardHopper.name,
-    ]
+def test_at_128_columns_it_goes_first_only_where_three_consumers_have_fewer_rows() -> None:
+    """18 batches of 16 heads: five tiles of 192 rows are dealt out in 11 turns, eight of 128 in 18."""
+    assert [first_of(128, seqlen) for seqlen in (512, 1000, 1024)] == [FlashForwardHopper.name] * 3
+    assert first_of(128, 900, batch=18, num_heads=16, num_heads_kv=16) == KERNEL.name
+    problem = shape(128, seqlen=900, batch=18, num_heads=16, num_heads_kv=16)
+    assert KERNEL.default_config(problem, HOPPER).block_m == 192
 
 
 @pytest.mark.parametrize("causal", Causal)

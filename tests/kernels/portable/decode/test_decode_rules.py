@@ -90,7 +90,7 @@ def test_default_splits_only_keys_that_are_seen(changes: dict[str, Any], splits:
         ({}, (16, 128, 3), 16),
         ({"seqlen_q": 4}, (16, 128, 3), 16),
         ({"seqlen_q": 8}, (32, 128, 3), 16),
-        ({"head_dim": 64}, (16, 128, 3), 64),  # three programs fit a multiprocessor
+        ({"head_dim": 64}, (16, 128, 3), 32),  # three programs fit a multiprocessor
         ({"head_dim": 256}, (16, 64, 2), 64),  # three buffers do not fit
         ({"seqlen_k": 700}, (16, 64, 2), 8),  # too few tiles of 128 keys
         ({"seqlen_q": 16}, (64, 64, 4), 16),

@@ -26,7 +26,7 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Memory, ShortOptions, Sizes
-from blocktune.kernels.hopper.forward.defaults import columns_in_registers
+from blocktune.kernels.hopper.forward.defaults import columns_in_registers, three_are_ahead
 from blocktune.kernels.hopper.forward.device_kernel import SIZES, tiles
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper, describe_rows, trailing
 from blocktune.kernels.hopper.forward.layout import (
@@ -194,7 +194,7 @@ class FlashForwardHopperShort(FlashForwardHopper):
         """Return what was best on an H200 at head_dim 64 and 128, or within 1 % of it."""
         found = dict(super().default_config(shape, limits).parameters)
         found = {name: value for name, value in found.items() if name in self.parameters}
-        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128}:
+        if {tile_width(shape.head_dim), tile_width(shape.head_dim_v)} == {128} and not three_are_ahead(shape):
             found |= {"block_m": 128, "block_n": 64, "num_stages": 4, "split_release": 0, "early_p": 0, "keep_p": 0}
         return KernelConfig.of(self.name, found)
 
