@@ -27,14 +27,15 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
-from blocktune.kernels.hopper.forward.arguments import Memory, Sizes
+from blocktune.kernels.hopper.forward.arguments import Sizes
 from blocktune.kernels.hopper.forward.device_kernel import tiles
 from blocktune.kernels.hopper.forward.kernel import describe_rows
 from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
-from blocktune.kernels.hopper.fp8.arguments import Options, Scales
+from blocktune.kernels.hopper.fp8.arguments import Memory, Options, Scales
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
 from blocktune.kernels.hopper.fp8.steps import has_float32_sums
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
+from blocktune.kernels.hopper.fp8.turn_values import TURNERS, UNIT_DIMS, UNIT_KEYS, turner, values
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -50,13 +51,25 @@ SCALES = ("scale_q", "scale_k", "scale_v")
 STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh")
 
 
+@gluon.constexpr_function
+def worker_warps(consumers, turns):
+    """Return the warps of all partitions behind the first consumer."""
+    return [4] * (consumers - 1) + [TURNERS.value] * turns + [1]
+
+
+@gluon.constexpr_function
+def worker_registers(consumers, turns, of_consumer, of_producer):
+    """Return the registers a thread of these partitions."""
+    return [of_consumer] * (consumers - 1) + [of_producer] * (turns + 1)
+
+
 @gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
 def flash_fwd_fp8_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, scale_q, scale_k, scale_v,
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
     PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
@@ -70,7 +83,7 @@ def flash_fwd_fp8_kernel(
     """
     dtype: gl.constexpr = q_desc.dtype
     QK_W: gl.constexpr = q_desc.block_type.shape[3]
-    V_W: gl.constexpr = v_desc.block_type.shape[2]
+    V_W: gl.constexpr = o_desc.block_type.shape[3]
     QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
     V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
     O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
@@ -79,7 +92,7 @@ def flash_fwd_fp8_kernel(
     # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
     # [STAGES, head_dim_v, BLOCK_N]
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
+    v_smem = values(dtype, STAGES, V_W, BLOCK_N, V_L, TURNS)
     # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
     o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
     memory = Memory(
@@ -90,16 +103,17 @@ def flash_fwd_fp8_kernel(
         q_full=new_barriers(CONSUMERS),
         q_empty=new_barriers(CONSUMERS),
         full=new_barriers(STAGES),
-        k_empty=None,
-        v_empty=None,
+        raw_full=new_barriers(STAGES) if TURNS else None,
         ring=new_tile_ring(new_tile_numbers()),
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(memory.full.index(i), count=1)
+        mbarrier.init(memory.full.index(i), count=2 if TURNS else 1)
+        if TURNS:
+            mbarrier.init(memory.raw_full.index(i), count=1)
     for i in gl.static_range(2):
-        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
+        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS + 1 if TURNS else CONSUMERS)
     fence_async_shared()
     scales = Scales(
         log2=scale_log2,
@@ -133,27 +147,53 @@ def flash_fwd_fp8_kernel(
         Q_REGISTERS=Q_REGISTERS,
     )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
-    if CONSUMERS == 2:
+    WARPS: gl.constexpr = worker_warps(CONSUMERS, TURNS)
+    REGS: gl.constexpr = worker_registers(CONSUMERS, TURNS, CONSUMER_REGS, PRODUCER_REGS)
+    if CONSUMERS == 2 and not TURNS:
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
-    elif CONSUMERS == 3:
+        ], WARPS, REGS)  # fmt: skip
+    elif CONSUMERS == 2:
+        gl.warp_specialize([
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+        ], WARPS, REGS)  # fmt: skip
+    elif CONSUMERS == 3 and not TURNS:
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
-    else:
+        ], WARPS, REGS)  # fmt: skip
+    elif CONSUMERS == 3:
+        gl.warp_specialize([
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+        ], WARPS, REGS)  # fmt: skip
+    elif not TURNS:
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 3, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
+        ], WARPS, REGS)  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
+            (consumer, (o_desc, lse, memory, scales, sizes, 3, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+        ], WARPS, REGS)  # fmt: skip
 
 
 class FlashForwardFp8(AttentionKernel):
@@ -168,6 +208,7 @@ class FlashForwardFp8(AttentionKernel):
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
         "q_registers": (0, 1),
+        "turn_values": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -200,7 +241,7 @@ class FlashForwardFp8(AttentionKernel):
         columns leave none for larger blocks and queries."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         if width_v == WIDTHS[-1]:
-            widest = {"block_m": 2 * ROWS, "block_n": 64, "num_warps": WARPS, "num_stages": 4, "q_registers": 1}
+            widest = {"block_m": 2 * ROWS, "block_n": 64, "num_warps": WARPS, "num_stages": 4, "q_registers": 1, "turn_values": 0}
             return KernelConfig.of(self.name, widest)
         many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
         masked = many and shape.causal is not Causal.NONE
@@ -210,6 +251,7 @@ class FlashForwardFp8(AttentionKernel):
             "num_warps": WARPS,
             "num_stages": 6 if masked else 3 if width == WIDTHS[-1] else 4,
             "q_registers": int(width == WIDTHS[1] or (many and not masked)),
+            "turn_values": 0,
         }
         return KernelConfig.of(self.name, values)
 
@@ -252,15 +294,16 @@ class FlashForwardFp8(AttentionKernel):
         return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        """Return the pass that transposes the values."""
-        del config
+        """Return the pass that transposes the values, unless the attention does."""
+        if turns_values(config):
+            return ()
         tensor, row = TensorArgument(shape.dtype), shape.head_dim_v
         head = shape.seqlen_k * row
         arguments: dict[str, Any] = {"V": tensor, "VT": tensor}
         arguments |= {"stride_vb": shape.num_heads_kv * head, "stride_vh": head, "stride_vn": row}
         return (specialize(transpose_values_kernel, arguments | turned_sizes(shape), TURNING),)
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> TurnedLaunch:
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> ExtrasLaunch | TurnedLaunch:
         tile_count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         attend = ExtrasLaunch(
             flash_fwd_fp8_kernel,
@@ -270,7 +313,7 @@ class FlashForwardFp8(AttentionKernel):
             {"num_warps": WARPS},
             tuple((slot, partial(describe_rows, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
-        return TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
+        return attend if turns_values(config) else TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
 
 
 def tile_width(head_dim: int) -> int:
@@ -278,10 +321,19 @@ def tile_width(head_dim: int) -> int:
     return next(width for width in WIDTHS if width >= head_dim)
 
 
+def turns_values(config: KernelConfig) -> bool:
+    """Return whether the attention itself transposes the values, and no pass before it."""
+    return bool(config.parameters["turn_values"])
+
+
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
-    """Return (rows, columns) that a copy of q, k, the transposed values and the output moves."""
+    """Return (rows, columns) that a copy of q, k, the values and the output moves: of transposed values, or of units
+    that are transposed where they stand."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-    return (ROWS, width), (config.block_n, width), (width_v, config.block_n), (ROWS, width_v)
+    values = width_v, config.block_n
+    if turns_values(config):
+        values = config.block_n if width_v <= UNIT_DIMS.value else UNIT_KEYS.value, width_v
+    return (ROWS, width), (config.block_n, width), values, (ROWS, width_v)
 
 
 def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
@@ -299,6 +351,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
+        "TURNS": turns_values(config),
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

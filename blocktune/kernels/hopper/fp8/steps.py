@@ -15,8 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from blocktune.kernels.hopper.common.device_functions import (
     advance,
-    as_block,
-    copy_in,
     in_register_order,
     pin,
 )
@@ -64,12 +62,6 @@ def scale_of(scales, stride_b, stride_h, batch, head):
         return 1.0
     else:
         return gl.load(scales + batch * stride_b + head * stride_h)
-
-
-@gluon.jit
-def load_values(desc, batch, head, key, barrier, memory, place):
-    """Copies keys key .. of all dimensions of a head into tile `place` of shared memory; zeros beyond the last."""
-    copy_in(desc, [batch, head, 0, key], barrier, as_block(desc, memory.index(place)))
 
 
 @gluon.jit

@@ -16,13 +16,12 @@ from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
 from blocktune.kernels.hopper.forward.output import divided
 from blocktune.kernels.hopper.forward.steps import finished, no_sums
-from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
+from blocktune.kernels.hopper.fp8.slots import announce, await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
     as_operand,
     begin_stretch,
     end_stretch,
-    load_values,
     no_stretches,
     packed,
     queries,
@@ -35,6 +34,7 @@ from blocktune.kernels.hopper.fp8.steps import (
     sums_are_shared,
     sums_are_split,
 )
+from blocktune.kernels.hopper.fp8.turn_values import load_values
 
 
 @gluon.jit
@@ -49,7 +49,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
     # causal tiles differ in length: those fetched late leave less to the busiest block; narrower heads gain nothing
     LATE: gl.constexpr = RIGHT and memory.v.shape[1] == 256
     K_BYTES: gl.constexpr = k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = memory.v.shape[1] * BLOCK_N
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -71,8 +71,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
             load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
             if c == 0:  # right behind the first Q
                 await_slot(slot, CONSUMERS)
-                first_full = memory.full.index(slot)
-                mbarrier.expect(first_full, K_BYTES)
+                first_full, _ = announce(memory, slot, K_BYTES, 0)
                 load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, first_full, memory.k, slot, 1, False)
         q_phase ^= 1
         slot = following(slot, STAGES)
@@ -81,15 +80,13 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
-            full = memory.full.index(slot)
-            mbarrier.expect(full, K_BYTES + V_BYTES)
+            full, v_full = announce(memory, slot, K_BYTES, V_BYTES)
             load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
-            load_values(v_desc, batch, head_kv, row + BLOCK_N, full, memory.v, slot)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, v_full, memory, slot)
             slot = following(slot, STAGES)
         await_slot(slot, CONSUMERS)  # the last step: V alone
-        last_full = memory.full.index(slot)
-        mbarrier.expect(last_full, V_BYTES)
-        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory.v, slot)
+        _, last_full = announce(memory, slot, 0, V_BYTES)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory, slot)
         slot = following(slot, STAGES)
         if LATE:
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
