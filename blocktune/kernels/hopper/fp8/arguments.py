@@ -51,3 +51,4 @@ class Options(NamedTuple):
     RIGHT: Any
     ALIGNED: Any
     Q_REGISTERS: Any
+    ONE_STRETCH: Any

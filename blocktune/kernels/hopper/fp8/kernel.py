@@ -33,7 +33,7 @@ from blocktune.kernels.hopper.forward.kernel import describe_rows
 from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.arguments import Memory, Options, Scales
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.steps import has_float32_sums
+from blocktune.kernels.hopper.fp8.steps import has_float32_sums, stretch_keys
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper.fp8.turn_values import TURNERS, UNIT_DIMS, UNIT_KEYS, turner, values
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
@@ -69,8 +69,8 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, ONE_STRETCH: gl.constexpr,
+    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
     kernels/hopper/fp8/transpose_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or
@@ -145,6 +145,7 @@ def flash_fwd_fp8_kernel(
         RIGHT=RIGHT,
         ALIGNED=ALIGNED,
         Q_REGISTERS=Q_REGISTERS,
+        ONE_STRETCH=ONE_STRETCH,
     )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     WARPS: gl.constexpr = worker_warps(CONSUMERS, TURNS)
@@ -352,6 +353,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
         "TURNS": turns_values(config),
+        "ONE_STRETCH": shape.seqlen_k <= stretch_keys(tile_width(shape.head_dim_v)),
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

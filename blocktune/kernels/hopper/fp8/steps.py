@@ -24,16 +24,30 @@ from blocktune.kernels.hopper.forward.steps import finished
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
+NO_END = 1 << 30
+"""Blocks of a stretch that no sequence fills."""
+
 
 @gluon.constexpr_function
-def stretch_of(block_n, width):
-    """Blocks of keys that one accumulator adds up: 512 keys, 1024 where its sums are split.
+def stretch_of(block_n, width, seqlen_fits):
+    """Blocks of keys that one accumulator adds up: 512 keys, 1024 where its sums are split; all where they are no more.
 
     8-bit wgmma cuts off what is below 2^-13 of the largest number in a sum. What is lost of numbers with one sign grows
     with the keys that an accumulator has seen: on an H200 a quarter at 16,384, 0.7 % at 512 and 1.4 % at 1024. Then the
     sums of stretches take it over.
     """
-    return (1024 if sums_are_split(width) else 512) // block_n
+    return NO_END if seqlen_fits else stretch_keys(width) // block_n
+
+
+@gluon.constexpr_function
+def stretch_keys(width):
+    return 1024 if sums_are_split(width) else 512
+
+
+@gluon.constexpr_function
+def is_one_stretch(stretch):
+    """Whether no tile has more keys than one accumulator adds up."""
+    return stretch == NO_END
 
 
 @gluon.constexpr_function
@@ -275,7 +289,7 @@ def no_stretches(WIDTH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
 def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
     """What stands before the scores beside the product of block `number`: with sums in shared memory the accumulator
     of the stretch that ends is put aside, while there are registers for it."""
-    if SHARED:
+    if SHARED and not is_one_stretch(STRETCH):
         ends = (number > 0) & (number % STRETCH == 0)
         if ends:
             acc = (put_aside(kept, due, acc[0], number == STRETCH, O_L),)
@@ -300,8 +314,9 @@ def sum_of_stretches(kept, whole, due, acc, number, STRETCH: gl.constexpr, SHARE
     if not SHARED:
         return whole[0] * across(due, acc, O_L) + acc
     else:
-        if number >= STRETCH:
-            acc = brought_back(kept, due, acc, O_L)
+        if not is_one_stretch(STRETCH):
+            if number >= STRETCH:
+                acc = brought_back(kept, due, acc, O_L)
         return acc
 
 

@@ -61,13 +61,30 @@ def load_values(desc, batch, head, key, barrier, memory, place):
             copy_in(desc, [batch, head, key + part * ROWS, 0], barrier, as_block(desc, blocks.index(part)))
 
 
+@gluon.constexpr_function
+def turned_layout(dims):
+    """Memory of a turned unit [dims, 16 pairs of keys] as a panel with a swizzle of 32 bytes, but row 8 i + j of every
+    odd i stands for dim 8 i + (j ^ 1): `stmatrix` then writes eight rows that share no bank."""
+    pairs = [[0, 1], [0, 2], [0, 4], [0, 8]]
+    rows = [[1, 0], [2, 0], [4, 8], [9, 0], *([2**i, 0] for i in range(4, dims.bit_length() - 1))]
+    return gl.SharedLinearLayout(pairs + rows)
+
+
 @gluon.jit
 def dims_apart(low, high):
-    """Words of two dims of two keys: of each dim the word of all four keys."""
-    ASM: gl.constexpr = "prmt.b32 $0, $2, $3, 0x6420; prmt.b32 $1, $2, $3, 0x7531;"
-    return gl.inline_asm_elementwise(
-        ASM, "=&r,=r,r,r", [low, high], dtype=(gl.int16, gl.int16), is_pure=True, pack=2
-    )
+    """Words of two dims of two keys: of each dim the word of all four keys, the odd one first in the upper lanes."""
+    ASM: gl.constexpr = """{
+.reg .b32 lane, first, second;
+mov.u32 lane, %laneid;
+and.b32 lane, lane, 16;
+.reg .pred upper;
+setp.ne.u32 upper, lane, 0;
+selp.b32 first, 0x7531, 0x6420, upper;
+selp.b32 second, 0x6420, 0x7531, upper;
+prmt.b32 $0, $2, $3, first;
+prmt.b32 $1, $2, $3, second;
+}"""
+    return gl.inline_asm_elementwise(ASM, "=&r,=r,r,r", [low, high], dtype=(gl.int16, gl.int16), is_pure=True, pack=2)
 
 
 @gluon.jit
@@ -90,11 +107,12 @@ def turn_tile(tile):
     DIMS: gl.constexpr = min(tile.shape[0], UNIT_DIMS)
     UNITS: gl.constexpr = tile.shape[0] * tile.shape[1] // (DIMS * KEYS)
     RAW: gl.constexpr = gl.NVMMASharedLayout(DIMS, element_bitwidth=16, rank=2)
-    TURNED: gl.constexpr = gl.NVMMASharedLayout(KEYS, element_bitwidth=16, rank=2)
+    PANEL: gl.constexpr = gl.NVMMASharedLayout(KEYS, element_bitwidth=16, rank=2)
     raw = reinterpret(tile, gl.int16, [UNITS, KEYS, DIMS // 2], RAW)
-    turned = reinterpret(tile, gl.int16, [UNITS, DIMS, KEYS // 2], TURNED)
+    turned = reinterpret(tile, gl.int16, [UNITS, DIMS, KEYS // 2], PANEL)
     for unit in gl.static_range(UNITS):
-        turn_unit(raw.index(unit), turned.index(unit))
+        place = reinterpret(turned.index(unit), gl.int16, [DIMS, KEYS // 2], turned_layout(DIMS))
+        turn_unit(raw.index(unit), place)
 
 
 @gluon.jit

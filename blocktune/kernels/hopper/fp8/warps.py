@@ -118,10 +118,10 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH, OPTIONS.ONE_STRETCH)
     # split sums take long: one warpgroup ends its stretches in the middle of the other one's, whose products go on
-    AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) else 0
-    SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH)
+    AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) and not OPTIONS.ONE_STRETCH else 0
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH) or OPTIONS.ONE_STRETCH
     SUM: gl.constexpr = o_desc.dtype if sums_are_split(WIDTH) else gl.float32
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
