@@ -29,6 +29,13 @@ def await_slot(slot, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
+def await_pass():
+    """Waits until the kernel before, beside whose last programs this one may run, has written the values."""
+    ASM: gl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(ASM, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def announce(memory, slot, K_BYTES: gl.constexpr, V_BYTES: gl.constexpr):
     """The producer names the bytes that it copies into a slot. Returns the barriers of its keys and of its values: the
     same one, unless these are still to be transposed. Their own barrier completes in every use of a slot, with or

@@ -1,10 +1,10 @@
 """Values that two warps transpose in shared memory, for the 8-bit Hopper forward, in Gluon: device functions.
 
-They come as they are, [keys, dims], and products want them as kernels/hopper/fp8/transpose_values.py writes them, [dims,
-keys] with the keys of every 16 in another order. A unit of 32 keys of at most 128 dims lies in contiguous memory before
-and after: rows of a swizzle's width before, a panel 32 bytes wide of the transposed tile after. So a unit is transposed
-where it stands, through 16 registers a thread: `ldmatrix` transposes pairs of dims, two byte permutations take the pairs
-apart, and `stmatrix` writes the words of the four keys that a thread of the products wants together.
+They come as they are, [keys, dims], and products want them as kernels/hopper/fp8/transpose_values.py writes them:
+[dims, keys] with the keys of every 16 in another order. A unit of 32 keys of at most 128 dims lies in contiguous memory
+before and after: rows of a swizzle's width before, a panel of 32 bytes a row after. So a unit is transposed where it
+stands, through at most 16 registers a thread: `ldmatrix` transposes pairs of dims, byte permutations take the pairs
+apart, and `stmatrix` writes words of the four keys that a thread of the products wants together.
 """
 
 from triton.experimental import gluon
@@ -127,8 +127,15 @@ def received(ring, place, parity):
 
 @gluon.jit
 def turner(memory, sizes, OPTIONS: gl.constexpr):
-    """Transposes the values of every tile of this block, slot by slot, and says of each that it is full: of the first
-    of a tile, which has none, as well."""
+    """Transposes the values of every tile of this block, unless they come transposed."""
+    if memory.raw_full is not None:
+        turn_slots(memory, sizes, OPTIONS)
+
+
+@gluon.jit
+def turn_slots(memory, sizes, OPTIONS: gl.constexpr):
+    """Transposes slot by slot, and says of each that it is full: of the first of a tile, which has no values, as
+    well."""
     BLOCK_M: gl.constexpr = 64 * OPTIONS.CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
     RIGHT: gl.constexpr = OPTIONS.RIGHT

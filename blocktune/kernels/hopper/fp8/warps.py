@@ -2,7 +2,8 @@
 
 The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes it fast and why nothing hangs:
 one producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
-windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
+windows, no packed sequences and no panels. Numbers have scales, and values come transposed from a pass of their own, or
+the warps of kernels/hopper/fp8/turn_values.py transpose them.
 """
 
 from triton.experimental import gluon
@@ -16,19 +17,21 @@ from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
 from blocktune.kernels.hopper.forward.output import divided
 from blocktune.kernels.hopper.forward.steps import finished, no_sums
-from blocktune.kernels.hopper.fp8.slots import announce, await_slot, following, give_back, hand_back
+from blocktune.kernels.hopper.fp8.slots import announce, await_pass, await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
     as_operand,
-    begin_stretch,
-    end_stretch,
-    no_stretches,
     packed,
     queries,
     scale_of,
     scores,
     softmax,
     step,
+)
+from blocktune.kernels.hopper.fp8.sums import (
+    begin_stretch,
+    end_stretch,
+    no_stretches,
     stretch_of,
     sum_of_stretches,
     sums_are_shared,
@@ -77,6 +80,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
         slot = following(slot, STAGES)
         if not LATE:
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
+        if memory.raw_full is None:
+            await_pass()
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
