@@ -86,8 +86,8 @@ def _default_of_128(shape: AttentionShape) -> Values:
 
 
 def _one_ring(shape: AttentionShape) -> Values:
-    """Return tiles of 128 keys in one ring of slots, where V is awaited after the next scores: under a diagonal and with
-    ALiBi 1 to 5 % less time than two slots that hold K and V."""
+    """Return tiles of 128 keys in one ring of slots, where V is awaited after the next scores: under a diagonal and
+    with ALiBi 1 to 5 % less time than two slots that hold K and V."""
     early_p = int(_loop_has_work(shape))
     return 128, 128, 4, 2, early_p, early_p
 

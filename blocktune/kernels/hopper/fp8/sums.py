@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from blocktune.kernels.hopper.common.device_functions import in_register_order
 from blocktune.kernels.hopper.common.rows import across, times_factor
 
-NO_END = gl.constexpr(1 << 30)
+NO_END = 1 << 30
 """Blocks of a stretch that no sequence fills."""
 ONE_STRETCH_KEYS = 1024
 """Keys that one accumulator may add up, whatever its width."""

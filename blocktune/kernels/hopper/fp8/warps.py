@@ -133,7 +133,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     # [64, head_dim_v] of the output, and [head_dim_v, 64] of sums
     out = reinterpret(memory.o[0].index(C), o_desc.dtype, [ROWS, WIDTH], memory.o[0].layout)
     kept = out
-    if SHARED:
+    if SHARED and not OPTIONS.ONE_STRETCH:
         kept = reinterpret(memory.o[0].index(C), SUM, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     seqlen_q, seqlen_k, right = sizes.seqlen_q, sizes.seqlen_k, sizes.right
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
