@@ -154,7 +154,7 @@ def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int
 
 
 def _options(config: KernelConfig) -> dict[str, int]:
-    """Return the options of a launch: behind a pass over the values it may begin while the last of it runs."""
+    """Return the options of a launch: after a pass over the values it may begin while the last of it runs."""
     return {"num_warps": WARPS} if turns_values(config) else {"num_warps": WARPS, "launch_pdl": 1}
 
 
