@@ -31,7 +31,7 @@ def default_values(shape: AttentionShape) -> Values:
 
 def turns_pay(shape: AttentionShape) -> bool:
     """Return whether the attention itself should transpose the values. It does so for every tile of queries that reads
-    them, which takes 2 to 14 % more time; the pass before it reads and writes them once."""
+    them, which takes more time; the pass before it reads and writes them once."""
     readers = shape.seqlen_q * shape.group_size
     if shape.causal is not Causal.NONE:
         readers //= 2
