@@ -33,12 +33,14 @@ class ForwardLoops:
     """Queries outside, keys inside, in tiles of block_m and block_n: the output stays on the chip until it is done.
 
     transposes: the tensor that a launch of its own transposes before, if any.
+    unless: the parameter with which the attention does so itself, tile by tile.
     lays_out_masks: a launch of its own writes a mask tensor before, where there is one, as the registers of the next
     want it.
     """
 
     visits: Visits = Visits.CAUSAL
     transposes: Literal["", "k", "v"] = ""
+    unless: str = ""
     lays_out_masks: bool = False
 
     @property

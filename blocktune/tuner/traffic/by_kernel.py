@@ -58,7 +58,9 @@ def _forward(loops: ForwardLoops, config: KernelConfig, shape: AttentionShape, p
     found = _walk(loops.visits, config, shape, perfect_l2)
     if loops.lays_out_masks and mask_elements_bytes(shape):
         return laid_mask_traffic(shape, found, config.block_m, config.block_n, perfect_l2=perfect_l2)
-    return transposed_traffic(shape, found, loops.transposes) if loops.transposes else found
+    if loops.transposes and not config.parameters.get(loops.unless):
+        return transposed_traffic(shape, found, loops.transposes)
+    return found
 
 
 def _walk(visits: Visits, config: KernelConfig, shape: AttentionShape, perfect_l2: bool) -> V2Traffic | Passes:

@@ -129,13 +129,13 @@ def test_without_measurements_the_default_is_taken() -> None:
 
 def test_what_is_faster_on_near_shapes_is_taken_and_what_is_slower_is_not() -> None:
     shape, near = prefill_shape(4096), prefill_shape(3000)
-    faster, slower = other_than_default(near, keep_p=1), other_than_default(near, split_release=0)
+    faster, slower = other_than_default(near, keep_p=1), other_than_default(near, early_p=1)
     choices = decision(measured(near, {faster: 0.9, slower: 1.1})).choices(shape)
     assert choices[0].config == other_than_default(shape, keep_p=1)
     assert 0.9 < choices[0].ratio < 0.95
     assert choices[0].shapes == 1
     places = {one.config: place for place, one in enumerate(choices)}
-    assert places[default_of(shape)] < places[other_than_default(shape, split_release=0)]
+    assert places[default_of(shape)] < places[other_than_default(shape, early_p=1)]
 
 
 def test_the_nearest_shape_counts_most() -> None:
@@ -269,7 +269,7 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
 
 def test_a_stored_prediction_of_the_shape_comes_before_what_is_expected_and_one_of_another_after() -> None:
     shape = prefill_shape(4096)
-    own, near = other_than_default(shape, split_release=0), other_than_default(shape, keep_p=1)
+    own, near = other_than_default(shape, early_p=1), other_than_default(shape, keep_p=1)
     rows = [
         TunedConfig(shape=shape, config=own, origin=Origin.PREDICTED),
         TunedConfig(shape=prefill_shape(3000), config=near, origin=Origin.PREDICTED),

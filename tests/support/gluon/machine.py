@@ -293,6 +293,7 @@ GL = types.SimpleNamespace(
     split=lambda x: x.as_subclass(Registers).unbind(-1),
     join=lambda a, b: torch.stack((a, b), -1),
     uint8=torch.uint8,
+    int16=torch.int16,
     float32=torch.float32,
     abs=torch.abs,
     convert_layout=lambda x, layout: x,
@@ -332,6 +333,9 @@ STAND_INS: dict[str, Any] = {
     "give_values": lambda left: GRID.meetings[15].arrive(288) if int(left) == 1 else None,
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
     "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),
+    "await_pass": lambda: None,
+    "unit_layout": lambda pairs: None,
+    "turned_layout": lambda dims: None,  # rows in their order
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,

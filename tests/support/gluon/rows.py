@@ -118,7 +118,18 @@ def choose(words: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> 
     return torch.where(is_set, numbers, others)
 
 
+def dims_apart(low: torch.Tensor, high: torch.Tensor) -> list[torch.Tensor]:
+    """[2, 8, pairs of dims] of the first and the last eight keys of every 16: of the even dims and of the odd ones
+    words of two of the first keys and two of the last, each as two halves."""
+    *_, pairs = low.shape
+    keys = [half.contiguous().view(torch.uint8).view(2, 4, 2, pairs, 2) for half in (low, high)]
+    # [2, 4, half, pairs, dim, key]
+    words = torch.stack(keys, 2).permute(0, 1, 2, 4, 5, 3).contiguous()
+    return [words[..., dim, :].contiguous().view(torch.int16).view(2, 8, pairs) for dim in range(2)]
+
+
 ROWS: dict[str, Any] = {
+    "dims_apart": dims_apart,
     "of_scaled_scores": of_scaled_scores,
     "raised_top": raised_top,
     "scales_of": scales_of,

@@ -1,6 +1,28 @@
-"""What the warps of the 8-bit Hopper forward get besides what the 16-bit one names: scales, and its own constants."""
+"""What the warps of the 8-bit Hopper forward get by name: memory and barriers, scales, and what is known at compile
+time."""
 
 from typing import Any, NamedTuple
+
+
+class Memory(NamedTuple):
+    """Shared memory of a block."""
+
+    q: Any
+    """A tile of queries for each consumer."""
+    k: Any
+    v: Any
+    """A tile of keys and one of transposed values for each stage."""
+    o: Any
+    """A consumer's output on its way out, or its sums."""
+    q_full: Any
+    q_empty: Any
+    """A barrier for each consumer."""
+    full: Any
+    """A barrier for each stage."""
+    raw_full: Any
+    """Another one, of values that are still to be transposed. None: they come transposed."""
+    ring: Any
+    """Numbers of tiles, a `TileRing`."""
 
 
 class Scales(NamedTuple):
@@ -29,3 +51,4 @@ class Options(NamedTuple):
     RIGHT: Any
     ALIGNED: Any
     Q_REGISTERS: Any
+    ONE_STRETCH: Any

@@ -1,18 +1,14 @@
 """Attention forward of float8_e4m3fn for Hopper (compute capability 9.0) in Gluon, with bfloat16 output.
 
-A launch is two kernels: kernels/hopper/fp8/transpose_values.py writes the values transposed, since 8-bit wgmma takes
-nothing else, and the warps of kernels/hopper/fp8/warps.py compute. Query, key and value may have scales. Any lengths,
-both causal masks, grouped heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed
-sequences.
+8-bit wgmma takes only transposed values. Where few queries read a key, two warps of the attention transpose them
+(kernels/hopper/fp8/turn_values.py). Where many do, a kernel before it does so once
+(kernels/hopper/fp8/transpose_values.py). Query, key and value may have scales. Any lengths, both causal masks, grouped
+heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or packed sequences.
 """
 
 from collections.abc import Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar
-
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.base.feature_arguments import broadcast_strides
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, heads_per_group
@@ -26,141 +22,28 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
-from blocktune.kernels.hopper.forward.arguments import Memory, Sizes
-from blocktune.kernels.hopper.forward.device_kernel import tiles
 from blocktune.kernels.hopper.forward.kernel import describe_rows
 from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
-from blocktune.kernels.hopper.fp8.arguments import Options, Scales
+from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
+from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.steps import has_float32_sums
-from blocktune.kernels.hopper.fp8.transpose_values import TURNING, WORD_BYTES, transpose_values_kernel, turned_sizes
-from blocktune.kernels.hopper.fp8.warps import consumer, producer
+from blocktune.kernels.hopper.fp8.sums import ONE_STRETCH_KEYS, has_float32_sums
+from blocktune.kernels.hopper.fp8.transpose_values import TURNING, transpose_values_kernel, turned_sizes
+from blocktune.kernels.hopper.fp8.turn_values import UNIT_DIMS, UNIT_KEYS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
-WIDTHS = (64, 128, 256)
-"""Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
 MIN_HEAD_DIM = 48
 ALIGNED_ELEMENTS = 16
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
-SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
-SCALES = ("scale_q", "scale_k", "scale_v")
-STRIDES = ("scale_qb", "scale_qh", "scale_kb", "scale_kh", "scale_vb", "scale_vh")
-
-
-@gluon.jit(do_not_specialize=[*STRIDES, *SIZES])
-def flash_fwd_fp8_kernel(
-    q_desc, k_desc, v_desc, o_desc, lse, counter, scale_log2, scale_q, scale_k, scale_v,
-    scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
-    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, CONSUMER_REGS: gl.constexpr,
-    PRODUCER_REGS: gl.constexpr,
-):  # fmt: skip
-    """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
-    kernels/hopper/fp8/transpose_values.py writes them with blocks [width, BLOCK_N]; lse [batch, num_heads, seqlen_q] or
-    None; counter: two int32 zeros, and zeros again at the end. scale_log2: the softmax scale times log2(e). scale_q,
-    scale_k, scale_v: what the numbers of a head are multiplied with, float32 with strides of (batch, head), or None for
-    1.
-
-    Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block may
-    reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key.
-    """
-    dtype: gl.constexpr = q_desc.dtype
-    QK_W: gl.constexpr = q_desc.block_type.shape[3]
-    V_W: gl.constexpr = v_desc.block_type.shape[2]
-    QK_L: gl.constexpr = gl.NVMMASharedLayout(q_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
-    V_L: gl.constexpr = gl.NVMMASharedLayout(v_desc.layout.swizzle_byte_width, element_bitwidth=8, rank=2)
-    O_L: gl.constexpr = gl.NVMMASharedLayout(o_desc.layout.swizzle_byte_width, element_bitwidth=16, rank=2)
-    # [CONSUMERS, 64, head_dim]
-    q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
-    # [STAGES, BLOCK_N, head_dim]
-    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
-    # [STAGES, head_dim_v, BLOCK_N]
-    v_smem = gl.allocate_shared_memory(dtype, [STAGES, V_W, BLOCK_N], V_L)
-    # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
-    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
-    memory = Memory(
-        q=q_smem,
-        k=k_smem,
-        v=v_smem,
-        o=o_smem,
-        q_full=new_barriers(CONSUMERS),
-        q_empty=new_barriers(CONSUMERS),
-        full=new_barriers(STAGES),
-        k_empty=None,
-        v_empty=None,
-        ring=new_tile_ring(new_tile_numbers()),
-    )
-    for i in gl.static_range(CONSUMERS):
-        open_slot(memory.q_full, memory.q_empty, i, 1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(memory.full.index(i), count=1)
-    for i in gl.static_range(2):
-        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
-    fence_async_shared()
-    scales = Scales(
-        log2=scale_log2,
-        q=scale_q,
-        k=scale_k,
-        v=scale_v,
-        qb=scale_qb,
-        qh=scale_qh,
-        kb=scale_kb,
-        kh=scale_kh,
-        vb=scale_vb,
-        vh=scale_vh,
-    )
-    sizes = Sizes(
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads=num_heads,
-        group_size=group_size,
-        batch_heads=batch_heads,
-        head_group=head_group,
-        right=right,
-        left=None,
-    )
-    OPTIONS: gl.constexpr = Options(
-        BLOCK_N=BLOCK_N,
-        STAGES=STAGES,
-        CONSUMERS=CONSUMERS,
-        RAGGED=RAGGED,
-        RIGHT=RIGHT,
-        ALIGNED=ALIGNED,
-        Q_REGISTERS=Q_REGISTERS,
-    )
-    gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
-    if CONSUMERS == 2:
-        gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
-    elif CONSUMERS == 3:
-        gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
-            (consumer, (o_desc, lse, memory, scales, sizes, 3, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
 class FlashForwardFp8(AttentionKernel):
     """The warp-specialised forward of 8-bit tensors on Hopper. block_m counts the rows of all consumers."""
 
     name = "flash_fwd_fp8"
-    loops = ForwardLoops(transposes="v")
+    loops = ForwardLoops(transposes="v", unless="turn_values")
     dtypes = frozenset(("float8_e4m3fn",))
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
@@ -168,6 +51,7 @@ class FlashForwardFp8(AttentionKernel):
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
         "q_registers": (0, 1),
+        "turn_values": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -195,22 +79,8 @@ class FlashForwardFp8(AttentionKernel):
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the fastest of what was measured on a Hopper GPU, without spills in a loop. Heads of 64 columns leave
-        registers for more than two consumers; with a causal mask smaller blocks of keys are less in vain. Values of 256
-        columns leave none for larger blocks and queries."""
-        width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        if width_v == WIDTHS[-1]:
-            widest = {"block_m": 2 * ROWS, "block_n": 64, "num_warps": WARPS, "num_stages": 4, "q_registers": 1}
-            return KernelConfig.of(self.name, widest)
-        many = width == width_v == WIDTHS[0] and shape.seqlen_q > 2 * ROWS
-        masked = many and shape.causal is not Causal.NONE
-        values = {
-            "block_m": 4 * ROWS if masked else 3 * ROWS if many else 2 * ROWS,
-            "block_n": 64 if masked else 128,
-            "num_warps": WARPS,
-            "num_stages": 6 if masked else 3 if width == WIDTHS[-1] else 4,
-            "q_registers": int(width == WIDTHS[1] or (many and not masked)),
-        }
+        """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
+        values = dict(zip(self.parameters, default_values(shape), strict=True))
         return KernelConfig.of(self.name, values)
 
     def total_warps(self, config: KernelConfig) -> int:
@@ -220,13 +90,7 @@ class FlashForwardFp8(AttentionKernel):
         return SoftmaxCost(rescales=False, products_overlap=True, copying_warps=WARPS, persistent=True)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        problem = undescribable(self.name, query=q, key=k) or super().layout_problem(q, k, v)
-        if problem is not None:
-            return problem
-        needed = (stride for stride, size in zip(v.stride()[:3], v.shape, strict=False) if size > 1)
-        if v.data_ptr() % WORD_BYTES or any(stride % WORD_BYTES for stride in needed):
-            return f"{WORD_BYTES} must divide the address and the strides in bytes of value for {self.name}"
-        return None
+        return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: the output leaves with 16 bits, through shared memory of its own or where the float32 sums
@@ -249,39 +113,49 @@ class FlashForwardFp8(AttentionKernel):
         }
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
         arguments |= dict.fromkeys(SCALES) | dict.fromkeys(STRIDES, 0)
-        return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), {"num_warps": WARPS})
+        return specialize(flash_fwd_fp8_kernel, arguments | _rest(config, shape), _options(config))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        """Return the pass that transposes the values."""
-        del config
+        """Return the pass that transposes the values, unless the attention does."""
+        if turns_values(config):
+            return ()
         tensor, row = TensorArgument(shape.dtype), shape.head_dim_v
         head = shape.seqlen_k * row
         arguments: dict[str, Any] = {"V": tensor, "VT": tensor}
         arguments |= {"stride_vb": shape.num_heads_kv * head, "stride_vh": head, "stride_vn": row}
         return (specialize(transpose_values_kernel, arguments | turned_sizes(shape), TURNING),)
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> TurnedLaunch:
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> ExtrasLaunch | TurnedLaunch:
         tile_count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         attend = ExtrasLaunch(
             flash_fwd_fp8_kernel,
             (min(multiprocessors(), tile_count), 1, 1),
             _leading,
             partial(_trailing, tuple(_rest(config, shape).values())),
-            {"num_warps": WARPS},
+            _options(config),
             tuple((slot, partial(describe_rows, *block)) for slot, block in enumerate(_blocks(config, shape))),
         )
-        return TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
+        return attend if turns_values(config) else TurnedLaunch(attend=attend, sizes=turned_sizes(shape))
 
 
-def tile_width(head_dim: int) -> int:
-    """Return the columns of a tile that holds heads of this dimension."""
-    return next(width for width in WIDTHS if width >= head_dim)
+def turns_values(config: KernelConfig) -> bool:
+    """Return whether the attention itself transposes the values, and no pass before it."""
+    return bool(config.parameters["turn_values"])
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
-    """Return (rows, columns) that a copy of q, k, the transposed values and the output moves."""
+    """Return (rows, columns) that a copy of q, k, the values and the output moves: of transposed values, or of units
+    that are transposed where they stand."""
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-    return (ROWS, width), (config.block_n, width), (width_v, config.block_n), (ROWS, width_v)
+    values = width_v, config.block_n
+    if turns_values(config):
+        values = config.block_n if width_v <= UNIT_DIMS.value else UNIT_KEYS.value, width_v
+    return (ROWS, width), (config.block_n, width), values, (ROWS, width_v)
+
+
+def _options(config: KernelConfig) -> dict[str, int]:
+    """Return the options of a launch: after a pass over the values it may begin while the last of it runs."""
+    return {"num_warps": WARPS} if turns_values(config) else {"num_warps": WARPS, "launch_pdl": 1}
 
 
 def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
@@ -299,6 +173,8 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
+        "TURNS": turns_values(config),
+        "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS,
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

@@ -29,6 +29,35 @@ def await_slot(slot, CONSUMERS: gl.constexpr):
 
 
 @gluon.jit
+def await_pass():
+    """Waits until the kernel before, beside whose last programs this one may run, has written the values."""
+    ASM: gl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"
+    gl.inline_asm_elementwise(ASM, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def announce(memory, slot, K_BYTES: gl.constexpr, V_BYTES: gl.constexpr):
+    """The producer names the bytes that it copies into a slot. Returns the barriers of its keys and of its values: the
+    same one, unless these are still to be transposed. Their own barrier completes in every use of a slot, with or
+    without bytes, so that both sides count the same parities."""
+    full = memory.full.index(slot)
+    if memory.raw_full is None:
+        mbarrier.expect(full, K_BYTES + V_BYTES)
+        return full, full
+    else:
+        raw_full = memory.raw_full.index(slot)
+        if K_BYTES > 0:
+            mbarrier.expect(full, K_BYTES)
+        else:
+            mbarrier.arrive(full, count=1)
+        if V_BYTES > 0:
+            mbarrier.expect(raw_full, V_BYTES)
+        else:
+            mbarrier.arrive(raw_full, count=1)
+        return full, raw_full
+
+
+@gluon.jit
 def following(slot, STAGES: gl.constexpr):
     slot += 1
     if slot == STAGES:

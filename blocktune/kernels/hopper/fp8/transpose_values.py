@@ -53,8 +53,10 @@ def transpose_values_kernel(
     """VT [batch, num_heads_kv, HEAD_DIM, tiles * BLOCK] of V [batch, num_heads_kv, seqlen_k, HEAD_DIM] with strides of
     (batch, head, key) that 4 divides; VT is contiguous. This program turns BLOCK keys of one head.
 
-    Numbers change places in registers, four keys by four dims, so that only words go through shared memory.
+    Numbers change places in registers, four keys by four dims, so that only words go through shared memory. Once all
+    programs run, the attention's may be placed beside them.
     """
+    tl.extra.cuda.gdc_launch_dependents()
     WORDS: tl.constexpr = BLOCK // 4
     padded_words = tiles * WORDS  # a multiple of 16 that the compiler knows: threads store 16 bytes at once
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)

@@ -2,7 +2,8 @@
 
 The pipeline is that of kernels/hopper/forward/consumer.py, whose header says what makes it fast and why nothing hangs:
 one producer warp, two to four warpgroups of 64 query rows, persistent blocks, one barrier a step. Here there are no
-windows, no packed sequences and no panels; values come transposed from a pass of their own, and numbers have scales.
+windows, no packed sequences and no panels. Numbers have scales, and values come transposed from a pass of their own, or
+the warps of kernels/hopper/fp8/turn_values.py transpose them.
 """
 
 from triton.experimental import gluon
@@ -16,25 +17,27 @@ from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
 from blocktune.kernels.hopper.forward.output import divided
 from blocktune.kernels.hopper.forward.steps import finished, no_sums
-from blocktune.kernels.hopper.fp8.slots import await_slot, following, give_back, hand_back
+from blocktune.kernels.hopper.fp8.slots import announce, await_pass, await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
     as_operand,
-    begin_stretch,
-    end_stretch,
-    load_values,
-    no_stretches,
     packed,
     queries,
     scale_of,
     scores,
     softmax,
     step,
+)
+from blocktune.kernels.hopper.fp8.sums import (
+    begin_stretch,
+    end_stretch,
+    no_stretches,
     stretch_of,
     sum_of_stretches,
     sums_are_shared,
     sums_are_split,
 )
+from blocktune.kernels.hopper.fp8.turn_values import load_values
 
 
 @gluon.jit
@@ -49,7 +52,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
     # causal tiles differ in length: those fetched late leave less to the busiest block; narrower heads gain nothing
     LATE: gl.constexpr = RIGHT and memory.v.shape[1] == 256
     K_BYTES: gl.constexpr = k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = v_desc.block_type.nbytes
+    V_BYTES: gl.constexpr = memory.v.shape[1] * BLOCK_N
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -71,25 +74,24 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
             load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
             if c == 0:  # right behind the first Q
                 await_slot(slot, CONSUMERS)
-                first_full = memory.full.index(slot)
-                mbarrier.expect(first_full, K_BYTES)
+                first_full, _ = announce(memory, slot, K_BYTES, 0)
                 load_rows(k_desc, batch, head_kv, last * BLOCK_N, 0, seqlen_k, first_full, memory.k, slot, 1, False)
         q_phase ^= 1
         slot = following(slot, STAGES)
         if not LATE:
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
+        if memory.raw_full is None:
+            await_pass()
         for i in range(last - first):  # steps 1 .. : K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
             await_slot(slot, CONSUMERS)
-            full = memory.full.index(slot)
-            mbarrier.expect(full, K_BYTES + V_BYTES)
+            full, v_full = announce(memory, slot, K_BYTES, V_BYTES)
             load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
-            load_values(v_desc, batch, head_kv, row + BLOCK_N, full, memory.v, slot)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, v_full, memory, slot)
             slot = following(slot, STAGES)
         await_slot(slot, CONSUMERS)  # the last step: V alone
-        last_full = memory.full.index(slot)
-        mbarrier.expect(last_full, V_BYTES)
-        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory.v, slot)
+        _, last_full = announce(memory, slot, 0, V_BYTES)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory, slot)
         slot = following(slot, STAGES)
         if LATE:
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
@@ -121,17 +123,17 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH, OPTIONS.ONE_STRETCH)
     # split sums take long: one warpgroup ends its stretches in the middle of the other one's, whose products go on
-    AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) else 0
-    SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH)
+    AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) and not OPTIONS.ONE_STRETCH else 0
+    SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH) or OPTIONS.ONE_STRETCH
     SUM: gl.constexpr = o_desc.dtype if sums_are_split(WIDTH) else gl.float32
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
     # [64, head_dim_v] of the output, and [head_dim_v, 64] of sums
     out = reinterpret(memory.o[0].index(C), o_desc.dtype, [ROWS, WIDTH], memory.o[0].layout)
     kept = out
-    if SHARED:
+    if SHARED and not OPTIONS.ONE_STRETCH:
         kept = reinterpret(memory.o[0].index(C), SUM, [WIDTH, ROWS], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     seqlen_q, seqlen_k, right = sizes.seqlen_q, sizes.seqlen_k, sizes.right
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads

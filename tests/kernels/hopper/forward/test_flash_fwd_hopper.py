@@ -125,8 +125,8 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
             loaded(128, 2048, batch=1),
             (128, 128, 2, 1, 0, 0, 0, 0),
         ),  # three consumers: two turns of 192 rows, not of 128
-        *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 128, 2, 1, 0, 0, 0, 0)) for seqlen in (4096, 8192)),
-        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 2, 1, 0, 0, 0, 0)),
+        *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 128, 4, 2, 0, 0, 0, 0)) for seqlen in (4096, 8192)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 4, 2, 0, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
@@ -137,6 +137,8 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (loaded(256, 4096, Causal.UPPER_LEFT, "dropout"), (128, 64, 2, 1, 1, 1, 0, 0)),
         (shape(256, head_dim_v=128), (128, 64, 2, 1, 0, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "alibi"), (192, 64, 4, 0, 1, 0, 64, 0)),
+        (loaded(128, 4096, features="alibi"), (128, 128, 4, 2, 0, 0, 0, 0)),
+        (loaded(128, 4096, Causal.UPPER_LEFT, "boolean"), (128, 128, 4, 2, 1, 1, 0, 0)),
         *((loaded(128, 2048, causal, "additive"), (192, 64, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
         (loaded(128, 2048, features="additive", batch=1), (128, 128, 2, 1, 1, 1, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1 additive"), (128, 128, 2, 1, 1, 1, 0, 0)),

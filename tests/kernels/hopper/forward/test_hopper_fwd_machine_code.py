@@ -149,14 +149,17 @@ def test_features_cost_what_they_are_meant_to(
 
 
 def spills(problem: AttentionShape) -> int:
-    """The most bytes that may spill, rounded up from what was seen: 8 with Triton 3.6 at head_dim 128 and 256, and 24
-    where values of a mask are loaded ahead, none of them in the loop; with 3.9 up to 280 at head_dim 64, where the
-    scores, probabilities and accumulator of a consumer fill 128 of a thread's 160 registers, and up to 104 at others.
+    """The most bytes that may spill, rounded up from what was seen: 8 with Triton 3.6 at head_dim 128 and 256, 24 where
+    values of a mask are loaded ahead, and 28 with ALiBi, none of them in the loop; with 3.9 up to 280 at head_dim 64,
+    where the scores, probabilities and accumulator of a consumer fill 128 of a thread's 160 registers, and up to 104 at
+    others.
     """
     if TRITON >= (3, 9):
         return 288 if problem.head_dim == 64 else 128
     if problem.features.mask is MaskKind.ADDITIVE:
         return 24
+    if problem.features.alibi:
+        return 28
     return 8 if problem.head_dim in (128, 256) else 0
 
 

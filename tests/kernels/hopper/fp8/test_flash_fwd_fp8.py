@@ -124,18 +124,30 @@ def test_tiles_of_the_default_config() -> None:
 def test_tensors_that_it_takes() -> None:
     q = torch.empty(2, 4, 256, 64, dtype=torch.float8_e4m3fn)
     rows = torch.empty(2, 256, 4, 72, dtype=torch.float8_e4m3fn).transpose(1, 2)[..., :64]
-    assert KERNEL.layout_problem(q, q.transpose(1, 2).contiguous().transpose(1, 2), rows) is None
-    told = KERNEL.layout_problem(q, rows, q)
-    assert (
-        told
-        == f"rows of key must be contiguous, and 16 must divide its address and its strides in bytes, for {KERNEL.name}"
-    )
-    odd = torch.empty(2, 4, 256, 66, dtype=torch.float8_e4m3fn)[..., :64]
-    assert (
-        KERNEL.layout_problem(q, q, odd)
-        == f"4 must divide the address and the strides in bytes of value for {KERNEL.name}"
-    )
+    by_tokens = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert KERNEL.layout_problem(q, by_tokens, by_tokens) is None
+    for name, tensors in (("query", (rows, q, q)), ("key", (q, rows, q)), ("value", (q, q, rows))):
+        told = f"rows of {name} must be contiguous, and 16 must divide its address and its strides in bytes"
+        assert KERNEL.layout_problem(*tensors) == f"{told}, for {KERNEL.name}"
     assert "must be contiguous" in (KERNEL.layout_problem(q, q, q.transpose(2, 3)) or "")
+
+
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize(("head_dim", "most"), [(64, (1024, 4096)), (128, (1024, 2048)), (256, (1024, 2048))])
+def test_values_that_few_queries_read_are_transposed_on_the_chip(
+    head_dim: int, most: tuple[int, int], causal: Causal
+) -> None:
+    """And a pass before serves many queries: those of a group read the same values."""
+    length = most[causal is not Causal.NONE]
+    for problem, turns in (
+        (shape(head_dim, length, causal), 1),
+        (shape(head_dim, 2 * length, causal), 0),
+        (shape(head_dim, length, causal, num_heads_kv=4), 0),
+    ):
+        best = KERNEL.default_config(problem, HOPPER)
+        assert best.parameters["turn_values"] == turns
+        assert len(KERNEL.further_specs(best, problem)) == 1 - turns
+        assert KERNEL.compile_spec(best, problem).options.get("launch_pdl", 0) == 1 - turns
 
 
 # ---- what the models make of it
@@ -149,6 +161,8 @@ def test_the_models_know_one_byte_an_element(head_dim: int) -> None:
     moved = traffic_of(KERNEL, best, problem, perfect_l2=True)
     assert moved.total_bytes == rows * head_dim * (1 + 1 + 1 + 2 + 2)  # q, k, vt read, v turned, output
     assert problem.tensor_bytes == rows * (5 * head_dim + 4)
+    itself = KernelConfig.of(KERNEL.name, dict(best.parameters) | {"turn_values": 1})
+    assert traffic_of(KERNEL, itself, problem, perfect_l2=True).total_bytes == rows * head_dim * (1 + 1 + 1 + 2)
     on_chip = on_chip_of(KERNEL, best, problem, HOPPER)
     assert on_chip is not None
     assert on_chip.shared_bytes == KERNEL.shared_bytes(best, problem, HOPPER)
@@ -219,6 +233,33 @@ def test_default_config_compiles_to_what_it_is_meant_to_be(
     assert len(loops) == best.block_m // 64
     for loop in loops:
         overlaps(loop, 64 * best.block_n // 128, problem.head_dim_v, best.block_m > 128 or problem.head_dim_v == 256)
+
+
+TURNED = [
+    (shape(64, 512, Causal.UPPER_LEFT), 4),
+    (shape(64, 512), 4),
+    (shape(128, 1024, Causal.UPPER_LEFT), 8),
+    (shape(128, 512), 16),
+    (shape(256, 1024), 16),
+]
+"""And how often a warp reads and writes four small matrices for a tile of values."""
+
+
+@compiled_here
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("problem", "moves"), TURNED, ids=[problem.label for problem, _ in TURNED])
+def test_two_warps_transpose_by_matrices(problem: AttentionShape, moves: int, cache: Path) -> None:
+    """No byte goes alone, and no step of a consumer spills."""
+    best = KERNEL.default_config(problem, HOPPER)
+    assert best.parameters["turn_values"] == 1
+    assert compile_resources(KERNEL, best, problem, (9, 0)).spill_bytes <= 24
+    listing = machine_code(KERNEL, best, problem, cache)
+    read = sum("LDSM.16.MT88.4" in name for _, name in listing)
+    assert read == moves
+    for loop in main_loops(listing):
+        counts = Counter(name.split(".")[0] for name in loop)
+        assert counts["LDL"] + counts["STL"] == counts["PRMT"] == 0
+        assert counts["LDS"] == counts["STS"] == 0  # one accumulator sums up all keys
 
 
 def products_of(body: list[str]) -> list[int]:

@@ -84,6 +84,10 @@ def lse_tolerance(right: torch.Tensor, head_dim: int) -> float:
     return LSE_TOLERANCE + head_dim / 32 * 2**-13 * right.abs().max().item()
 
 
+def config_of(problem: AttentionShape, **own: int) -> KernelConfig:
+    return KernelConfig.of(KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | own)
+
+
 def check(problem: AttentionShape, layout: str = "bhsd", extras: Extras = NO_EXTRAS, **own: Any) -> None:
     """Twice the same, to the bit, and right."""
     qkv = own.pop("qkv", None) or tensors(problem, layout)
@@ -113,13 +117,15 @@ def test_lengths_around_the_edges_of_tiles(head_dim: int, causal: Causal) -> Non
     [(48, 48), (64, 64), (80, 80), (96, 96), (128, 128), (256, 128), (192, 128), (64, 128), (256, 256), (160, 240)],
 )
 def test_every_head_dimension(head_dim: int, head_dim_v: int, causal: Causal) -> None:
-    for seqlen_q, seqlen_k in ((1024, 1024), (1000, 1100), (2100, 700)):
-        check(shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal), "bshd")
+    for (seqlen_q, seqlen_k), turn_values in itertools.product(((1024, 1024), (1000, 1100), (2100, 700)), (0, 1)):
+        problem = shape_of(seqlen_q, seqlen_k, head_dim, head_dim_v=head_dim_v, causal=causal)
+        check(problem, "bshd", config=config_of(problem, turn_values=turn_values))
 
 
+@pytest.mark.parametrize("turn_values", [0, 1])
 @pytest.mark.parametrize("q_registers", [0, 1])
 @pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
-def test_every_block(block_m: int, block_n: int, q_registers: int) -> None:
+def test_every_block(block_m: int, block_n: int, q_registers: int, turn_values: int) -> None:
     problems = [
         shape_of(1000, 1000, causal=Causal.UPPER_LEFT),
         shape_of(130, 420, causal=Causal.LOWER_RIGHT),
@@ -128,7 +134,8 @@ def test_every_block(block_m: int, block_n: int, q_registers: int) -> None:
     ]
     for stages in (2, 3, 4, 6):
         names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": stages}
-        config = KernelConfig.of(KERNEL.name, names | {"q_registers": q_registers})
+        names |= {"q_registers": q_registers, "turn_values": turn_values}
+        config = KernelConfig.of(KERNEL.name, names)
         for problem in problems:
             check(problem, config=config)
 
@@ -160,7 +167,7 @@ def test_sums_of_one_sign_keep_their_size(head_dim: int, causal: Causal, block_n
     q, k, v = tensors(problem)
     v = (v.float().abs() + 0.5).to(v.dtype)
     own = {"block_n": block_n} | ({"num_stages": 2, "q_registers": 0} if head_dim == 256 else {})
-    config = KernelConfig.of(KERNEL.name, dict(KERNEL.default_config(problem, HOPPER).parameters) | own)
+    config = config_of(problem, **own)
     out = run(problem, [q, k, v], config=config)[0].double()
     right, _ = expected_of(problem, [q, k, v])
     assert (out - right).norm() <= 2e-2 * right.norm()
@@ -169,13 +176,24 @@ def test_sums_of_one_sign_keep_their_size(head_dim: int, causal: Causal, block_n
         assert abs((found * wanted).sum() / wanted.square().sum() - 1) <= 2e-2
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_one_accumulator_keeps_the_size_of_1024_keys(head_dim: int) -> None:
+    """The longest sequence without sums of stretches, of values with one sign."""
+    problem = shape_of(1024, 1024, head_dim)
+    q, k, v = tensors(problem)
+    v = (v.float().abs() + 0.5).to(v.dtype)
+    out = run(problem, [q, k, v])[0].double()
+    right, _ = expected_of(problem, [q, k, v])
+    assert abs((out * right).sum() / right.square().sum() - 1) <= 2e-2
+
+
 def test_the_pass_writes_the_values_in_the_order_of_the_registers() -> None:
     """Bit for bit; of rows that only 4 divides as well, and zeros behind the last key."""
     order = torch.tensor([0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15], device="cuda")
     for head_dim, row, length in ((64, 64, 128), (128, 128, 1000), (80, 84, 300), (96, 96, 1)):
         problem = shape_of(64, length, head_dim)
         v = torch.randn(2, 2, length, row, device="cuda").to(torch.float8_e4m3fn)[..., :head_dim]
-        bound = KERNEL.bind(KERNEL.default_config(problem, HOPPER), problem)
+        bound = KERNEL.bind(config_of(problem, turn_values=0), problem)
         found = bound.memory(v)
         bound._turn(v, found)
         whole = torch.zeros(2, 2, found.shape[3], head_dim, dtype=torch.uint8, device="cuda")
@@ -194,9 +212,10 @@ def test_scores_far_below_zero(head_dim: int) -> None:
         check(problem, qkv=[*low, v])
 
 
-def test_two_streams_and_a_graph_do_not_meet() -> None:
-    """The transposed values of a launch belong to it alone."""
-    problem = shape_of(1000, 1500, 128, causal=Causal.LOWER_RIGHT)
+@pytest.mark.parametrize("length", [1000, 3000])
+def test_two_streams_and_a_graph_do_not_meet(length: int) -> None:
+    """The transposed values of a launch belong to it alone; with the longer queries a pass writes them."""
+    problem = shape_of(length, 1500, 128, causal=Causal.LOWER_RIGHT)
     first, second = tensors(problem), [tensor.flip(2).contiguous() for tensor in tensors(problem)]
     expected = [run(problem, qkv)[0] for qkv in (first, second)]
     streams, found = [torch.cuda.Stream() for _ in range(2)], []
@@ -218,9 +237,10 @@ def test_two_streams_and_a_graph_do_not_meet() -> None:
     assert torch.equal(beside, expected[1])
 
 
-def test_the_short_launch_gives_the_same() -> None:
-    """Also for other tensors at other addresses, and for other scales."""
-    problem = shape_of(1000, 1300, 128, causal=Causal.LOWER_RIGHT)
+@pytest.mark.parametrize("length", [1000, 3000])
+def test_the_short_launch_gives_the_same(length: int) -> None:
+    """Also for other tensors at other addresses, and for other scales; with the longer queries of two kernels."""
+    problem = shape_of(length, 1300, 128, causal=Causal.LOWER_RIGHT)
     launch, scale = KERNEL.bind(KERNEL.default_config(problem, HOPPER), problem), problem.head_dim**-0.5
     for extras in (NO_EXTRAS, Extras(scale_q=torch.full((1, 1), 2.0, device="cuda"))):
         qkv = tensors(problem)

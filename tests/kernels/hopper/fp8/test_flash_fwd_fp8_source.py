@@ -14,6 +14,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.fp8 import kernel as flash_fwd_fp8
 from blocktune.kernels.hopper.fp8 import warps
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
+from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
 from blocktune.kernels.hopper.fp8.transpose_values import KEYS, padded_keys
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -71,9 +72,9 @@ def check(
     q, k, v = tensors(problem)
     out = torch.full((*q.shape[:3], problem.head_dim_v), 7.0).bfloat16()
     lse = torch.full(q.shape[:3], 7.0)
-    attend = KERNEL.bind(config, problem).attend
-    scale = problem.head_dim**-0.5
-    arguments = attend.arguments(q, k, turned(v, padded_keys(problem)), out, lse, scale, extras)
+    bound, scale = KERNEL.bind(config, problem), problem.head_dim**-0.5
+    attend, values = (bound.attend, turned(v, padded_keys(problem))) if isinstance(bound, TurnedLaunch) else (bound, v)
+    arguments = attend.arguments(q, k, values, out, lse, scale, extras)
     gluon_machine.run(attend.function, arguments, 2)
     assert arguments[5].tolist() == [0, 0]  # as the next launch expects it
     numbers = (dequantised(*pair) for pair in ((q, extras.scale_q), (k, extras.scale_k), (v, extras.scale_v)))
@@ -92,7 +93,8 @@ def dequantised(tensor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
-    check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal))
+    for turn_values in (0, 1):
+        check(shape_of(seqlen_q, seqlen_k, num_heads=1, causal=causal), turn_values=turn_values)
 
 
 def test_consumers_with_other_numbers_of_steps() -> None:
@@ -114,7 +116,8 @@ def truncated(before: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.T
 def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An accumulator begins anew every 512 keys: without that 2,560 keys lose several times as much."""
     problem = shape_of(64, 2560, num_heads=1)
-    config = dict(KERNEL.default_config(problem, HOPPER).parameters) | {"block_m": block_m, "block_n": block_n}
+    own = {"block_m": block_m, "block_n": block_n, "turn_values": 0}
+    config = dict(KERNEL.default_config(problem, HOPPER).parameters) | own
     bound = KERNEL.bind(KernelConfig.of(KERNEL.name, config), problem)
     q, k, v = tensors(problem)
     v = (v.float().abs() + 0.5).to(v.dtype)
@@ -122,7 +125,7 @@ def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatc
     monkeypatch.setattr(gluon_machine, "accumulated", truncated)
     biases = []
     for keys in (512, 1 << 20):
-        monkeypatch.setattr(warps, "stretch_of", lambda block_n, width, keys=keys: keys // block_n)
+        monkeypatch.setattr(warps, "stretch_of", lambda block_n, *_, keys=keys: keys // block_n)
         out = torch.full((*q.shape[:3], 64), 7.0).bfloat16()
         arguments = bound.attend.arguments(q, k, turned(v, 2560), out, None, 0.125, NO_EXTRAS)
         gluon_machine.run(bound.attend.function, arguments, 1)
@@ -133,7 +136,8 @@ def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatc
 
 @pytest.mark.parametrize(("head_dim", "head_dim_v"), HEAD_DIMS)
 def test_every_head_dimension(head_dim: int, head_dim_v: int) -> None:
-    check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=Causal.LOWER_RIGHT))
+    for turn_values in (0, 1):
+        check(shape_of(100, 170, head_dim, head_dim_v=head_dim_v, causal=Causal.LOWER_RIGHT), turn_values=turn_values)
 
 
 @pytest.mark.few(2)
@@ -145,8 +149,8 @@ def test_every_block(block_m: int, block_n: int, stages: int) -> None:
 
 
 def test_stretches_that_end_with_a_tile() -> None:
-    """Of 512 keys and one more or less, with sums in registers and in shared memory."""
-    for block_m, length in itertools.product((128, 192), (448, 512, 513, 576, 1024, 1025, 1088)):
+    """Of 512 keys, from 1025 keys on, with sums in registers and in shared memory."""
+    for block_m, length in itertools.product((128, 192), (1024, 1025, 1088, 1536, 1537)):
         check(shape_of(192, length, num_heads=1), block_m=block_m, block_n=64, num_stages=3)
 
 
@@ -159,12 +163,13 @@ def test_stretches_of_256_columns(block_n: int) -> None:
 
 def test_split_sums_keep_what_16_bits_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """With one block a stretch a sum of many like numbers would stop to grow in 16 bits."""
-    monkeypatch.setattr(warps, "stretch_of", lambda block_n, width: 2)
+    monkeypatch.setattr(warps, "stretch_of", lambda block_n, *_: 2)
     problem = shape_of(128, 16384, 256, num_heads=1)
     q, k, v = tensors(problem)
     q, v = torch.zeros_like(q.float()).to(q.dtype), torch.ones_like(v.float()).to(v.dtype)
     out = torch.full(q.shape, 7.0).bfloat16()
-    bound = KERNEL.bind(KERNEL.default_config(problem, HOPPER), problem)
+    own = dict(KERNEL.default_config(problem, HOPPER).parameters) | {"turn_values": 0}
+    bound = KERNEL.bind(KernelConfig.of(KERNEL.name, own), problem)
     arguments = bound.attend.arguments(q, k, turned(v, 16384), out, None, 1 / 16, NO_EXTRAS)
     gluon_machine.run(bound.attend.function, arguments, 1)
     assert (out == 1).all()
@@ -188,4 +193,4 @@ def test_rising_scores_are_rescaled() -> None:
 def test_the_machine_notices_another_order_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.PLACES", list(range(16)))
     with pytest.raises(AssertionError):
-        check(shape_of(100, KEYS))
+        check(shape_of(100, KEYS), turn_values=0)
