@@ -75,9 +75,10 @@ class Timed:
         return median_ratio(other.times_us, self.times_us)
 
 
-def decoding(batch: int, features: str = "", seqlen_q: int = 1) -> AttentionShape:
+def decoding(batch: int, cache: str | None = None, seqlen_q: int = 1) -> AttentionShape:
+    """Return a shape of one query or a few. cache: what its cache is like, where entries have lengths of their own."""
     sizes = {"batch": batch, "num_heads": 32, "num_heads_kv": 8, "seqlen_k": 8192, "head_dim": 128}
-    found = Features.parse(f"cached {features}") if features else NO_FEATURES
+    found = NO_FEATURES if cache is None else Features.parse(f"cached {cache}")
     return AttentionShape(**sizes, seqlen_q=seqlen_q, features=found)
 
 
@@ -158,7 +159,7 @@ def queries_table(time: Callable[..., list[Timed]]) -> Table:
 def pages_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
     for batch in SMALL_BATCHES:
-        shapes = {"contiguous": decoding(batch, "cached")}
+        shapes = {"contiguous": decoding(batch, "")}
         shapes |= {str(page): decoding(batch, f"page={page}") for page in PAGES}
         found = time(shapes)
         rows += [[str(batch), *one.row, f"{one.as_fast_as(found[0]):.3f}"] for one in found]
@@ -190,7 +191,7 @@ def peers_table(time: Callable[..., list[Timed]]) -> Table:
 
 
 def all_shapes() -> list[AttentionShape]:
-    paged = ("cached", *(f"page={page}" for page in PAGES))
+    paged = ("", *(f"page={page}" for page in PAGES))
     shapes = [decoding(batch, one) for batch in SMALL_BATCHES for one in paged]
     shapes += [decoding(batch, seqlen_q=queries) for batch in BATCHES for queries in QUERIES]
     many = itertools.product(BATCHES, SHORT_QUERIES)
