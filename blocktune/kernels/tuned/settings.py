@@ -10,7 +10,7 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import UsageError
 
 STRICT_VARIABLE = "BLOCKTUNE_STRICT"
-"""Environment variable; `1` makes every kernel refuse to tune."""
+"""Environment variable; `1` makes every kernel refuse to tune, `0` or nothing leaves it to its own settings."""
 
 CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
 Cache = Literal["cold", "warm"]
@@ -66,8 +66,17 @@ class Settings:
             )
 
     def of_environment(self) -> "Settings":
-        """Return these settings, strict where the environment says so."""
-        return replace(self, strict=True) if os.environ.get(STRICT_VARIABLE) == "1" else self
+        """Return these settings, strict where the environment says so.
+
+        Raises:
+            UsageError: the environment says neither yes nor no.
+        """
+        said = os.environ.get(STRICT_VARIABLE, "")
+        if said not in ("", "0", "1"):
+            raise UsageError(
+                f"{STRICT_VARIABLE} must be 1 or 0, but got {said!r}. Set it to 1 to tune no kernel, or unset it."
+            )
+        return replace(self, strict=True) if said == "1" else self
 
 
 def rung_named(name: str) -> UserRung:

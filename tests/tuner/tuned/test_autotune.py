@@ -145,6 +145,13 @@ def test_strict_refuses_to_tune(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -
         decorated()[grid](x, 999, 2.0)
 
 
+def test_the_environment_is_strict_or_not_but_nothing_else(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BLOCKTUNE_STRICT", "yes")
+    with pytest.raises(UsageError, match=r"BLOCKTUNE_STRICT must be 1 or 0, but got 'yes'"):
+        decorated()[grid](torch.ones(1000), 1000, 2.0)
+    assert gpu.launches == []
+
+
 def test_other_rungs_serve_where_they_are_accepted(gpu: FakeGpu) -> None:
     x = torch.ones(1024)
     decorated()[grid](x, 512, 2.0)
