@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
+from blocktune.kernels.portable.decode.defaults import PAIRED_KEYS
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -140,18 +141,25 @@ def test_whole_tiles_have_a_multiprocessor_each(batch: int, queries: int, splits
 
 @pytest.mark.parametrize(("batch", "queries"), [(2, 64), (1, 128)])
 def test_tiles_that_read_many_of_the_same_keys_share_a_multiprocessor(batch: int, queries: int) -> None:
-    shape = shape_of(batch=batch, seqlen_q=queries)
+    shape = shape_of(batch=batch, seqlen_q=queries, seqlen_k=16384)
     config = KERNEL.default_config(shape, HOPPER)
     assert (config.block_m, config.block_n, config.num_warps, config.num_stages) == (64, 64, 4, 3)
     programs = batch * 8 * (4 * queries // config.block_m) * config.parameters["splits"]
     assert 2 * 99 <= programs <= 2 * 132
-    assert shape.seqlen_k >= 2048 * config.parameters["splits"]
+    assert shape.seqlen_k >= PAIRED_KEYS * config.parameters["splits"]
+
+
+def test_tiles_that_read_few_of_the_same_keys_have_a_multiprocessor_each() -> None:
+    shape = shape_of(batch=2, seqlen_q=64)
+    config = KERNEL.default_config(shape, HOPPER)
+    assert (config.num_stages, config.parameters["splits"]) == (4, 2)
+    assert shape.seqlen_k // 4 < PAIRED_KEYS
 
 
 def test_more_whole_tiles_than_multiprocessors_share_them() -> None:
     shape = shape_of(batch=32, seqlen_q=16, seqlen_k=1024)
     config = KERNEL.default_config(shape, HOPPER)
-    assert (config.num_stages, config.parameters["splits"]) == (2, 1)
+    assert (config.num_stages, config.parameters["splits"]) == (3, 1)
     assert 2 * KERNEL.shared_bytes(config, shape, HOPPER) <= HOPPER.shared_per_block_optin_bytes
 
 
