@@ -352,7 +352,7 @@ def test_shapes_of_a_grid_share_one_worker_and_the_next_one_is_compiled_during_f
     worker, runners, compiled = object(), [], []
 
     class Farm:
-        def submit(self, kernel: str, config: KernelConfig, shape: Any, cc: tuple[int, int]) -> None:
+        def submit_ahead(self, kernel: str, config: KernelConfig, shape: Any, cc: tuple[int, int]) -> None:
             compiled.append(shape.seqlen_q)
 
     def gpu_runner(*given: Any) -> Any:

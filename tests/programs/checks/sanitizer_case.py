@@ -44,9 +44,14 @@ def cases_of(kernel: AttentionKernel, limits: ComputeLimits, dtype: str) -> list
     if base is None:
         return []
     wanted = [(dims, base) for dims in HEAD_DIMS]
-    wanted += [(HEAD_DIMS[0], f"{base} {word}".strip()) for word in words if word != base]
+    wanted += [(HEAD_DIMS[0], _together(base, word)) for word in words if word not in base.split()]
     shapes = (_shape(kernel, limits, dtype, dims, word) for dims, word in wanted)
     return [shape for shape in shapes if shape is not None]
+
+
+def _together(base: str, word: str) -> str:
+    """Return the features of both, each once: those of the second where both say a value."""
+    return " ".join({one.partition("=")[0]: one for one in f"{base} {word}".split()}.values())
 
 
 def _shape(

@@ -43,8 +43,6 @@ DEFAULT_TILE = (128, 8)
 """block_n and num_warps of a block that is alone on its multiprocessor."""
 LARGE_TILE, MANY_KEYS = (256, 8), 2048
 """That of blocks which read this many keys of 64 columns or more: 4 to 6 % faster on an H200."""
-LEVELLING_SPLITS = 4
-"""Shares of many keys at least, where the entries of a cache have their own lengths: 3 to 25 % faster on an H200."""
 PAIRED_KEYS = 1024
 """Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 LONG_STREAM_BYTES = 1 << 28
@@ -67,6 +65,8 @@ class FlashDecodeHopper(AttentionKernel):
 
     name = "flash_decode_hopper"
     loops = DecodeLoops(merges_itself=True)
+    levelling_splits = 4
+    """Shares of many keys at least, where the entries of a cache have their own lengths: 3 to 25 % faster on an H200."""
     features: ClassVar[frozenset[str]] = frozenset({"cached", "paged"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16,),
@@ -149,8 +149,8 @@ class FlashDecodeHopper(AttentionKernel):
 
     def _fastest_splits(self, shape: AttentionShape, block_n: int, resident: int) -> int:
         allowed, blocks, keys = self.parameters["splits"], shape.batch * shape.num_heads_kv, visible_keys(shape)
-        if shape.features.cached and keys >= LEVELLING_SPLITS * MANY_KEYS:
-            allowed = tuple(splits for splits in allowed if splits >= LEVELLING_SPLITS)
+        if shape.features.cached and keys >= self.levelling_splits * MANY_KEYS:
+            allowed = tuple(splits for splits in allowed if splits >= self.levelling_splits)
         return fastest_splits(allowed, blocks, resident, keys, block_n)
 
     def _of_shares(self, shape: AttentionShape, tile: tuple[int, int], splits: int) -> KernelConfig:

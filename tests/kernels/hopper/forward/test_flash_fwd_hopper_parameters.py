@@ -49,7 +49,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
     """One tile only, one block only, fewer blocks than stages, more programs than tiles."""
-    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages}
+    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "q_registers": 0}
     names |= dict(zip(("split_release", "early_p", "keep_p"), own, strict=True))
     for number, problem in enumerate(
         [
