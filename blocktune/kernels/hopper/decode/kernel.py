@@ -66,7 +66,7 @@ class FlashDecodeHopper(AttentionKernel):
     name = "flash_decode_hopper"
     loops = DecodeLoops(merges_itself=True)
     levelling_splits = 4
-    """Shares of many keys at least, where the entries of a cache have their own lengths: 3 to 25 % faster on an H200."""
+    """Shares of many keys at least where entries of a cache have their own lengths: 3 to 25 % faster on an H200."""
     features: ClassVar[frozenset[str]] = frozenset({"cached", "paged"})
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (16,),
