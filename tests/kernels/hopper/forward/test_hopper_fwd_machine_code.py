@@ -137,7 +137,7 @@ def test_features_cost_what_they_are_meant_to(
 ) -> None:
     """Instructions of a step beside those of a plain one, by score."""
     problem, plain = (loaded(128, 4096, causal, words) for words in (features, ""))
-    config = KERNEL.default_config(loaded(128, 4096, Causal.UPPER_LEFT, "alibi"), HOPPER)
+    config = KERNEL.default_config(loaded(128, 4096, Causal.NONE, "alibi"), HOPPER)
     found, without = (
         [Counter(loop) for loop in main_loops(machine_code(KERNEL, config, each, cache))] for each in (problem, plain)
     )
