@@ -55,7 +55,8 @@ class LiveServer:
 def live_server(
     db: Path | str, *, sources: Sources | None = None, poll_seconds: float = 0.1, what_ifs: Any = None
 ) -> Iterator[LiveServer]:
-    """Serve a database; what_ifs: what makes compiles, a farm of one worker by default."""
+    """Serve a database, and wait for what the server has begun to prepare: it reads what later tests may replace.
+    what_ifs: what makes compiles, a farm of one worker by default."""
     for name in ("altair", "vl_convert", "fastapi", "uvicorn"):
         pytest.importorskip(name, reason=f"`tune ui` needs {name}")
     from blocktune.cli.ui.address import Address, bound_socket
@@ -73,5 +74,7 @@ def live_server(
             yield LiveServer(address.url, address.port)
         finally:
             server.should_exit = True
-            thread.join(TIMEOUT_S)
-            assert not thread.is_alive()
+            preparing = [each for each in threading.enumerate() if each.name == "blocktune-ui"]
+            for each in (thread, *preparing):
+                each.join(TIMEOUT_S)
+                assert not each.is_alive()
