@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as real
 
+from tests.support.gluon.barriers import PATIENCE, Barrier, Barriers
 from tests.support.gluon.memory import F32, I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
 from tests.support.gluon.rows import ROWS
 
@@ -27,32 +28,6 @@ NAMED_BARRIERS = 16
 """Of a multiprocessor."""
 WARPS = 4
 """Of the first partition, as the kernels are launched."""
-PATIENCE = 60.0
-"""Seconds that a wait may take: everything here is over in a fraction of one, unless the machine is busy."""
-
-
-class Barrier:
-    def __init__(self) -> None:
-        self.count = self.pending = self.bytes = self.phase = 0
-        self.changed = threading.Condition()
-
-    def init(self, count: int) -> None:
-        self.count = self.pending = count
-
-    def update(self, arrivals: int, expected: int) -> None:
-        with self.changed:
-            assert arrivals <= self.pending, "more arrivals than a phase has"
-            self.pending -= arrivals
-            self.bytes += expected
-            if self.pending == 0 and self.bytes == 0:
-                self.phase ^= 1
-                self.pending = self.count
-                self.changed.notify_all()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.phase != parity, PATIENCE):
-                raise TimeoutError("a barrier was never completed: the kernel would hang")
 
 
 class Meeting:
@@ -78,11 +53,6 @@ class Meeting:
             phase = self.arrive(threads)
             if not self.changed.wait_for(lambda: self.phase > phase, PATIENCE):
                 raise TimeoutError("a named barrier was never full: the kernel would hang")
-
-
-class Barriers(list[Barrier]):
-    def index(self, place: int) -> Barrier:  # type: ignore[override]
-        return self[place]
 
 
 class Machine(threading.local):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import optuna
 import pytest
 import torch
 
@@ -56,7 +57,6 @@ def test_a_wrong_type_is_named_with_its_value(case: str) -> None:
 
 
 def test_a_prior_that_is_no_number_is_refused() -> None:
-    optuna = pytest.importorskip("optuna")
     space = {"x": optuna.distributions.IntDistribution(1, 4)}
     study = optuna.create_study(sampler=blocktune.GuidedSampler(lambda point: None, search_space=space))
     with pytest.raises(UsageError, match=r"must be positive.*got None"):
