@@ -61,11 +61,18 @@ def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexp
 
 
 @gluon.jit
-def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """What ALiBi adds to the scores [64, N] of the keys from `column` on."""
+def alibi_of_block(
+    column, row_start, moved, no_acc, biases, tile_biases, FIRST: gl.constexpr, OPTIONS: gl.constexpr,
+    S_L: gl.constexpr,
+):  # fmt: skip
+    """What ALiBi adds to the scores [64, N] of the keys from `column` on. FIRST: a walk begins with them."""
+    ONE_SIDE: gl.constexpr = OPTIONS.ALIBI == 1 or (OPTIONS.ALIBI == 3 and not FIRST)
     rows, pairs, slope, _ = tile_biases
-    distance = (rows + (row_start + biases.diagonal + moved - column) - 2 * pairs).to(gl.float32)
-    bias = alibi(by_thread(no_acc), slope, distance, OPTIONS.ALIBI == 1)
+    place = row_start + biases.diagonal
+    distance = (rows + (place + moved - column) - 2 * pairs).to(gl.float32)
+    if ONE_SIDE and OPTIONS.ALIBI == 3:
+        slope = gl.where(column > place, -slope, slope)
+    bias = alibi(by_thread(no_acc), slope, distance, ONE_SIDE)
     return gl.convert_layout(gl.reshape(bias, no_acc.shape), S_L)
 
 
@@ -76,12 +83,15 @@ def begins_with_alibi(options):
 
 
 @gluon.jit
-def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def biased(
+    qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, FIRST: gl.constexpr, OPTIONS: gl.constexpr,
+    S_L: gl.constexpr,
+):  # fmt: skip
     """The scores with all else that the features add; in natural units if the mask is additive."""
     if OPTIONS.MASK == 2:
         qk = qk * biases.unit
     if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
-        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, FIRST, OPTIONS, S_L)
     if OPTIONS.MASK == 1:
         s = where_set(loaded, by_thread(qk), "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)

@@ -37,6 +37,32 @@ def key_range(
     return first, last
 
 
+@gluon.constexpr_function
+def walks_round(options):
+    """Whether a walk begins where the tile's queries stand and goes round: ALiBi on both sides leaves the keys far
+    behind a query as low as those far ahead, and a walk from the last key would raise maxima in every block. Keys that
+    are left over, and what is loaded a block ahead, need the walk from the last key."""
+    return options.ALIBI >= 2 and not (options.RAGGED or options.RIGHT or options.LEFT or options.MASK)
+
+
+@gluon.jit
+def walk_start(row, diagonal, last, ROWS: gl.constexpr, OPTIONS: gl.constexpr):
+    """The block of keys that the walk of queries row .. row + ROWS - 1 begins with."""
+    if walks_round(OPTIONS):
+        return gl.minimum(gl.maximum(row + ROWS - 1 + diagonal, 0) // OPTIONS.BLOCK_N, last)
+    else:
+        return last
+
+
+@gluon.jit
+def walked(block, last, OPTIONS: gl.constexpr):
+    """The block that a walk comes to: from block 0 it goes on to the last one, if it goes round."""
+    if walks_round(OPTIONS):
+        return gl.where(block < 0, block + last + 1, block)
+    else:
+        return block
+
+
 @gluon.jit
 def row_bounds(
     row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,

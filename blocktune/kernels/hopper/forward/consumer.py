@@ -58,7 +58,7 @@ from blocktune.kernels.hopper.forward.biases import (
     loaded_of_block,
     natural_scales,
 )
-from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds, sequence
+from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds, sequence, walk_start, walked
 from blocktune.kernels.hopper.forward.copies import hand_back, passed_over, release, store_rows, values_read
 from blocktune.kernels.hopper.forward.output import in_place_of, send_panels, write
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
@@ -150,14 +150,15 @@ def consumer(
             slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
 
         # [64, BLOCK_N], step 0: the scores of the first block
-        loaded = loaded_of_block(tile_biases, own_last * BLOCK_N, OPTIONS, S_L)
-        kept = kept_of_block(biases, tile_biases, row_start, own_last * BLOCK_N, batch_head, OPTIONS)
+        start = walk_start(m * BLOCK_M, biases.diagonal, own_last, BLOCK_M, OPTIONS)
+        loaded = loaded_of_block(tile_biases, start * BLOCK_N, OPTIONS, S_L)
+        kept = kept_of_block(biases, tile_biases, row_start, start * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
         if OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, q, C, slot, own_last * BLOCK_N, no_acc, bias, OPTIONS, S_L)
+        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, bias, True, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -168,9 +169,9 @@ def consumer(
             slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, own_last * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, True, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
-        qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
+        qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
         if OPTIONS.MASK == 2:
             p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
@@ -196,8 +197,9 @@ def consumer(
         # steps 1 ..: the scores of this block beside the second product of the one before
         steps = own_last - own_first
         for i in range(steps):
+            column = walked(start - 1 - i, own_last, OPTIONS) * BLOCK_N
             state, slot, phase, previous = step(
-                memory, q, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, bend, no_acc,
+                memory, q, C, state, slot, phase, previous, column, mask, scales, bend, no_acc,
                 bias, OPTIONS, S_L, O_L, REST_L,
             )  # fmt: skip
         acc, p, factor, top, sums, _ = state

@@ -50,7 +50,7 @@ def flash_fwd_hopper_kernel(
     Query i sees the keys i + left .. i + right (LEFT, RIGHT: where there are such bounds) that there are (RAGGED: the
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
     scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e). ALIBI: 1 where no query sees a key behind
-    its place, 2 where one does. MASK: 1 boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout
+    its place, 2 where one does, 3 where only the first block of a walk has keys on both sides of a query. MASK: 1 boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout
     take is in `Biases`. Q_REGISTERS: columns of the queries that a consumer has in registers; FREE_Q: with all of them
     there the next tile's may come. The output leaves where Q was (SHARE_O), through O_SLOTS places for panels of a
     consumer, or whole through memory of its own.
@@ -154,14 +154,14 @@ def flash_fwd_hopper_kernel(
         gl.warp_specialize([
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 0, OPTIONS)),
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, diagonal, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 0, OPTIONS)),
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 2, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, diagonal, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -169,5 +169,5 @@ def flash_fwd_hopper_kernel(
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 1, OPTIONS)),
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 2, OPTIONS)),
             (consumer, (o_desc, lse, sinks, memory, cu_q, cu_k, scale_log2, bend, biases, sizes, lse_rows, 3, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS)),
+            (producer, (q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, diagonal, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip

@@ -136,15 +136,24 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
+def feature_codes(config: KernelConfig, shape: AttentionShape) -> dict[str, int | bool]:
     """Return the constants that say what scores are more than products."""
     features = shape.features
     return {
         "SOFTCAP": features.softcap,
-        "ALIBI": alibi_code(shape),
+        "ALIBI": alibi_constant(config, shape),
         "MASK": mask_code(shape),
         "DROPOUT": features.dropout,
     }
+
+
+def alibi_constant(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return `alibi_code`, or 3 where the block that a walk begins with is the only one that has keys on both sides of
+    a query: the walk goes round (`walks_round` in bounds.py), and a tile's diagonal lies in one block."""
+    code, fits = alibi_code(shape), shape.diagonal >= 0 and shape.diagonal % config.block_n == 0
+    round_trip = code == 2 and bounds_of(shape) == (None, None) and not mask_code(shape)
+    whole = not mask_constants(config.block_n, shape)["RAGGED"] and config.block_n % config.block_m == 0
+    return 3 if round_trip and whole and fits else code
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:

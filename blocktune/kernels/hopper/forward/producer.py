@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from blocktune.kernels.hopper.common.device_functions import advance, locate
 from blocktune.kernels.hopper.common.slots import fetch, publish
-from blocktune.kernels.hopper.forward.bounds import key_range, sequence
+from blocktune.kernels.hopper.forward.bounds import key_range, sequence, walk_start, walked
 from blocktune.kernels.hopper.forward.copies import load_rows
 
 
@@ -49,23 +49,25 @@ def load_pairs(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS: gl.constexp
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     K_BYTES: gl.constexpr = QK_PANELS * k_desc.block_type.nbytes
     V_BYTES: gl.constexpr = V_PANELS * v_desc.block_type.nbytes
-    batch, head, first, last, begin, length = blocks
+    batch, head, first, last, start, begin, length = blocks
     for i in range(last - first):
-        row = (last - 1 - i) * BLOCK_N
+        row = walked(start - 1 - i, last, OPTIONS) * BLOCK_N
+        values_row = walked(start - i, last, OPTIONS) * BLOCK_N
         mbarrier.wait(memory.k_empty.index(slot), phase)
         full = memory.full.index(slot)
         mbarrier.expect(full, K_BYTES + V_BYTES)
         load_rows(k_desc, batch, head, row, begin, length, full, memory.k, slot, QK_PANELS, VARLEN)
         if OPTIONS.SPLIT_RELEASE:
             mbarrier.wait(memory.v_empty.index(slot), phase)
-        load_rows(v_desc, batch, head, row + BLOCK_N, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
+        load_rows(v_desc, batch, head, values_row, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
         slot, phase = advance(slot, phase, STAGES)
     mbarrier.wait(memory.k_empty.index(slot), phase)
     if OPTIONS.SPLIT_RELEASE:
         mbarrier.wait(memory.v_empty.index(slot), phase)
     full = memory.full.index(slot)
     mbarrier.expect(full, V_BYTES)
-    load_rows(v_desc, batch, head, first * BLOCK_N, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
+    row = walked(start - last + first, last, OPTIONS) * BLOCK_N
+    load_rows(v_desc, batch, head, row, begin, length, full, memory.v, slot, V_PANELS, VARLEN)
     return advance(slot, phase, STAGES)
 
 
@@ -73,13 +75,13 @@ def load_pairs(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS: gl.constexp
 def load_in_turns(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS: gl.constexpr, VARLEN: gl.constexpr):
     """Steps 1 .. of a tile with one ring: K of a block, then V of the one before, and at last V of the first block."""
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    batch, head, first, last, begin, length = blocks
+    batch, head, first, last, start, begin, length = blocks
     for i in range(last - first):
-        keys = k_desc, batch, head, (last - 1 - i) * BLOCK_N, begin, length
-        values = v_desc, batch, head, (last - i) * BLOCK_N, begin, length
+        keys = k_desc, batch, head, walked(start - 1 - i, last, OPTIONS) * BLOCK_N, begin, length
+        values = v_desc, batch, head, walked(start - i, last, OPTIONS) * BLOCK_N, begin, length
         slot, phase = load_alone(keys, memory, memory.k, slot, phase, OPTIONS, VARLEN)
         slot, phase = load_alone(values, memory, memory.v, slot, phase, OPTIONS, VARLEN)
-    values = v_desc, batch, head, first * BLOCK_N, begin, length
+    values = v_desc, batch, head, walked(start - last + first, last, OPTIONS) * BLOCK_N, begin, length
     return load_alone(values, memory, memory.v, slot, phase, OPTIONS, VARLEN)
 
 
@@ -95,7 +97,7 @@ def load_alone(rows, memory, slots, slot, phase, OPTIONS: gl.constexpr, VARLEN: 
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS: gl.constexpr):
+def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, diagonal, sizes, OPTIONS: gl.constexpr):
     """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
     ROWS: gl.constexpr = 64
     BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
@@ -134,7 +136,8 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
             begin_q, begin_k = 0, 0
             length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
-        keys = k_desc, batch, head_kv, last * BLOCK_N, begin_k, length_k
+        start = walk_start(m * BLOCK_M, diagonal, last, BLOCK_M, OPTIONS)
+        keys = k_desc, batch, head_kv, start * BLOCK_N, begin_k, length_k
         if OPTIONS.SHARE_O:  # Q has to wait for the output of the tile before
             load_first_keys(keys, memory, slot, phase, K_BYTES, OPTIONS, VARLEN)
         for c in gl.static_range(OPTIONS.CONSUMERS):
@@ -149,7 +152,7 @@ def producer(q_desc, k_desc, v_desc, memory, counter, cu_q, cu_k, sizes, OPTIONS
         slot, phase = advance(slot, phase, STAGES)
         if not (LONGEST_FIRST or VARLEN):
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
-        blocks = batch, head_kv, first, last, begin_k, length_k
+        blocks = batch, head_kv, first, last, start, begin_k, length_k
         if OPTIONS.ONE_RING:
             slot, phase = load_in_turns(k_desc, v_desc, blocks, memory, slot, phase, OPTIONS, VARLEN)
         else:
