@@ -17,7 +17,8 @@ FlashAttention-4's):
    fetched when the copies of the one before have been issued (`fetch`).
 5. Only blocks that a bound cuts are masked. The loop walks towards key 0, and where all is aligned that is its first
    block alone, which stands before the loop; otherwise a branch in the loop decides. (Loops of their own for every kind
-   of block take three times the instructions, and hold more values than there are registers: they spill.)
+   of block take three times the instructions, and hold more values than there are registers: they spill.) ALiBi on
+   both sides begins where the queries stand, and goes round (`walks_round`).
 
 Why nothing hangs, whatever the lengths:
 

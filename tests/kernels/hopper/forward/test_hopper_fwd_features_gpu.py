@@ -71,6 +71,13 @@ def test_lengths_and_causal_masks(head_dim: int, features: str) -> None:
         check(shape_of(*lengths, head_dim, features, causal=causal), layout="bshd")
 
 
+@pytest.mark.parametrize("features", ["alibi", "alibi dropout"])
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_walks_that_begin_at_the_diagonal(head_dim: int, features: str) -> None:
+    for seqlen_q, seqlen_k in ((1024, 1024), (512, 1536), (1536, 512), (1000, 1024)):
+        check(shape_of(seqlen_q, seqlen_k, head_dim, features))
+
+
 @pytest.mark.parametrize("features", WORDS)
 @pytest.mark.parametrize("head_dim", [40, 96, 192, 256])
 def test_head_dimensions(head_dim: int, features: str) -> None:
