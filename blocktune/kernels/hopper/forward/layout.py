@@ -150,10 +150,11 @@ def feature_codes(config: KernelConfig, shape: AttentionShape) -> dict[str, int 
 def alibi_constant(config: KernelConfig, shape: AttentionShape) -> int:
     """Return `alibi_code`, or 3 where the block that a walk begins with is the only one that has keys on both sides of
     a query: the walk goes round (`walks_round` in bounds.py), and a tile's diagonal lies in one block."""
-    code, fits = alibi_code(shape), shape.diagonal >= 0 and shape.diagonal % config.block_n == 0
-    round_trip = code == 2 and bounds_of(shape) == (None, None) and not mask_code(shape)
-    whole = not mask_constants(config.block_n, shape)["RAGGED"] and config.block_n % config.block_m == 0
-    return 3 if round_trip and whole and fits else code
+    code, block_n = alibi_code(shape), config.block_n
+    goes_round = code == 2 and bounds_of(shape) == (None, None) and not mask_code(shape)
+    whole_blocks = not mask_constants(block_n, shape)["RAGGED"]
+    in_one_block = shape.diagonal >= 0 and shape.diagonal % block_n == block_n % config.block_m == 0
+    return 3 if goes_round and whole_blocks and in_one_block else code
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:
