@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.hopper.backward.form import (
+    BACK,
     EDGE,
     GENERAL,
     LISTED,
@@ -154,7 +155,7 @@ def form_of(shape: AttentionShape) -> int:
         return 0
     features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
     bounded = shape.causal is not Causal.NONE or right != UNLIMITED
-    listed = is_listed(shape)
+    listed, ordered = is_listed(shape), features.deterministic
     has_diagonal = bounded or left != UNLIMITED or features.alibi
     bits = {
         UPPER: bounded,
@@ -162,7 +163,8 @@ def form_of(shape: AttentionShape) -> int:
         EDGE: features.varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
         MOVING: features.varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
         SOFTCAP: features.softcap,
-        ORDERED: features.deterministic,
+        ORDERED: ordered,
+        BACK: ordered and (listed or not bounded),
         PACKED: features.varlen,
         LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
