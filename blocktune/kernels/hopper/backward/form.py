@@ -14,13 +14,12 @@ def bits(*words):
 
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
-    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back")
+    order = "upper lower edge moving softcap ordered packed general tail listed back".split()
     return sum(1 << order.index(word) for word in words)
 
 
 UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK = (
-    bits(word)
-    for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back")
+    bits(word) for word in "upper lower edge moving softcap ordered packed general tail listed back".split()
 )
 """The bits of FORM on the host."""
 

@@ -72,6 +72,17 @@ def is_listed(shape: AttentionShape) -> bool:
     return shape.features.mask is MaskKind.BLOCK_SPARSE
 
 
+def is_bounded(shape: AttentionShape) -> bool:
+    """Return whether a query sees keys up to some place only, as under a diagonal."""
+    _, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    return shape.causal is not Causal.NONE or right != UNLIMITED
+
+
+def goes_back(shape: AttentionShape) -> bool:
+    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (adders.py)."""
+    return shape.features.deterministic and (is_listed(shape) or not is_bounded(shape))
+
+
 def is_deferred(shape: AttentionShape) -> bool:
     """Return whether dq of a block is computed after the next one, which takes registers that a width of 128 lacks."""
     return width_of(shape) == 64
@@ -153,9 +164,8 @@ def form_of(shape: AttentionShape) -> int:
     """Return `FORM` of the device code."""
     if is_plain(shape):
         return 0
-    features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
-    bounded = shape.causal is not Causal.NONE or right != UNLIMITED
-    listed, ordered = is_listed(shape), features.deterministic
+    features, (left, _right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
+    bounded, listed = is_bounded(shape), is_listed(shape)
     has_diagonal = bounded or left != UNLIMITED or features.alibi
     bits = {
         UPPER: bounded,
@@ -163,8 +173,8 @@ def form_of(shape: AttentionShape) -> int:
         EDGE: features.varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
         MOVING: features.varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
         SOFTCAP: features.softcap,
-        ORDERED: ordered,
-        BACK: ordered and (listed or not bounded),
+        ORDERED: features.deterministic,
+        BACK: goes_back(shape),
         PACKED: features.varlen,
         LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
