@@ -14,13 +14,18 @@ def bits(*words):
 
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
-    order = "upper lower edge moving softcap ordered packed general tail listed back".split()
+    order = (
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+    )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
 UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK = (
-    bits(word) for word in "upper lower edge moving softcap ordered packed general tail listed back".split()
-)
+    bits(word)
+    for word in (
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+    )
+)  # fmt: skip
 """The bits of FORM on the host."""
 
 
