@@ -24,9 +24,9 @@ ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 16
 """Heads that tiles belong to in turns, at least, where walks go back in a fixed order of additions: tiles of one head
 that begin together wait for one another. On an H200 half as many were 3 % slower for heads of 256 columns, and twice as
 many up to 4 % for narrow ones: they read more than the L2 cache keeps."""
-ORDERED_COLUMNS = 128
-"""Columns that narrower heads count as in a fixed order under a diagonal. On an H200 twice as many heads of 64 columns
-were up to 1.1 % slower, and twice as many of 128 and 256 columns 19 to 36 %."""
+DIAGONAL_COLUMNS, DIAGONAL_HEADS = 128, 16
+"""In a fixed order under a diagonal: columns that narrower heads count as, and the most heads. On an H200 twice as many
+were up to 1.1 % slower at 64 columns, and 3 to 36 % at 128 and 256."""
 TILE_STEPS, PARTIAL_TILE_STEPS = 3, 5
 """What a tile costs besides its blocks of queries, in the time of one: of whole groups, and of parts, which are added
 up afterwards."""
@@ -53,15 +53,14 @@ def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
 
 def heads_per_group(shape: AttentionShape, parts: int) -> int:
     """Return the parts of key heads whose tiles are taken in turns: whose queries, gradients and sums fill
-    `GROUP_BYTES`, `MAX_HEADS` at most, or more where walks go back."""
-    least = 1
-    columns = shape.head_dim
+    `GROUP_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back."""
+    least, most, columns = 1, MAX_HEADS, shape.head_dim
     if goes_back(shape):
         least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS
     elif shape.features.deterministic:
-        columns = max(columns, ORDERED_COLUMNS)
+        most, columns = DIAGONAL_HEADS, max(columns, DIAGONAL_COLUMNS)
     head_bytes = 8 * shape.seqlen_q * columns * shape.group_size // parts
-    return min(shape.batch * shape.num_heads_kv * parts, max(least, min(MAX_HEADS, GROUP_BYTES // head_bytes)))
+    return min(shape.batch * shape.num_heads_kv * parts, max(least, min(most, GROUP_BYTES // head_bytes)))
 
 
 def _steps(shape: AttentionShape, parts: int) -> int:
