@@ -4,10 +4,9 @@ The two warps take the steps of a block in turns, and dQ of a step has memory of
 fits: the warpgroups go on while it is added. In any order of additions that is all.
 
 In a fixed order tiles of a head add their part of dq of a block of queries in turns. A turn is the number of tiles that
-have added. Tiles are taken from the counter in this order, and a tile waits for
-those of its head alone that were taken before it. The first unfinished tile of all therefore never waits for long: it
-is in work (its block took it, and every tile before it in that block's queue is finished), and what it waits for is
-finished.
+have added. Tiles are taken from the counter in this order, and a tile waits for those of its head alone that were taken
+before it. The first unfinished tile of all therefore never waits for long: it is in work (its block took it, and every
+tile before it in that block's queue is finished), and what it waits for is finished.
 
 What makes it fast, and is easily lost when the code changes:
 
