@@ -3,10 +3,11 @@
 PYTHONPATH=. python -m tests.programs.bench.backward_peers --out results/h200-ahead.backward-peers.json [--rows plain]
 
 Rows are `plain` (lengths of 512 to 16384, 64 and 128 columns), `features` (groups, windows, soft caps, ragged lengths
-and a fixed order) and `sparse` (block masks, next to the dense backward and the portable kernel); all of them unless
-some are named. Each is written once it is measured, in place of what the file says of its shape. A time is the median
-of the rounds, in which contenders follow each other in a random order, each behind a launch that overwrites the L2
-cache; the host is ahead of the device. All launches of a backward count. What a peer does not compute is left out.
+and a fixed order), `order` (a fixed order at other lengths and 256 columns) and `sparse` (block masks, next to the
+dense backward and the portable kernel); all of them unless some are named. Each is written once it is measured, in
+place of what the file says of its shape. A time is the median of the rounds, in which contenders follow each other in a
+random order, each behind a launch that overwrites the L2 cache; the host is ahead of the device. All launches of a
+backward count. What a peer does not compute is left out.
 """
 
 import argparse
@@ -70,13 +71,22 @@ def features() -> Iterator[AttentionShape]:
         yield from (shape_of(head_dim, 4000, causal, batch=4) for causal in (False, True))
 
 
+def order() -> Iterator[AttentionShape]:
+    for head_dim in (128, 64):
+        yield from (shape_of(head_dim, seqlen, True, "deterministic") for seqlen in (1024, 2048, 8192, 16384))
+        yield shape_of(head_dim, 4096, False, "deterministic")
+    yield from (shape_of(256, seqlen, True, "deterministic") for seqlen in (4096, 8192))
+
+
 def sparse() -> Iterator[AttentionShape]:
     for head_dim in (128, 64):
         yield from (shape_of(head_dim, seqlen, False, "block_sparse") for seqlen in (4096, 8192, 16384))
         yield shape_of(head_dim, 8192, True, "block_sparse")
 
 
-ROWS: Mapping[str, Callable[[], Iterator[AttentionShape]]] = {"plain": plain, "features": features, "sparse": sparse}
+ROWS: Mapping[str, Callable[[], Iterator[AttentionShape]]] = {
+    "plain": plain, "features": features, "order": order, "sparse": sparse,
+}  # fmt: skip
 
 
 class Problem:

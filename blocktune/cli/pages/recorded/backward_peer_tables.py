@@ -47,7 +47,7 @@ def block(path: Path) -> str:
     timed = named_in(PEERS.get(name, name) for row in document["rows"] for name in row["time_us"])
     caption = (
         f"{without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): "
-        "medians of 11 or 12 rounds in turns, the L2 cache overwritten before every launch."
+        "medians of 7 to 12 rounds in turns, the L2 cache overwritten before every launch."
         f"{commit_sentence(row['commit'] for row in document['rows'])}"
     )
     rows = document["rows"]

@@ -3,11 +3,10 @@
 The two warps take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that
 fits: the warpgroups go on while it is added. In any order of additions that is all.
 
-In a fixed order tiles of a head add their part of dq of a block of queries in turns, the one with the first keys first.
-A turn is the number of tiles that have added. Tiles are taken from the counter in this order, and a tile waits for
-those of its head alone that were taken before it. The first unfinished tile of all therefore never waits for long: it
-is in work (its block took it, and every tile before it in that block's queue is finished), and what it waits for is
-finished.
+In a fixed order tiles of a head add their part of dq of a block of queries in turns. A turn is the number of tiles that
+have added. Tiles are taken from the counter in this order, and a tile waits for those of its head alone that were taken
+before it. The first unfinished tile of all therefore never waits for long: it is in work (its block took it, and every
+tile before it in that block's queue is finished), and what it waits for is finished.
 
 What makes it fast, and is easily lost when the code changes:
 
@@ -15,10 +14,15 @@ What makes it fast, and is easily lost when the code changes:
    the warps waits while the other one adds. (The warpgroups would wait in every step. A turn that is passed on one step
    later, when its additions are complete without a wait, is too late where all tiles begin with the same queries: on an
    H200 16 % slower with every key seen.)
-2. A walk goes back, from the last block of queries that sees the tile. So the tiles of a head begin with the same
-   block, and follow each other through it and all others in the order in which they are taken: one that follows a step
-   later never waits again. The longest tiles under a diagonal are those of the first keys: short ones come last.
-3. Tiles of several heads are taken in turns (`locate_keys`): few of those that begin together wait for one another.
+2. Under a diagonal the tile of the last keys adds first, and walks begin at the diagonal. No other tile has to add to
+   the two blocks of queries there before, and the next two follow when the tile taken earlier has long added to them:
+   tiles that begin together never wait for one another. The price is that the longest tiles, of the first keys, come
+   last: half of one stands between the first multiprocessor's end and the last one's.
+   (With the first keys first and walks that go back, tiles of a head that begin together meet at the last queries, and
+   each waits for all before it: 4 to 10 % of the time at head_dim 64.)
+3. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
+   of a head begin with the same block, and one that follows a step later never waits again. Tiles of several heads are
+   taken in turns (`locate_keys`): few of those that begin together wait for one another.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
 They tell the warp whose step it is (`dq_full`, one for each warp and warpgroup): a warp that waited for the steps of
@@ -44,6 +48,7 @@ from blocktune.kernels.hopper.backward.bounds import (
 from blocktune.kernels.hopper.backward.form import (
     adds_apart,
     counts_all_tiles,
+    goes_back,
     has_lower,
     is_general,
     is_listed,
@@ -197,13 +202,18 @@ def pass_turn(turn, count):
 
 
 @gluon.jit
-def turn_of(n, m, lower, seen, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
-    """How many tiles have added to the queries from m on when it is tile n's turn: those before it from the first one
-    on that holds a key which query m sees. -1 where the tile adds only zeros."""
-    first = 0
-    if has_lower(FORM):
-        first = gl.maximum(m + lower, 0) // BLOCK_N
-    return gl.where(seen, n - first, -1)
+def turn_of(n, m, upper, lower, len_k, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+    """How many tiles have added to the queries from m on when it is tile n's turn: where walks go back those from the
+    first one on that holds a key which query m sees, else from the last one on that holds a key which any of these
+    queries sees. -1 where the tile adds only zeros."""
+    if goes_back(FORM):
+        first = 0
+        if has_lower(FORM):
+            first = gl.maximum(m + lower, 0) // BLOCK_N
+        turn = n - first
+    else:
+        turn = gl.minimum(m + BLOCK_M - 1 + upper, len_k - 1) // BLOCK_N - n
+    return gl.where(seen, turn, -1)
 
 
 @gluon.jit
@@ -288,7 +298,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
                     if is_listed(FORM):
                         count = listed_turn(entries, at, sizes, BLOCK_M)
                     else:
-                        count = turn_of(n, m, below, seen, BLOCK_N, FORM)
+                        count = turn_of(n, m, above, below, len_k, seen, BLOCK_M, BLOCK_N, FORM)
                     await_turn(turns + block, count)
                 if WIDE:
                     add_panels(memory, dq_desc, block, phase, OWN)

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
+    goes_back,
     has_edge,
     has_lower,
     has_moving_bounds,
@@ -32,24 +33,24 @@ from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, 
 
 @gluon.jit
 def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, FORM: gl.constexpr):
-    """(key tile, batch * num_heads_kv + head). Causal, or in a fixed order of additions: those of the first keys come
-    first, which are the longest under a diagonal, of several heads in turns."""
+    """(key tile, batch * num_heads_kv + head). Causal, or in a fixed order of additions: of several heads in turns.
+    Those of the first keys come first, which are the longest under a diagonal, unless they are the last ones to add."""
     GROUPED: gl.constexpr = CAUSAL or is_ordered(FORM)
     n, batch_head = locate(tile, key_tiles, head_group, batch_heads, GROUPED)
-    if GROUPED:
+    if goes_back(FORM) or (CAUSAL and not is_ordered(FORM)):
         n = key_tiles - 1 - n
     return n, batch_head
 
 
 @gluon.jit
 def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
-    """The block of queries at a place of the walk from first to end; in a fixed order of additions walks go back.
+    """The block of queries at a place of the walk from first to end, or back.
 
     entries: of a list that names the blocks, if any (`walk_of`).
     """
     if is_listed(FORM):
         return gl.load(entries + place // BLOCK_M)
-    elif is_ordered(FORM):
+    elif goes_back(FORM):
         return first + end - BLOCK_M - place
     else:
         return place
@@ -58,7 +59,7 @@ def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entri
 @gluon.jit
 def places_of(first, low, high, end, FORM: gl.constexpr):
     """Between which places of the walk from first to end the blocks from low to high come."""
-    if is_ordered(FORM) and not is_listed(FORM):
+    if goes_back(FORM) and not is_listed(FORM):
         return first + end - high, first + end - low
     else:
         return low, high
@@ -126,7 +127,7 @@ def first_query(m, FORM: gl.constexpr):
 @gluon.jit
 def is_later(m, first, FORM: gl.constexpr):
     """Whether the block of queries m is another than the one that a walk begins with."""
-    if is_ordered(FORM):
+    if goes_back(FORM):
         return m < first
     else:
         return m > first

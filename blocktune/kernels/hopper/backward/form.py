@@ -14,14 +14,18 @@ def bits(*words):
 
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
-    order = ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed")
+    order = (
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+    )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED = (
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK = (
     bits(word)
-    for word in ("upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed")
-)
+    for word in (
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+    )
+)  # fmt: skip
 """The bits of FORM on the host."""
 
 
@@ -69,11 +73,10 @@ def has_last_masks(form):
 
 @gluon.constexpr_function
 def begins_masked(form):
-    """Whether the blocks of queries that a walk begins with may hold such pairs: in a fixed order it goes back, and
-    lists begin with them."""
+    """Whether the blocks of queries that a walk begins with may hold such pairs; lists begin with them."""
     if is_listed(form):
         return True
-    return has_last_masks(form) if is_ordered(form) else has_masks(form)
+    return has_last_masks(form) if goes_back(form) else has_masks(form)
 
 
 @gluon.constexpr_function
@@ -81,7 +84,7 @@ def ends_masked(form):
     """Whether the blocks of queries that a walk ends with may hold such pairs."""
     if is_listed(form):
         return False
-    return has_masks(form) if is_ordered(form) else has_last_masks(form)
+    return has_masks(form) if goes_back(form) else has_last_masks(form)
 
 
 @gluon.constexpr_function
@@ -106,6 +109,13 @@ def has_softcap(form):
 def is_ordered(form):
     """Whether dq is added up in a fixed order."""
     return form & bits("ordered") != 0
+
+
+@gluon.constexpr_function
+def goes_back(form):
+    """Whether walks of a fixed order begin with the last queries, and the tiles of the first keys add first
+    (adders.py)."""
+    return form & bits("back") != 0
 
 
 @gluon.constexpr_function

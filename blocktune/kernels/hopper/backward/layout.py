@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.hopper.backward.form import (
+    BACK,
     EDGE,
     GENERAL,
     LISTED,
@@ -69,6 +70,17 @@ def is_wide(shape: AttentionShape) -> bool:
 def is_listed(shape: AttentionShape) -> bool:
     """Return whether lists of a block mask name the blocks of queries that see a tile of keys."""
     return shape.features.mask is MaskKind.BLOCK_SPARSE
+
+
+def is_bounded(shape: AttentionShape) -> bool:
+    """Return whether a query sees keys up to some place only, as under a diagonal."""
+    _, right = shape.features.window or (UNLIMITED, UNLIMITED)
+    return shape.causal is not Causal.NONE or right != UNLIMITED
+
+
+def goes_back(shape: AttentionShape) -> bool:
+    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (adders.py)."""
+    return shape.features.deterministic and (is_listed(shape) or not is_bounded(shape))
 
 
 def is_deferred(shape: AttentionShape) -> bool:
@@ -152,9 +164,8 @@ def form_of(shape: AttentionShape) -> int:
     """Return `FORM` of the device code."""
     if is_plain(shape):
         return 0
-    features, (left, right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
-    bounded = shape.causal is not Causal.NONE or right != UNLIMITED
-    listed = is_listed(shape)
+    features, (left, _right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
+    bounded, listed = is_bounded(shape), is_listed(shape)
     has_diagonal = bounded or left != UNLIMITED or features.alibi
     bits = {
         UPPER: bounded,
@@ -163,6 +174,7 @@ def form_of(shape: AttentionShape) -> int:
         MOVING: features.varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
+        BACK: goes_back(shape),
         PACKED: features.varlen,
         LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,

@@ -10,7 +10,7 @@ from functools import lru_cache
 from heapq import heapreplace
 from itertools import repeat
 
-from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, is_wide
+from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, goes_back, is_wide
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -21,9 +21,12 @@ GROUP_BYTES = 32 << 20
 MAX_HEADS = 32
 """The most of them. On an H200 64 heads of 512 keys were 1.9 % slower, and 128 heads 17 %."""
 ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 16
-"""Heads that tiles of a fixed order of additions belong to in turns, at least and under any mask: tiles of one head
+"""Heads that tiles belong to in turns, at least, where walks go back in a fixed order of additions: tiles of one head
 that begin together wait for one another. On an H200 half as many were 3 % slower for heads of 256 columns, and twice as
 many up to 4 % for narrow ones: they read more than the L2 cache keeps."""
+DIAGONAL_COLUMNS, DIAGONAL_HEADS = 128, 16
+"""In a fixed order under a diagonal: columns that narrower heads count as, and the most heads. On an H200 twice as many
+were up to 1.1 % slower at 64 columns, and 3 to 36 % at 128 and 256."""
 TILE_STEPS, PARTIAL_TILE_STEPS = 3, 5
 """What a tile costs besides its blocks of queries, in the time of one: of whole groups, and of parts, which are added
 up afterwards."""
@@ -50,16 +53,14 @@ def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
 
 def heads_per_group(shape: AttentionShape, parts: int) -> int:
     """Return the parts of key heads whose tiles are taken in turns: whose queries, gradients and sums fill
-    `GROUP_BYTES`, `MAX_HEADS` at most, or in a fixed order of additions more."""
-    least = 1
-    if shape.features.deterministic:
+    `GROUP_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back."""
+    least, most, columns = 1, MAX_HEADS, shape.head_dim
+    if goes_back(shape):
         least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS
-    fitting = min(MAX_HEADS, GROUP_BYTES // _head_bytes(shape, parts))
-    return min(shape.batch * shape.num_heads_kv * parts, max(least, fitting))
-
-
-def _head_bytes(shape: AttentionShape, parts: int) -> int:
-    return 8 * shape.seqlen_q * shape.head_dim * shape.group_size // parts
+    elif shape.features.deterministic:
+        most, columns = DIAGONAL_HEADS, max(columns, DIAGONAL_COLUMNS)
+    head_bytes = 8 * shape.seqlen_q * columns * shape.group_size // parts
+    return min(shape.batch * shape.num_heads_kv * parts, max(least, min(most, GROUP_BYTES // head_bytes)))
 
 
 def _steps(shape: AttentionShape, parts: int) -> int:
@@ -75,6 +76,8 @@ def _tiles(shape: AttentionShape, parts: int) -> Iterator[int]:
     heads, together = shape.batch * shape.num_heads_kv * parts, heads_per_group(shape, parts)
     own = PARTIAL_TILE_STEPS if parts > 1 else TILE_STEPS
     walks = [blocks * (shape.group_size // parts) + own for blocks in _walks(shape)]
+    if shape.features.deterministic and not goes_back(shape):
+        walks.reverse()
     for begin in range(0, heads, together):
         for steps in walks:
             for _ in range(min(together, heads - begin)):

@@ -185,8 +185,8 @@ def query_head(
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
 
-    From `low` to `high` every query sees every key. In a fixed order of additions the walk goes back
-    (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
+    From `low` to `high` every query sees every key. In a fixed order of additions the walk may go
+    back (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
     """
     memory = steps.memory
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL

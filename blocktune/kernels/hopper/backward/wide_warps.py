@@ -82,7 +82,7 @@ def wide_head(
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0. In a
-    fixed order of additions the walk goes back (`block_at`)."""
+    fixed order of additions the walk may go back (`block_at`)."""
     memory = steps.memory
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]

@@ -3,6 +3,7 @@
 The device functions that decide this are plain arithmetic; here they run as Python, against masks written out.
 """
 
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from blocktune.kernels.hopper.backward import adders, bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
 from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
+    BACK,
     EDGE,
     GENERAL,
     LOWER,
@@ -31,6 +33,7 @@ from blocktune.kernels.hopper.backward.layout import (
     width_of,
     width_v,
 )
+from blocktune.kernels.hopper.common import device_functions
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
@@ -57,12 +60,32 @@ def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
     monkeypatch.setattr(bounds, "gl", language)
     monkeypatch.setattr(adders, "gl", language)
+    monkeypatch.setattr(device_functions, "gl", language)
+    monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
 
 
 def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
     upper, lower = bounds_of(problem)
     return bounds.query_range.fn(  # type: ignore[no-any-return]
         n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
+    )
+
+
+def in_a_fixed_order(problem: AttentionShape) -> AttentionShape:
+    return replace(problem, features=replace(problem.features, deterministic=True))
+
+
+def tiles_in_order(problem: AttentionShape) -> list[int]:
+    """The tiles of a head, in the order in which they are taken."""
+    tiles = -(-problem.seqlen_k // keys_of_block(problem))
+    causal, form = problem.causal is not NO, form_of(problem)
+    return [bounds.locate_keys.fn(tile, tiles, 1, 1, causal, form)[0] for tile in range(tiles)]
+
+
+def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool) -> int:
+    upper, lower = bounds_of(problem)
+    return adders.turn_of.fn(  # type: ignore[no-any-return]
+        n, m, upper, lower, problem.seqlen_k, any_seen, BLOCK_M, keys_of_block(problem), form_of(problem)
     )
 
 
@@ -122,17 +145,14 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
 
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
-    """Tiles in the order in which they are taken, the first keys first; each finds counted what it waits for, and no
-    tile that adds zeros counts."""
-    for problem in problems(head_dim):
-        if not form_of(problem):
-            continue
-        block_n, (_, lower) = keys_of_block(problem), bounds_of(problem)
-        counted: dict[int, int] = {}
-        for n in range(-(-problem.seqlen_k // block_n)):
+    """Tiles in the order in which they are taken; each finds counted what it waits for, and no tile that adds zeros
+    counts."""
+    for problem in map(in_a_fixed_order, problems(head_dim)):
+        block_n, counted = keys_of_block(problem), dict[int, int]()
+        for n in tiles_in_order(problem):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = adders.turn_of.fn(n, m, lower, any_seen, block_n, form_of(problem))
+                turn = turn_of(problem, n, m, any_seen)
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
                     counted[m] = counted.get(m, 0) + 1
@@ -144,24 +164,25 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
 def test_tiles_that_begin_together_wait_in_one_step_alone(
     lengths: tuple[int, int], window: tuple[int, int] | None, head_dim: int, as_python: None
 ) -> None:
-    """Whoever comes before a tile at a block of queries is there in the same step or earlier."""
+    """Whoever comes before a tile at a block of queries is there in the same step or earlier; under a diagonal, where
+    equal lengths begin, as many steps earlier as the tile has blocks of queries on it."""
     words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
     causal = LOWER_RIGHT if window is None else NO
     problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
-    block_n, form, (_, lower) = keys_of_block(problem), form_of(problem), bounds_of(problem)
+    block_n, form = keys_of_block(problem), form_of(problem)
     added_at: dict[tuple[int, int], int] = {}
-    for n in range(problem.seqlen_k // block_n):
+    for n in tiles_in_order(problem):
         first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
         for place in range(first, end, BLOCK_M) if any_seen else ():
             m = bounds.block_at.fn(place, first, end, BLOCK_M, form)
-            turn = adders.turn_of.fn(n, m, lower, any_seen, block_n, form)
-            added_at[m, turn] = (place - first) // BLOCK_M
-    assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= 0
+            added_at[m, turn_of(problem, n, m, any_seen)] = (place - first) // BLOCK_M
+    ahead = block_n // BLOCK_M if lengths[0] == lengths[1] and (window is None or window[1] == 0) else 0
+    assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= ahead
 
 
 @pytest.mark.parametrize("word", ["", "deterministic"])
 def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(word: str, as_python: None) -> None:
-    problem = shape(700, 700, LOWER_RIGHT, f"window=200:-1 {word}")
+    problem = shape(700, 700, NO, f"window=200:-1 {word}")
     first, low, high, end, _ = walk(problem, 128, 128)
     form = form_of(problem)
     places = range(first, end, BLOCK_M)
@@ -176,7 +197,7 @@ def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(word: s
 
 def test_walks_that_go_back_begin_where_others_end() -> None:
     for masks in (UPPER, LOWER, EDGE, TAIL, UPPER | TAIL, LOWER | EDGE):
-        ahead, back = masks | GENERAL, masks | GENERAL | ORDERED
+        ahead, back = masks | GENERAL, masks | GENERAL | ORDERED | BACK
         assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.ends_masked(back)
         assert hopper_bwd_form.ends_masked(ahead) == hopper_bwd_form.begins_masked(back)
         assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.has_masks(masks)
@@ -193,6 +214,7 @@ QUESTIONS = {
     "has_moving_bounds": MOVING,
     "has_softcap": SOFTCAP,
     "is_ordered": ORDERED,
+    "goes_back": BACK,
     "is_packed": PACKED,
     "counts_all_tiles": ORDERED | PACKED,
 }
@@ -201,7 +223,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
     answer = getattr(hopper_bwd_form, question)
-    assert [answer(1 << bit) for bit in range(9)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(9)]
+    assert [answer(1 << bit) for bit in range(11)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(11)]
     assert answer(QUESTIONS[question])
     assert not answer(0)
 
@@ -273,7 +295,8 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(256, 256, features="window=-1:5"), GENERAL | UPPER),
         (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
         (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
-        (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED),
+        (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED | BACK),
+        (shape(256, 256, UPPER_LEFT, features="deterministic"), GENERAL | UPPER | ORDERED),
         (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
         (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
         (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),
