@@ -99,15 +99,22 @@ class ReplayRun:
 
 
 class Replay:
-    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while."""
+    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while.
+
+    Configs that today's rules refuse are left out, because no search tries them.
+    """
 
     def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
-        self.sweep = sweep
-        self._scores = sweep.scores
-        self._trials = {trial.config: trial for trial in sweep.trials}
-        named = dict.fromkeys(config.kernel for config in self._trials)
+        named = dict.fromkeys(trial.config.kernel for trial in sweep.trials)
         self._kernels = {name: get_kernel(name) for name in named}
         limits, shape = sweep.device.limits, sweep.shape
+        self._trials = {
+            trial.config: trial
+            for trial in sweep.trials
+            if not self._kernels[trial.config.kernel].violations(trial.config, shape, limits)
+        }
+        self.sweep = sweep = replace(sweep, trials=tuple(self._trials.values()))
+        self._scores = sweep.scores
         self._space = SearchSpace(shape=shape, limits=limits, feasible=tuple(self._trials), dropped=(), unsupported={})
         self._useful = {
             config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials

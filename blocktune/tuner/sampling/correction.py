@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-COMMON_DEVIATION = 1.0
-"""Of the constant."""
+COMMON_DEVIATION = 30.0
+"""Of the constant. So much that it takes up any unit: the more of that is left to the other parts, the less is believed
+of the prediction."""
 
 SLOPE_DEVIATION = 0.3
 """Of the slope: the share by which differences that the model sees are too large or too small."""
