@@ -25,13 +25,11 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
-from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.loop import Limit, Search, Subject, compiled_ahead
 from blocktune.tuner.search.strategies import make_proposals
 
 WORKERS = 15
 """Processes that compile in a replay: 16 processors, one of which is left to the host."""
-
-_COMPILED_AHEAD = 3 * WORKERS
 
 
 class ReplayRunner:
@@ -163,7 +161,7 @@ class Replay:
             known=(),
             record=lambda trial: None,
             limit=Limit(trials=measurements, seconds=float("inf")),
-            lookahead=_COMPILED_AHEAD,
+            lookahead=compiled_ahead(WORKERS),
             on_progress=lambda progress: None,
         )
         search.run()
