@@ -225,7 +225,7 @@ def test_a_study_goes_on_where_the_file_ends(tmp_path: Path) -> None:
     found = rows(Metered())
     save_document(document_of(found, landscape.DEVICE, environment), place)
     assert energy_study.rows_in(place, landscape.DEVICE, environment) == found
-    with pytest.raises(UsageError, match="must be a study of NVIDIA H200 .* something else"):
+    with pytest.raises(UsageError, match=r"must be a study of NVIDIA H200 .* something else"):
         energy_study.rows_in(place, landscape.DEVICE, replace(environment, driver="1.0"))
 
 
