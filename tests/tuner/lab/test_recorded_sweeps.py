@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.flash_kernel import AHEAD_FIXED
 from blocktune.kernels.hopper.backward.layout import runs_ahead
 from blocktune.kernels.registry import get_kernel
