@@ -72,8 +72,8 @@ class Limit:
 
 
 def compiled_ahead(workers: int) -> int:
-    """Return how many configs may be compiled or compiling ahead of the measuring: enough that no process waits, but not
-    all of a search, whose later configs are chosen by what was measured."""
+    """Return how many configs may be compiled or compiling ahead of the measuring: enough that no process waits, but
+    not all of a search, whose later configs are chosen by what was measured."""
     return workers + max(LEAST_AHEAD, workers // 2)
 
 
