@@ -31,10 +31,13 @@ def summary() -> str:
     known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
     seconds = sum(kernel.seconds for kernel in launched)
     others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
+    autotuned = _counted(len(launched), "autotuned kernel", "autotuned kernels")
+    kinds = _counted(misses, "new kind of calls", "new kinds of calls")
+    other = _counted(others, "kernel", "kernels")
     lines.append(
-        f"blocktune: {len(launched)} autotuned kernels, {sum(kernel.calls for kernel in launched)} launches, "
-        f"{misses} new kinds of calls in {seconds:.1f} s, {len(known)} of them known before{_spared(launched)}; "
-        f"{others} kernels with another winner than their list's first config{_saved(launched)}."
+        f"blocktune: {autotuned}, {_launches(sum(kernel.calls for kernel in launched))}, {kinds} in {seconds:.1f} s, "
+        f"{len(known)} of them known before{_spared(launched)}; {other} with another winner than the first config of "
+        f"the list{_saved(launched)}."
     )
     return "\n".join(lines)
 
@@ -71,14 +74,22 @@ def _line(kernel: TunedKernel) -> str:
     dropped = sum(len(choice.dropped or {}) for choice in choices)
     others = sum(_differs(kernel, choice) for choice in choices)
     words = [
-        f"{kernel.calls} launches",
-        f"{len(choices)} kinds of calls",
+        _launches(kernel.calls),
+        _counted(len(choices), "kind of calls", "kinds of calls"),
         f"{sum(choice.tuned for choice in choices)} tuned here in {kernel.seconds:.1f} s",
         f"{others} not with the list's first config",
     ]
     if dropped:
-        words.append(f"{dropped} configs dropped or failed")
+        words.append(f"{_counted(dropped, 'config', 'configs')} dropped or failed")
     return f"{kernel.name}: {', '.join(words)}{_gain(choices)}"
+
+
+def _launches(count: int) -> str:
+    return _counted(count, "launch", "launches")
+
+
+def _counted(count: int, one: str, more: str) -> str:
+    return f"{count} {one if count == 1 else more}"
 
 
 def _failures(kernel: TunedKernel) -> Iterator[str]:

@@ -8,6 +8,7 @@ with CompileFarm() as farm:
 
 import math
 import os
+import threading
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compile_process import CompileProcess
 from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code
 from blocktune.tuner.compile.pool import Answer, WorkerPool, is_crash, reason_of
-from blocktune.tuner.compile.worker import find_kernels
+from blocktune.tuner.compile.worker import find_kernels, hash_triton
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 COMPILE_TIMEOUT_S = 60.0
@@ -66,6 +67,7 @@ class CompileFarm:
         self._get_kernel = find_kernels(kernels)
         self._pool = WorkerPool(workers or default_workers(), timeout_s, partial(CompileProcess, kernels))
         self._ahead: dict[str, Future[CompileResult]] = {}
+        self._hashing: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +88,8 @@ class CompileFarm:
             RuntimeError: the farm is closed.
         """
         spec = self._get_kernel(kernel).compile_spec(config, shape)
+        if self._hashing is not None:
+            self._hashing.join()
         key = compile_key(spec, cc)
         known = self._cache.get(key)
         if known is not None and (known.resources is None or not self._need_code or has_code(spec, key)):
@@ -120,7 +124,11 @@ class CompileFarm:
         return self._pool.submit(message, lambda answer: not answer["error"], lambda lost: False)
 
     def start(self, count: int = 1) -> None:
-        """Start worker processes, as far as there are fewer, so that the next compiles need not wait for them."""
+        """Start worker processes, as far as there are fewer, so that the next compiles need not wait for them. A thread
+        hashes Triton meanwhile, which the first key needs."""
+        if self._hashing is None:
+            self._hashing = threading.Thread(target=hash_triton, name="blocktune-hash", daemon=True)
+            self._hashing.start()
         for _ in range(count):
             self._pool.start()
 

@@ -117,11 +117,19 @@ def find_kernels(name: str) -> GetKernel:
     return found
 
 
+def hash_triton() -> None:
+    """Have Triton hash all of its own files, which the first key of a process would wait for."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
+
+
 def main(arguments: list[str]) -> None:
     kernels, parent = arguments
     die_with_parent(int(parent))
     results = private_stdout()
     importlib.import_module("torch")  # Triton imports it for the first compile, on which a search waits
+    hash_triton()
     serve(attention_job(find_kernels(kernels)), sys.stdin, results)
 
 

@@ -25,13 +25,11 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
-from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.loop import Limit, Search, Subject, compiled_ahead
 from blocktune.tuner.search.strategies import make_proposals
 
 WORKERS = 15
 """Processes that compile in a replay: 16 processors, one of which is left to the host."""
-
-_COMPILED_AHEAD = 3 * WORKERS
 
 
 class ReplayRunner:
@@ -99,15 +97,22 @@ class ReplayRun:
 
 
 class Replay:
-    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while."""
+    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while.
+
+    Configs that today's rules refuse are left out, because no search tries them.
+    """
 
     def __init__(self, sweep: Sweep, constants: CostConstants = CONSTANTS) -> None:
-        self.sweep = sweep
-        self._scores = sweep.scores
-        self._trials = {trial.config: trial for trial in sweep.trials}
-        named = dict.fromkeys(config.kernel for config in self._trials)
+        named = dict.fromkeys(trial.config.kernel for trial in sweep.trials)
         self._kernels = {name: get_kernel(name) for name in named}
         limits, shape = sweep.device.limits, sweep.shape
+        self._trials = {
+            trial.config: trial
+            for trial in sweep.trials
+            if not self._kernels[trial.config.kernel].violations(trial.config, shape, limits)
+        }
+        self.sweep = sweep = replace(sweep, trials=tuple(self._trials.values()))
+        self._scores = sweep.scores
         self._space = SearchSpace(shape=shape, limits=limits, feasible=tuple(self._trials), dropped=(), unsupported={})
         self._useful = {
             config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials
@@ -156,7 +161,7 @@ class Replay:
             known=(),
             record=lambda trial: None,
             limit=Limit(trials=measurements, seconds=float("inf")),
-            lookahead=_COMPILED_AHEAD,
+            lookahead=compiled_ahead(WORKERS),
             on_progress=lambda progress: None,
         )
         search.run()

@@ -27,6 +27,7 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.worker import hash_triton
 from blocktune.tuner.measure.bench import Bench, ShapeBench, WrongResultError
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
 
@@ -121,7 +122,8 @@ def die_with_parent() -> None:
 
 
 def read_sources(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> None:
-    """Have Triton read and hash what a kernel launches for a shape, which its first launch would wait for."""
+    """Have Triton read and hash its own files and what a kernel launches for a shape: its first launch would wait."""
+    hash_triton()
     config = kernel.default_config(shape, limits)
     for spec in (kernel.compile_spec(config, shape), *kernel.further_specs(config, shape)):
         spec.function.cache_key  # noqa: B018 (computed once)

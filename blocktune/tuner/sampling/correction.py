@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 COMMON_DEVIATION = 1.0
-"""Of the constant."""
+"""Of the constant, from the mean of what was measured."""
 
 SLOPE_DEVIATION = 0.3
 """Of the slope: the share by which differences that the model sees are too large or too small."""
@@ -75,12 +75,14 @@ class Correction:
         shared = _shared(slopes, found.slopes, found.same[positions], found.near[positions], found.local)
         own = _shared(slopes, slopes, np.ones(1), np.ones(1), found.local, each=True)
         explained = np.square(shared @ found.whitening.T).sum(axis=1)
-        return shared @ found.weights, np.sqrt(np.maximum(own - explained, 0.0))
+        return found.level + shared @ found.weights, np.sqrt(np.maximum(own - explained, 0.0))
 
     def _find_posterior(self, predicted: Numbers) -> "_Posterior":
         known = np.array(self._known)
         middle = float(predicted[known].mean())
         slopes, off = predicted[known] - middle, np.array(self._measured) - predicted[known]
+        level = float(off.mean())  # the unit, which is no part of what the prediction explains
+        off = off - level
         same, near = np.column_stack(self._same), np.column_stack(self._near)
         noise = NOISE_DEVIATION**2 * np.eye(len(known))
         factors = {
@@ -92,6 +94,7 @@ class Correction:
         # root of the covariance's.
         whitening = np.asarray(np.linalg.inv(factors[local]), dtype=np.float64)
         return _Posterior(
+            level=level,
             middle=middle,
             slowest=float(predicted[predicted < HOPELESS].max(initial=middle)),
             slopes=slopes,
@@ -105,10 +108,12 @@ class Correction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Posterior:
-    """What some measurements amount to. middle: mean logarithm of the predictions of the measured ones. slowest: the
-    largest one of all. same and near: [point, known], see `Correction`. whitening: the inverse of Cholesky's factor of
-    the covariance of the known ones. weights: the covariance's inverse times what was measured."""
+    """What some measurements amount to. level: mean logarithm of measured over predicted values. middle: mean logarithm
+    of the predictions of the measured ones. slowest: the largest one of all. same and near: [point, known], see
+    `Correction`. whitening: the inverse of Cholesky's factor of the covariance of the known ones. weights: the
+    covariance's inverse times what was measured, less the level."""
 
+    level: float
     middle: float
     slowest: float
     slopes: Numbers

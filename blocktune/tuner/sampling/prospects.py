@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.sampling.correction import HOPELESS, Correction, Positions
 
-OPTIMISM = 0.7
+OPTIMISM = 0.75
 """Standard deviations by which a point is taken to be better than expected."""
 
 MOST_POINTS = 4096

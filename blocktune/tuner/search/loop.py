@@ -30,6 +30,9 @@ TICK_SECONDS = 0.5
 PACE_TRIALS = 3
 """Trials before the time left is estimated: the first ones wait for processes that start."""
 
+LEAST_AHEAD = 2
+"""Compiled configs that wait for the GPU while few processes compile."""
+
 Predict = Callable[[KernelConfig, KernelResources], float | None]
 """Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
 
@@ -66,6 +69,12 @@ class Limit:
 
     trials: int
     seconds: float
+
+
+def compiled_ahead(workers: int) -> int:
+    """Return how many configs may be compiled or compiling ahead of the measuring: enough that no process waits, but
+    not all of a search, whose later configs are chosen by what was measured."""
+    return workers + max(LEAST_AHEAD, workers // 2)
 
 
 @dataclass(frozen=True, slots=True)

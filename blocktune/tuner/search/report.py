@@ -37,8 +37,9 @@ class Budget:
             raise UsageError(f"`time budget > 0 s` must hold, but got {self.seconds!r}. Leave it out for the default.")
 
 
-MEASURED_BUDGET = Budget(trials=40, seconds=60.0)
-"""Default with a GPU: twice the measurements after which replayed searches are at the best (docs/models/search.md)."""
+MEASURED_BUDGET = Budget(trials=24, seconds=60.0)
+"""Default with a GPU: a few more than the measurements after which replayed searches are at the best
+(docs/models/search.md), and what 15 processes compile in two turns."""
 
 PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
 """Default without a GPU. The model orders the configs before any is compiled, and its first choice is rarely beaten by

@@ -43,7 +43,7 @@ from blocktune.tuner.search.arguments import require_arguments, require_possible
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
-from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.loop import Limit, Search, Subject, compiled_ahead
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import (
     Budget,
@@ -213,7 +213,7 @@ class _Run:
             known=self._knowledge.trials,
             record=self._recorder.record,
             limit=Limit(trials=limit.trials, seconds=max(1.0, limit.seconds - self._knowledge.spent_seconds)),
-            lookahead=3 * workers,
+            lookahead=compiled_ahead(workers),
             on_progress=on_progress,
         )
 

@@ -40,17 +40,18 @@ def test_a_process_says_what_it_launched_and_interpreted_kernels_run_with_the_fi
     done = subprocess.run([sys.executable, "-P", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
     lines = done.stderr.splitlines()[-2:]
-    assert lines[0].startswith("__main__:kernel: 3 launches, 1 kinds of calls, 0 tuned here")
-    assert lines[1].startswith("blocktune: 1 autotuned kernels, 3 launches, 0 new kinds of calls")
+    assert lines[0].startswith("__main__:kernel: 3 launches, 1 kind of calls, 0 tuned here")
+    assert lines[1].startswith("blocktune: 1 autotuned kernel, 3 launches, 0 new kinds of calls")
 
 
 def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind = Kind("nvidia h200|9.0|132", "m:kernel", Problem.of({"n": 8}))
     monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(tmp_path / "launches.jsonl"))
     append_launches(tmp_path / "launches.jsonl", {kind: Launches(hits=9, misses=2, seconds=5.0)})
-    facts = {"name": "m:kernel", "calls": 4, "misses": 1, "seconds": 0.0, "served": {}, "choices": {}}
+    facts = {"name": "m:kernel", "calls": 1, "misses": 1, "seconds": 0.0, "served": {}, "choices": {}}
     kernel = SimpleNamespace(**facts, launches={kind: Launches(hits=4)}, tuner=SimpleNamespace(configs=[]))
     monkeypatch.setattr(summary, "kernels", [kernel])
+    assert "m:kernel: 1 launch, 0 kinds of calls" in summary.summary()
     assert "0 of them known before, which saved 2.5 s of measuring; 0 kernels" in summary.summary()
     (tmp_path / "launches.jsonl").unlink()
     (tmp_path / "launches.jsonl").mkdir()
@@ -89,5 +90,5 @@ def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest
     assert lines[1] == "  kernel BLOCK=64 failed: run_error: illegal memory access"
     assert len(lines) == 3
     assert lines[2].endswith(
-        "1 kernels with another winner than their list's first config, which saved 2 s of the GPU's time."
+        "1 kernel with another winner than the first config of the list, which saved 2 s of the GPU's time."
     )

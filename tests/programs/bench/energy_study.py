@@ -4,7 +4,7 @@ python -m tests.programs.bench.energy_study --out results/h200.energy.json --sec
 
 The finalists of a shape are the default and the fastest configs of its recorded sweep. They are timed in turns, as in
 the finals of a search; then the one of least energy in a burst of each meets the fastest in turns. The file is written
-after every shape, and no shape is begun that would not end in time. `--apart-from FILE` goes on where a study ended.
+after every shape, and no shape is begun that would not end in time. The next study goes on where the file ends.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.measure.device_choice import visible
-from blocktune.tuner.measure.environment import measuring_environment
+from blocktune.tuner.measure.environment import measuring_environment, source_commit
 from blocktune.tuner.measure.measurement import Energies
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
@@ -97,6 +97,8 @@ class Study:
             "saved": {"median": gain.median, "low": gain.low, "high": gain.high},
             "differs": frugal != fastest and gain.beyond_noise,
             "disturbance": finals.disturbance or energies.disturbance,
+            "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "commit": source_commit(),
         }
 
 
@@ -148,29 +150,36 @@ def rows_of(sweeps: Sequence[Sweep], study: Study, compiler: Compiler, device: D
         longest = max(longest, time.monotonic() - measured)
 
 
-def document_of(rows: Sequence[Row], device: DeviceSpec, environment: Environment, seconds: float) -> dict[str, Any]:
+def document_of(rows: Sequence[Row], device: DeviceSpec, environment: Environment) -> dict[str, Any]:
     """Return what the file holds."""
     return {
         "format": FORMAT,
         "schema": SCHEMA,
-        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": device.name,
         "environment": asdict(environment),
-        "seconds": round(seconds, 1),
         "rows": list(rows),
     }
 
 
-def studied(file: Path) -> set[AttentionShape]:
-    """Return the shapes of an earlier study."""
-    return {AttentionShape.from_json(row["shape"]) for row in read_document(file, "energy", FORMAT, SCHEMA)["rows"]}
+def rows_in(file: Path, device: DeviceSpec, environment: Environment) -> list[Row]:
+    """Return the rows of earlier studies; none without a file.
+
+    Raises:
+        UsageError: they are of another device or of other software, so that one table cannot show both.
+    """
+    if not file.exists():
+        return []
+    found = read_document(file, "energy", FORMAT, SCHEMA)
+    rows: list[Row] = found["rows"]
+    if found != document_of(rows, device, environment):
+        raise UsageError(f"{file} must be a study of {device.name} with {environment}, but it is of something else.")
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="file to write, results/DEVICE.energy.json")
+    parser.add_argument("--out", type=Path, required=True, help="file to fill, results/DEVICE.energy.json")
     parser.add_argument("--seconds", type=float, default=200.0, help="after which no shape is begun that would not end")
-    parser.add_argument("--apart-from", type=Path, help="an earlier study, whose shapes are left out")
     parser.add_argument("--sweeps", type=Path, default=Path("results"), help="folder of the recorded sweeps")
     given = parser.parse_args()
     begun = time.monotonic()
@@ -178,19 +187,20 @@ def main() -> None:
     monitor = GpuMonitor(device.uuid, own_processes=1)
     if monitor.energy_j() is None:
         raise UsageError(f"{device.name} must tell its energy by NVML, but it does not.")
-    done = studied(given.apart_from) if given.apart_from else set()
+    environment = measuring_environment(device, monitor)
+    rows = rows_in(given.out, device, environment)
+    done = {AttentionShape.from_json(row["shape"]) for row in rows}
     recorded = (load_sweep(given.sweeps / f"{name}.sweep.json.gz") for name in SWEEPS)
     sweeps = [sweep for sweep in recorded if sweep.shape not in done]
     runner = GpuRunner(sweeps[0].shape, environment=visible(device), monitor=monitor)
-    rows: list[Row] = []
     with gpu_lock(device.uuid, lambda message: print(message, file=sys.stderr)), farm_for(device) as compiler:
         try:
             for row in rows_of(sweeps, Study(device, runner, runner.turn_to), compiler, device, begun + given.seconds):
                 rows.append(row)
+                save_document(document_of(rows, device, environment), given.out)
                 seconds = time.monotonic() - begun
-                save_document(document_of(rows, device, measuring_environment(device, monitor), seconds), given.out)
                 print(
-                    f"{seconds:6.1f} s {len(rows)}/{len(sweeps)} {row['label']}: differs {row['differs']}", flush=True
+                    f"{seconds:6.1f} s {len(rows)}/{len(SWEEPS)} {row['label']}: differs {row['differs']}", flush=True
                 )
         finally:
             runner.close()

@@ -72,6 +72,11 @@ def test_high_values_can_be_the_good_ones() -> None:
     assert study.trials[0].value == study.best_value == 1e4
 
 
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_values_need_not_have_the_unit_of_the_prior(unit: float) -> None:
+    assert asked(studied(lambda params: unit * time_us(params), 10)) == asked(studied(time_us, 10))
+
+
 def test_nothing_is_asked_for_twice_and_all_in_the_end() -> None:
     study = studied(upside_down, POINTS)
     assert len(set(asked(study))) == POINTS

@@ -5,6 +5,8 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -163,7 +165,7 @@ def test_a_study_finds_the_config_that_draws_less(tmp_path: Path) -> None:
     assert row["fastest"]["time_us"] < row["frugal"]["time_us"]
     assert row["fastest"]["power_w"] == pytest.approx(700.0, rel=0.02)
     place = tmp_path / "h200.energy.json"
-    save_document(document_of([row], landscape.DEVICE, landscape.SUBJECT.environment, 12.0), place)
+    save_document(document_of([row], landscape.DEVICE, landscape.SUBJECT.environment), place)
     assert json.loads(place.read_text())["format"] == energy_tables.FORMAT
     table = energy_tables.block(place)
     assert f"**{row['saved']['median']:.3f} (" in table
@@ -180,7 +182,7 @@ def test_the_same_winner_is_a_result_too(tmp_path: Path) -> None:
     (row,) = rows(Equal())
     assert (row["differs"], row["frugal"]) == (False, row["fastest"])
     place = tmp_path / "h200.energy.json"
-    save_document(document_of([row], landscape.DEVICE, landscape.SUBJECT.environment, 12.0), place)
+    save_document(document_of([row], landscape.DEVICE, landscape.SUBJECT.environment), place)
     assert "On none of 1 shapes" in energy_tables.block(place)
     assert "| the same |" in energy_tables.block(place)
 
@@ -211,9 +213,20 @@ def test_the_program_writes_its_file_and_tells_every_shape(
     energy_study.main()
     assert "1/1 b2 h32 s8192 d64 bf16: differs True" in capsys.readouterr().out
     assert "On 1 of 1 shapes" in energy_tables.block(place)
+    assert f"NVIDIA H200 on {datetime.now(UTC):%Y-%m-%d} (" in energy_tables.block(place)
     monkeypatch.setattr(energy_study, "GpuMonitor", lambda *_, **__: SimpleNamespace(energy_j=lambda: None))
     with pytest.raises(UsageError, match="must tell its energy by NVML"):
         energy_study.main()
+
+
+def test_a_study_goes_on_where_the_file_ends(tmp_path: Path) -> None:
+    place, environment = tmp_path / "h200.energy.json", landscape.SUBJECT.environment
+    assert energy_study.rows_in(place, landscape.DEVICE, environment) == []
+    found = rows(Metered())
+    save_document(document_of(found, landscape.DEVICE, environment), place)
+    assert energy_study.rows_in(place, landscape.DEVICE, environment) == found
+    with pytest.raises(UsageError, match=r"must be a study of NVIDIA H200 .* something else"):
+        energy_study.rows_in(place, landscape.DEVICE, replace(environment, driver="1.0"))
 
 
 def test_without_a_file_the_page_says_how_it_comes_about(tmp_path: Path) -> None:

@@ -46,12 +46,13 @@ def conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _caption(document: Mapping[str, Any]) -> str:
     environment = document["environment"]
+    days = sorted({row["created_at"][:10] for row in document["rows"]})
     software = ", ".join(f"{name} {environment[name]}" for name in ("triton", "torch", "driver"))
     return (
-        f"{document['device']} on {document['created_at'][:10]} ({software}, power limit "
-        f"{environment['power_limit_w']} W). Times are those of the finals, with a cold L2 cache, energies those of "
-        "bursts of launches with a warm one, both medians. The last column is the median of paired rounds, with the "
-        "5th and 95th percentile; 1 where the fastest is the most frugal too."
+        f"{document['device']} on {' and '.join(days)} ({software}, power limit {environment['power_limit_w']} W). "
+        "Times are those of the finals, with a cold L2 cache, energies those of bursts of launches with a warm one, "
+        "both medians. The last column is the median of paired rounds, with the 5th and 95th percentile; 1 where the "
+        "fastest is the most frugal too."
     )
 
 

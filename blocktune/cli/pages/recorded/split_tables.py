@@ -38,7 +38,7 @@ def block(path: Path) -> str:
         UsageError: no correction ships for the device.
     """
     device = device_named(path.name.removesuffix(CORRECTION))
-    sweeps = [sweep for name in SWEEP_FOLDERS for sweep in sweeps_in(path.parent / name)]
+    sweeps = sweeps_in(*(path.parent / name for name in SWEEP_FOLDERS))
     decoding = [sweep for sweep in sweeps if sweep.device.key == device.key and family_of(sweep.shape) == "decoding"]
     columns = ("heads", "keys", *(f"batch {batch}" for batch in BATCHES))
     measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))

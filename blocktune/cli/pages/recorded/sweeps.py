@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
 
 
 @cache
@@ -12,6 +12,10 @@ def recorded_sweep(path: Path) -> Sweep:
     return load_sweep(path)
 
 
-def sweeps_in(folder: Path) -> list[Sweep]:
-    """Return all sweeps of a folder, by name."""
-    return [recorded_sweep(path) for path in sorted(folder.glob("*.gz"))]
+def sweeps_in(*folders: Path) -> list[Sweep]:
+    """Return all sweeps of some folders, as `sweep_files` lists them.
+
+    Raises:
+        UsageError: a folder has no sweeps.
+    """
+    return [recorded_sweep(path) for path in sweep_files(folders)]

@@ -48,6 +48,7 @@ from blocktune.kernels.hopper.forward.layout import (
     panel_bytes,
     panels_of,
     queries_problem,
+    registers_problem,
     ring_problem,
     shares_memory,
     sizes_of,
@@ -95,8 +96,9 @@ class FlashForwardHopper(AttentionKernel):
         return problems or tuple(problem for problem in self._own_problems(config, shape) if problem)
 
     def _own_problems(self, config: KernelConfig, shape: AttentionShape) -> Iterator[str | None]:
-        """Give what is wrong with queries in registers, with the slots, and with panels of the output."""
+        """Give what is wrong with registers and the queries in them, with the slots, and with panels of the output."""
         yield queries_problem(config, shape)
+        yield registers_problem(config, shape)
         yield ring_problem(config, shape)
         width_v = tile_width(shape.head_dim_v)
         if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):

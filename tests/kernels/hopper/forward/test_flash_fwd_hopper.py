@@ -171,9 +171,12 @@ def test_parameter_out_of_range(name: str, value: int) -> None:
     ("problem", "own", "problem_text"),
     [
         (shape(256), {"q_registers": 128, "early_p": 1}, None),
-        (shape(256), {"q_registers": 128}, "`q_registers` needs 224 registers for products, but a thread has 216"),
+        (shape(256), {"q_registers": 128}, "Products need 224 registers of a thread, which has 216"),
         (shape(128), {"block_m": 192, "q_registers": 64, "early_p": 1}, None),
-        (shape(128), {"block_m": 192, "q_registers": 128, "early_p": 1}, "needs 144 registers .* a thread has 136"),
+        (shape(128), {"block_m": 192, "q_registers": 128, "early_p": 1}, "need 144 registers .* which has 136"),
+        (shape(64), {"block_m": 256, "early_p": 1}, None),
+        (shape(64), {"block_m": 256}, "need 96 registers of a thread, which has 88"),
+        (shape(128), {"block_m": 256, "block_n": 128}, "need 192 registers of a thread, which has 88"),
         (shape(192, head_dim_v=128), {"q_registers": 192, "block_n": 128, "early_p": 1}, None),
         (shape(256, head_dim_v=64), {"q_registers": 192}, "must divide the 256 columns of a part of Q, or be all 256"),
         (shape(96), {"q_registers": 128}, "must divide the 64 columns of a part of Q, or be all 96"),
@@ -181,7 +184,7 @@ def test_parameter_out_of_range(name: str, value: int) -> None:
     ],
     ids=str,
 )
-def test_queries_fit_into_the_registers_of_products(
+def test_products_fit_into_the_registers_of_a_consumer(
     problem: AttentionShape, own: dict[str, int], problem_text: str | None
 ) -> None:
     """What ptxas compiles without waiting for each product (C7512)."""
