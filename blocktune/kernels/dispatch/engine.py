@@ -276,8 +276,8 @@ class Engine:
         grad_lse: Tensor | None = None,
         remember: Remember | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever
-        computes them. grad_lse: the gradient of the log-sum-exp, None for 0."""
+        """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
+        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
         resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
