@@ -111,9 +111,9 @@ def masked_attention(
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp without a look at the lengths, so that a CUDA graph may capture it."""
-    extras = call.extras
+    extras, wide = call.extras, torch.promote_types(query.dtype, torch.float32)
     if is_short_cache(query, key):
-        wide, table = torch.promote_types(query.dtype, torch.float32), extras.block_table
+        table = extras.block_table
         key, value = _widened(key, extras.scale_k, table, wide), _widened(value, extras.scale_v, table, wide)
     else:
         key, value = (gathered(cache, extras.block_table) for cache in (key, value))
@@ -122,7 +122,7 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
     distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
     seen = _seen(distance, lengths, call)
     slopes = extras.alibi_slopes
-    bias = None if slopes is None else -slopes[..., None, None] * distance.abs()[:, None]
+    bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
     return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
 
 

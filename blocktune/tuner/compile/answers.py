@@ -6,7 +6,6 @@ import subprocess
 from collections.abc import Mapping
 from typing import TextIO
 
-
 _KILLED_CHILD = "failed with error code -9"  # ptxas, killed from outside: most likely memory ran out
 
 

@@ -44,8 +44,8 @@ IDLE_SECONDS = 60.0
 class Compiled:
     """How the compile of a config ended.
 
-    resources: None unless it is `OK`, or where they are not known. transient: it failed by the machine, such as by a full
-    disk.
+    resources: None unless it is `OK`, or where they are not known. transient: it failed by the machine, such as by a
+    full disk.
     """
 
     outcome: Outcome

@@ -17,8 +17,8 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
 
 
 class WorkerFailedError(Exception):
-    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text, and whether the machine
-    is to blame."""
+    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text, and whether the
+    machine is to blame."""
 
     def __init__(self, outcome: str, text: str, *, transient: bool = False):
         super().__init__(text)

@@ -108,8 +108,8 @@ class IsolatedLaunches:
         if "machine" in answer:
             self._discard()
             raise BlocktuneError(
-                f"{self._call.name} cannot be measured, since the machine failed: {answer['machine']}. Free space on the "
-                "disk, or memory, and call it again."
+                f"{self._call.name} cannot be measured, since the machine failed: {answer['machine']}. Free space on "
+                "the disk, or memory, and call it again."
             )
         for config, failure in zip(configs, answer["failures"], strict=True):
             if failure:

@@ -51,7 +51,7 @@ def dense_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
 
-    A broadcast dimension (stride 0) has no place in memory and comes last. Where strides are equal, as those of rows that
+    A broadcast dimension (stride 0) has no place in memory and comes last. Where strides are equal, as where rows
     overlap, later dimensions have the smaller ones.
     """
     dense, step = [0] * len(shape), 1
