@@ -1,7 +1,7 @@
 """What PyTorch calls at the end of `import torch`, as an entry point of the group `torch.backends`.
 
-It does nothing unless BLOCKTUNE_AUTOTUNE is 1, and what is no such switch fails the import. Then every `@triton.autotune` of the process is tuned by blocktune, as
-after `blocktune.install()`, and no program has to be changed for it.
+It does nothing unless BLOCKTUNE_AUTOTUNE is 1. Then every `@triton.autotune` of the process is tuned by blocktune, as
+after `blocktune.install()`, and no program has to be changed for it. A value that is no switch fails the import.
 """
 
 from blocktune.kernels.files.switch import is_switched_on
