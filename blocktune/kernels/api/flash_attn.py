@@ -192,8 +192,8 @@ def attend_packed(
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
     query, key, value = Layout.PACKED.inside(q, k, v)
     check_sizes(query, key, value, names="q, k and v")
-    packed = {"layout": Layout.PACKED, "lengths": (batch, *longest)}
-    out, sums = dispatcher.attend(query, key, value, lse=lse, **packed, **asked)
+    asked["lengths"] = batch, *longest
+    out, sums = dispatcher.attend(query, key, value, lse=lse, layout=Layout.PACKED, **asked)
     return Layout.PACKED.outside(out), sums
 
 
