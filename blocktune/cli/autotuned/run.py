@@ -55,10 +55,12 @@ def run_kernel(
         NoDeviceError: there is no GPU.
     """
     from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.tuned.decide import needing_a_gpu
 
     with importable_from_here(), database_of_this_process(db):
         kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, expand)
-        device, found = current_device(), []
+        with needing_a_gpu(kernel.name):
+            device, found = current_device(), []
         for sizes in all_sizes:
             choice = _tuned(kernel, arguments(sizes))
             found.append(choice_json(sizes, choice))

@@ -54,11 +54,13 @@ def measure_again(
         VerificationError: a winner computes something else than the list's first config.
     """
     from blocktune.kernels.hardware.device import current_device
+    from blocktune.tuner.tuned.decide import needing_a_gpu
     from blocktune.tuner.tuned.named import remeasured
 
     with importable_from_here(), database_of_this_process(db):
         kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, 0)
-        device, wrong, found = current_device(), [], []
+        with needing_a_gpu(kernel.name):
+            device, wrong, found = current_device(), [], []
         known = [_stored(kernel, arguments(sizes), device) for sizes in all_sizes]  # a bucket's sizes have one winner
         for sizes, before in zip(all_sizes, known, strict=True):
             after = remeasured(kernel, arguments(sizes), device)

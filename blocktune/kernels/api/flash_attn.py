@@ -86,7 +86,8 @@ def flash_attn_func(
         value,
         lse=return_attn_probs,
         deterministic=_is_deterministic(deterministic),
-        remember=lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST)),
+        layout=Layout.LENGTH_FIRST,
+        remember=lambda ways, served: ways.add(way, tensors, served),
         **asked,
     )
     out = out.transpose(1, 2)
@@ -146,7 +147,7 @@ def flash_attn_varlen_func(
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
-    asked["remember"] = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.PACKED))
+    asked["remember"] = lambda ways, served: ways.add(way, tensors, served)
     longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
     bounds = cu_seqlens_q, cu_seqlens_k
     out, lse = attend_packed(
@@ -191,7 +192,8 @@ def attend_packed(
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
     query, key, value = Layout.PACKED.inside(q, k, v)
     check_sizes(query, key, value, names="q, k and v")
-    out, sums = dispatcher.attend(query, key, value, lse=lse, lengths=(batch, *longest), **asked)
+    asked["lengths"] = batch, *longest
+    out, sums = dispatcher.attend(query, key, value, lse=lse, layout=Layout.PACKED, **asked)
     return Layout.PACKED.outside(out), sums
 
 

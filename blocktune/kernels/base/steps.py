@@ -124,8 +124,8 @@ def based(part: Any) -> Any:
 class PreparedBackward:
     """launch(q, k, v, out, lse, dout, dq, dk, dv, scale[, extras]) of tensors of one kind, the shortest way.
 
-    Autograd chooses the layout of dout, and a compiled graph that of the output, so that each of their layouts has a
-    launch of its own.
+    Autograd chooses the layout of dout, a compiled graph that of the output, and what a user's hooks have saved and
+    restored may be laid out in any way, so that each of their layouts has a launch of its own.
 
     Args:
         prepare: makes a launch for arguments like these.
@@ -140,9 +140,9 @@ class PreparedBackward:
         self._launches: dict[Any, Launch] = {}
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *rest: Any) -> None:
-        aligned = not (dout.data_ptr() | out.data_ptr() | lse.data_ptr()) % ALIGNMENT_BYTES
+        strides = q.stride(), k.stride(), v.stride(), out.stride(), dout.stride()
         tokens = q.shape[2] if self._binds_tokens else None
-        layout = dout.stride(), out.stride(), dout.dtype, aligned or _alignments(out, lse, dout), tokens
+        layout = strides, dout.dtype, _alignments(q, k, v, out, lse, dout), tokens
         launch = self._launches.get(layout)
         if launch is None:
             launch = self._made(layout, (q, k, v, out, lse, dout, *rest))

@@ -16,6 +16,7 @@ from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
 from blocktune.kernels.dispatch.obstacles import call_obstacle, is_capturing, is_short_cache, needs_gradients
@@ -129,6 +130,7 @@ class Engine:
         value: Tensor,
         *,
         lse: bool = False,
+        layout: Layout = Layout.HEADS_FIRST,
         remember: Remember | None = None,
         **asked: Any,
     ) -> Results:
@@ -136,6 +138,8 @@ class Engine:
         Differentiable, both. Autocast converts as it does for PyTorch's attention.
 
         Args:
+            layout: of the entry point's tensors. Autograd keeps those, as in calls that come the short way:
+                checkpoints compare the two.
             remember: gets what serves the call, where our kernels do, to leave a short way to it.
             asked: the arguments of `Call.of`.
 
@@ -153,7 +157,8 @@ class Engine:
         call = Call.of(**asked)
         self.check(query, key, value, call)
         if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
-            found = self.serve(query, key, value, call, lse=lse, remember=None if is_changed else remember)
+            remember = None if is_changed else remember
+            found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
             if not isinstance(found, TorchPlan):
                 return found
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
@@ -172,21 +177,24 @@ class Engine:
         call: Call,
         *,
         lse: bool = False,
+        layout: Layout = Layout.HEADS_FIRST,
         remember: Remember | None = None,
     ) -> Results | TorchPlan:
-        """Return output and log-sum-exp by our kernels, with autograd around, or why PyTorch computes the call, which
-        has no `call_obstacle`."""
+        """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
+        computes the call, which has no `call_obstacle`."""
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
             return plans
         forward, backward = plans
-        served = Served(call, forward, backward, lse=lse)
+        served = Served(call, forward, backward, lse=lse, layout=layout)
         if remember is not None and _may_repeat(query, call):
             remember(resolver.ways, served)
         if backward is None and not served.drops:  # recorded when the next one comes the short way
             return forward.forward(query, key, value, call.scale, call.extras)
         tensors = (tensor for tensor in call.tensors if tensor is not None)
-        return served(query, key, value, *tensors, block_mask=call.extras.block_mask)
+        outside = layout.all_outside((query, key, value))
+        out, sums = served(*outside, *tensors, block_mask=call.extras.block_mask)
+        return *layout.inside(out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
@@ -276,8 +284,8 @@ class Engine:
         grad_lse: Tensor | None = None,
         remember: Remember | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of `forward` but for that of sinks, with the strides of `torch.empty_like` whoever
-        computes them. grad_lse: the gradient of the log-sum-exp, None for 0."""
+        """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
+        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
         resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):

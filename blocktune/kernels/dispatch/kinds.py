@@ -37,9 +37,13 @@ def tensors_kind(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, ...]:
 
 
 def packed_kind(tensor: Tensor) -> tuple[Any, ...]:
-    """Return all of a tensor [1, heads, tokens, dim] but how many tokens there are."""
+    """Return all of a tensor [1, heads, tokens, dim] but how many tokens there are; that too where the heads are not
+    within a token: in the results, whose strides a plan has pinned, all tokens are between two heads then."""
     aligned = tensor.data_ptr() % ALIGNMENT_BYTES == 0
-    return tensor.shape[1], tensor.shape[3], tensor.stride(), tensor.dtype, tensor.device, aligned
+    _, heads, tokens, dim = tensor.shape
+    strides = tensor.stride()
+    between = 0 if heads == 1 or 0 < strides[1] < strides[2] else tokens
+    return heads, between, dim, strides, tensor.dtype, tensor.device, aligned
 
 
 def extra_kind(tensor: Tensor) -> tuple[Any, ...]:

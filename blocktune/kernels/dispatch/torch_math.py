@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.launches.results import laid_out
+from blocktune.kernels.dispatch.launches.results import dense_like, laid_out
 from blocktune.kernels.dispatch.obstacles import is_short_cache
 from blocktune.kernels.dispatch.sdpa_arguments import AUTOCAST_DEVICES, SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
@@ -111,9 +111,9 @@ def masked_attention(
 
 def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp without a look at the lengths, so that a CUDA graph may capture it."""
-    extras = call.extras
+    extras, wide = call.extras, torch.promote_types(query.dtype, torch.float32)
     if is_short_cache(query, key):
-        wide, table = torch.promote_types(query.dtype, torch.float32), extras.block_table
+        table = extras.block_table
         key, value = _widened(key, extras.scale_k, table, wide), _widened(value, extras.scale_v, table, wide)
     else:
         key, value = (gathered(cache, extras.block_table) for cache in (key, value))
@@ -122,7 +122,7 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
     distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
     seen = _seen(distance, lengths, call)
     slopes = extras.alibi_slopes
-    bias = None if slopes is None else -slopes[..., None, None] * distance.abs()[:, None]
+    bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
     return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
 
 
@@ -173,15 +173,15 @@ def _in_tree(tree: Tensor, keys: Tensor, lengths: Tensor, seqlen_q: int) -> Tens
 def gradients_of_mathematics(
     query: Tensor, key: Tensor, value: Tensor, call: Call, grad: Tensor, grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of `mathematics` by autograd, with the strides of `torch.empty_like`. grad_lse: the gradient
-    of the log-sum-exp, None for 0."""
+    """Return the gradients of `mathematics` by autograd, laid out as `new_gradients` are. grad_lse: the gradient of the
+    log-sum-exp, None for 0."""
     leaves = tuple(tensor.detach().requires_grad_() for tensor in (query, key, value))
     with torch.enable_grad(), autograd_within_an_op():
         wants_lse = call.features.dropout or grad_lse is not None
         again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
         outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
         found = torch.autograd.grad(outputs, leaves, grads)
-    dq, dk, dv = (laid_out(one, torch.empty_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
+    dq, dk, dv = (laid_out(one, dense_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
     return dq, dk, dv
 
 

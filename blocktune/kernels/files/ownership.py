@@ -9,7 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.files.switch import is_switched_on
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 VARIABLE = "BLOCKTUNE_TRUST_OWNER"
 
@@ -21,10 +22,14 @@ def require_trusted(path: Path) -> None:
     """Check that no other user can change what is read.
 
     Raises:
-        StoreError: another user owns it, or others may write it, or put another file in its place.
+        StoreError: another user owns it, or others may write it, or put another file in its place; or what the
+            environment says of that is neither yes nor no.
         OSError: a directory on the way may not be searched.
     """
-    reasons = () if is_owner_believed() else tuple(doubts(path))
+    try:
+        reasons = () if is_owner_believed() else tuple(doubts(path))
+    except UsageError as error:  # whoever reads goes on without what it cannot read
+        raise StoreError(str(error)) from error
     if reasons:
         raise StoreError(
             f"What production reads must be writable by you or root alone, but {'; '.join(reasons)}. Change the owner "
@@ -33,8 +38,12 @@ def require_trusted(path: Path) -> None:
 
 
 def is_owner_believed() -> bool:
-    """Return whether the user has said that whoever owns or writes the files is meant."""
-    return os.environ.get(VARIABLE) == "1"
+    """Return whether the user has said that whoever owns or writes the files is meant.
+
+    Raises:
+        UsageError: the environment says neither yes nor no.
+    """
+    return is_switched_on(VARIABLE, "Set it to 1 to take files of other users, or unset it.")
 
 
 def doubts(path: Path) -> Iterator[str]:

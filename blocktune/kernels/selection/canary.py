@@ -7,7 +7,6 @@ A measured config was checked when it was measured, and later calls pay nothing.
 """
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.precision import allows_tf32
+from blocktune.kernels.files.switch import is_switched_on
 from blocktune.kernels.selection.findings import Finding, store_finding
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -23,7 +23,6 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 logger = logging.getLogger("blocktune")
 
 VARIABLE = "BLOCKTUNE_CANARY"
-OFF = ("0", "off", "no", "false")
 
 ROWS = 64
 """Queries of a head that are compared, spread over its length."""
@@ -39,8 +38,12 @@ counts: Counter[str] = Counter()
 
 
 def is_on() -> bool:
-    """Return whether first uses are checked."""
-    return os.environ.get(VARIABLE, "").lower() not in OFF
+    """Return whether first uses are checked.
+
+    Raises:
+        UsageError: the environment says neither yes nor no.
+    """
+    return is_switched_on(VARIABLE, "Set it to 0 to check no first use, or unset it.", unless_set=True)
 
 
 def problem_of(

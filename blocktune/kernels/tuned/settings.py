@@ -1,10 +1,10 @@
 """How a kernel is tuned at a miss, besides what `triton.autotune` says of it."""
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from blocktune.kernels.files.switch import is_switched_on
 from blocktune.kernels.tuned.call_key import Bucket, power_of_two
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import UsageError
@@ -71,12 +71,8 @@ class Settings:
         Raises:
             UsageError: the environment says neither yes nor no.
         """
-        said = os.environ.get(STRICT_VARIABLE, "")
-        if said not in ("", "0", "1"):
-            raise UsageError(
-                f"{STRICT_VARIABLE} must be 1 or 0, but got {said!r}. Set it to 1 to tune no kernel, or unset it."
-            )
-        return replace(self, strict=True) if said == "1" else self
+        is_strict = is_switched_on(STRICT_VARIABLE, "Set it to 1 to tune no kernel, or unset it.")
+        return replace(self, strict=True) if is_strict else self
 
 
 def rung_named(name: str) -> UserRung:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
+from blocktune.kernels.files.switch import is_switched_on
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
@@ -44,13 +45,17 @@ def summary() -> str:
 
 def tell_at_exit() -> None:
     """Keep the counts of this process when it ends, and write the summary to standard error if the environment says so.
-    A forked child, which has its parent's counts, does neither."""
-    process = os.getpid()
+    A forked child, which has its parent's counts, does neither.
+
+    Raises:
+        UsageError: the environment says neither yes nor no.
+    """
+    process, writes = os.getpid(), is_switched_on(VARIABLE, "Set it to 1 for a summary at the exit, or unset it.")
 
     def tell() -> None:
         if os.getpid() != process:
             return
-        if os.environ.get(VARIABLE) == "1":
+        if writes:
             sys.stderr.write(summary() + "\n")
         keep_launches()
 

@@ -2,8 +2,17 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Mapping
 from typing import TextIO
+
+_KILLED_CHILD = "failed with error code -9"  # ptxas, killed from outside: most likely memory ran out
+
+
+def is_of_the_machine(error: Exception) -> bool:
+    """Return whether a compile or a launch failed by the machine, such as by a full disk: not by what was compiled or
+    launched, which may do well later."""
+    return isinstance(error, (OSError, MemoryError, subprocess.SubprocessError)) or _KILLED_CHILD in str(error)
 
 
 def private_stdout() -> TextIO:

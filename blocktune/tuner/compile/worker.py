@@ -26,14 +26,13 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.compiler import compile_config, ptxas_logs
 from blocktune.tuner.compile.with_lse import compile_with_lse
 
 MAX_ERROR_TEXT = 2000
 
 _PR_SET_PDEATHSIG = 1
-_KILLED_CHILD = "failed with error code -9"  # ptxas, killed from outside: most likely memory ran out
 
 GetKernel = Callable[[str], AttentionKernel]
 
@@ -85,7 +84,7 @@ def failure_of(error: Exception) -> dict[str, Any]:
         "resources": None,
         "shared": None,
         "error": text[:MAX_ERROR_TEXT],
-        "transient": isinstance(error, (OSError, MemoryError)) or _KILLED_CHILD in text,
+        "transient": is_of_the_machine(error),
     }
 
 

@@ -26,7 +26,7 @@ from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.compile.pool import Answer, reason_of
+from blocktune.tuner.compile.pool import Answer, is_crash, reason_of
 from blocktune.tuner.compile.worker import failure_of
 from blocktune.tuner.jitted.server_client import ServerClient
 from blocktune.tuner.jitted.specialization import Specialization
@@ -42,12 +42,17 @@ IDLE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
-    """How the compile of a config ended. resources: None unless it is `OK`, or where they are not known."""
+    """How the compile of a config ended.
+
+    resources: None unless it is `OK`, or where they are not known. transient: it failed by the machine, such as by a
+    full disk.
+    """
 
     outcome: Outcome
     resources: KernelResources | None = None
     error: str = ""
     seconds: float = 0.0
+    transient: bool = False
 
 
 class CompileAhead:
@@ -153,7 +158,8 @@ class CompileAhead:
             found: Compiled | Answer = future.result()
         except ChildLostError as lost:
             outcome = Outcome.COMPILE_ERROR if isinstance(lost, ChildDiedError) else Outcome.COMPILE_TIMEOUT
-            return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s))
+            killed = isinstance(lost, ChildDiedError) and not is_crash(lost)
+            return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s), transient=killed)
         except RuntimeError as error:
             logger.warning("Configs are compiled one after another: %s", error)
             return None
@@ -200,7 +206,7 @@ def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
         found = resources_of(compiled_code(spec, cc))
     except Exception as error:  # compilers raise what they like
         failed = failure_of(error)
-        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"])
+        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"], transient=failed["transient"])
     return Compiled(outcome=Outcome.OK, resources=found, seconds=time.perf_counter() - started)
 
 
@@ -220,6 +226,7 @@ def _answered(answer: Answer) -> Compiled | None:
         resources=None if resources is None else KernelResources(**resources),
         error=answer["error"],
         seconds=answer["seconds"],
+        transient=answer["transient"],
     )
 
 

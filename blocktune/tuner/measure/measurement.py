@@ -49,6 +49,7 @@ class Measurement:
     relative_to_anchor: median of its time over the anchor's in the same round; 1.0 if it is the anchor.
     error: why there is no time, or, where there is a time, how it was taken when not as usual.
     seconds: wall time that the measurement took.
+    transient: it failed by the machine, such as by a full disk, so that the config may be measured later.
     """
 
     outcome: Outcome
@@ -58,6 +59,7 @@ class Measurement:
     error: Annotated[str, ERROR] = ""
     seconds: float = 0.0
     telemetry: Telemetry = field(default_factory=Telemetry)
+    transient: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return what a worker knows and its parent does not."""

@@ -265,7 +265,7 @@ def _remarked(measurement: Measurement, remark: str) -> Measurement:
 
 def _failure(failed: WorkerFailedError) -> Measurement:
     outcome = Outcome.RUN_ERROR if failed.outcome == OUT_OF_MEMORY else Outcome(failed.outcome)
-    return Measurement(outcome=outcome, error=str(failed))
+    return Measurement(outcome=outcome, error=str(failed), transient=failed.transient)
 
 
 def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:

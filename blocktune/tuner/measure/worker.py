@@ -10,7 +10,8 @@ its parent: by the kernel's parent-death signal, and by the end of its input.
     {"command": "energies", "configs": [{…}, …], "rounds": 8}  {"result": {"bursts": [[{burst}, …], …]}}
     {"command": "confirm", "config": {…}}             {"result": {}}
 
-A failure has an outcome, a text, and `fatal`: whether the CUDA context is lost, so that this process must be replaced.
+A failure has an outcome, a text, `transient`: whether the machine is to blame, and `fatal`: whether the CUDA context is
+lost, so that this process must be replaced.
 """
 
 import ctypes
@@ -26,7 +27,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.worker import hash_triton
 from blocktune.tuner.measure.bench import Bench, ShapeBench, WrongResultError
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
@@ -90,7 +91,12 @@ def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[st
 
 def _failure(error: Exception, bench: Bench | None) -> dict[str, Any]:
     text = f"{type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
-    return {"outcome": outcome_of(error), "error": text, "fatal": bench is not None and not _usable(bench)}
+    return {
+        "outcome": outcome_of(error),
+        "error": text,
+        "transient": is_of_the_machine(error),
+        "fatal": bench is not None and not _usable(bench),
+    }
 
 
 def outcome_of(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ WORKER_COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.measure.worker")
 
 
 class WorkerFailedError(Exception):
-    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text."""
+    """The worker answered with a failure, died or hung; what is wrong, as an outcome and a text, and whether the
+    machine is to blame."""
 
-    def __init__(self, outcome: str, text: str):
+    def __init__(self, outcome: str, text: str, *, transient: bool = False):
         super().__init__(text)
         self.outcome = outcome
+        self.transient = transient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class WorkerProcess:
         if failure is not None:
             if failure["fatal"]:
                 self.close()
-            raise WorkerFailedError(failure["outcome"], failure["error"])
+            raise WorkerFailedError(failure["outcome"], failure["error"], transient=failure["transient"])
         return answer
 
     def ask(
@@ -120,7 +123,8 @@ class WorkerProcess:
             raise WorkerFailedError(outcome, f"{error} while {stage}") from error
         except ChildDiedError as error:
             self.close()
-            raise WorkerFailedError(Outcome.RUN_ERROR, str(error)) from error
+            killed = error.signum == signal.SIGKILL  # from outside: most likely memory ran out
+            raise WorkerFailedError(Outcome.RUN_ERROR, str(error), transient=killed) from error
         finally:
             watching.close()
 

@@ -250,7 +250,8 @@ class Search:
         else:
             self._tell_progress(measuring=ready.config)
             measurement = self._runner.measure(ready.config)
-            self._keep(self._trial(ready.config, **compiled, **measurement.values_for(Trial)))
+            trial = self._trial(ready.config, **compiled, **measurement.values_for(Trial))
+            self._keep(trial, stored=not measurement.transient)
 
     def _twin(self, ready: _Ready) -> Trial | None:
         """Return a measured config with the same machine code. Only the number of stages may differ, because everything

@@ -244,7 +244,8 @@ class _Run:
             result = interrupted_verdict(trials, self._contenders.default)
         for config, failure in result.failures.items():
             failed = self._subject.trial(config, failure.outcome, error=failure.error)
-            self._recorder.record(failed)
+            if not failure.transient:
+                self._recorder.record(failed)
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 

@@ -2,25 +2,50 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.fallback import UserRung
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.tuned.known import default_choice, known_choice, listed_problem
 from blocktune.tuner.tuned.node_lock import node_lock
 
 logger = logging.getLogger("blocktune")
 
 
+@contextmanager
+def needing_a_gpu(kernel: str) -> Iterator[None]:
+    """Let an error that there is none say what can be done without one for a kernel of the user's, of which no command
+    about shapes knows.
+
+    Raises:
+        NoDeviceError: there is no GPU.
+    """
+    try:
+        yield
+    except NoDeviceError as error:
+        report = read_driver()
+        if report.devices:
+            raise  # there are others
+        raise NoDeviceError(
+            f"{kernel} is launched on a GPU. {report.problem} Use a machine with one; without it `tune occupancy "
+            f"{kernel}` says what a config compiles to, and TRITON_INTERPRET=1 computes what the kernel does."
+        ) from error
+
+
 def decide(call: Call) -> Choice:
     """Return the choice of a call: known, or measured now.
 
     Raises:
+        NoDeviceError: there is no GPU.
         UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
     """
-    device = current_device()
+    with needing_a_gpu(call.name):
+        device = current_device()
     choice = known_choice(call, device, last=call.settings.accept)
     if choice is None and call.settings.strict:
         raise _untuned(call, device)

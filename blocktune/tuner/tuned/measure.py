@@ -222,7 +222,9 @@ class Measuring:
         if compiled is None:
             return
         if compiled.outcome is not Outcome.OK:
-            self.endings[config] = Ending(compiled.outcome, error=compiled.error, seconds=compiled.seconds)
+            self.endings[config] = Ending(
+                compiled.outcome, error=compiled.error, seconds=compiled.seconds, transient=compiled.transient
+            )
         elif compiled.resources is not None:
             found = occupancy(compiled.resources, self._device.limits)
             if not found.blocks_per_sm:

@@ -36,6 +36,7 @@ class Ending:
     """How a config of a call ended.
 
     time_us: its median, if it ran. error: why there is no time, or a remark. telemetry: the GPU's state after its race.
+    transient: it failed by the machine, such as by a full disk, and may do well later.
     """
 
     outcome: Outcome
@@ -44,6 +45,7 @@ class Ending:
     error: str = ""
     seconds: float = 0.0
     telemetry: Telemetry = field(default_factory=Telemetry)
+    transient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,23 @@ class Results:
         }
 
     def save(self, endings: Mapping[UserConfig, Ending], standing: Standing) -> None:
-        """Keep new endings and the winner. Without a store this process keeps the winner, also for other ranks."""
-        trials, best = [self._trial(config, ending) for config, ending in endings.items()], self._best(standing)
+        """Keep new endings and the winner. Without a store this process keeps the winner, also for other ranks.
+
+        What failed by the machine is not kept, and then neither is the winner: the next process tries those configs,
+        and races them against the best known ones.
+        """
+        lasting = {config: ending for config, ending in endings.items() if not ending.transient}
+        trials, best = [self._trial(config, ending) for config, ending in lasting.items()], self._best(standing)
+        for config in endings.keys() - lasting.keys():
+            logger.warning(
+                "%s: %s failed by the machine, and is tried again by the next process: %s",
+                self.call.name,
+                config.label,
+                endings[config].error,
+            )
         with self._warned():
             with self.open_store() as store:
-                store.restore(trials, [best])
+                store.restore(trials, [best] if len(lasting) == len(endings) else [])
             return
         row = frozen_row(self.call.name, self.call.source_hash, best.problem, best.config, best.time_us)
         take(frozen_document(self.device.key, [row]))

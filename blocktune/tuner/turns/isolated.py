@@ -17,7 +17,7 @@ import torch
 
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.compile.child_process import Child, ChildLostError
 from blocktune.tuner.jitted.compile_ahead import worker_environment
 from blocktune.tuner.jitted.specialization import is_importable
@@ -73,7 +73,11 @@ class IsolatedLaunches:
         }
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        """Return the times of configs that took turns; those that do not run are left out and among `failures`."""
+        """Return the times of configs that took turns; those that do not run are left out and among `failures`.
+
+        Raises:
+            BlocktuneError: a launch failed by the machine.
+        """
         for config in configs:  # each for itself at first, so that a crash has a name
             if config not in self._ran and config not in self.failures:
                 self._try([config], 1)
@@ -83,6 +87,9 @@ class IsolatedLaunches:
     def close(self, winner: UserConfig) -> None:
         """End the child. The caller's arguments were never touched."""
         del winner
+        self._discard()
+
+    def _discard(self) -> None:
         self._end()
         self._folder.cleanup()
 
@@ -98,6 +105,12 @@ class IsolatedLaunches:
                 self._ran.discard(config)
                 self.failures[config] = cause_of(lost)
             return {}
+        if "machine" in answer:
+            self._discard()
+            raise BlocktuneError(
+                f"{self._call.name} cannot be measured, since the machine failed: {answer['machine']}. Free space on "
+                "the disk, or memory, and call it again."
+            )
         for config, failure in zip(configs, answer["failures"], strict=True):
             if failure:
                 self.failures[config] = failure

@@ -6,6 +6,7 @@ standard output its answer, one JSON object per line. What kernels print goes to
     {"kernel": "module:function", "source_hash": "…", "folder": "…", "arguments": {…}, "grids": […], "l2": "cold",
      "device": 0}
     {"configs": [{…}, …], "count": 3}        {"samples_us": [[…] or null, …], "failures": ["" or "why", …]}
+                                             or {"machine": "why"}, if no config is to blame
 """
 
 import json
@@ -23,7 +24,7 @@ from blocktune.kernels.tuned.call import Call, jitted_function
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.settings import Cache, Settings
 from blocktune.kernels.tuned.triton_config import triton_config, user_config
-from blocktune.tuner.compile.answers import private_stdout, send
+from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.worker import die_with_parent
 from blocktune.tuner.turns.arguments import load_arguments
 from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
@@ -41,12 +42,24 @@ def serve(make_clock: MakeClock, commands: TextIO, answers: TextIO) -> None:
     launches = OwnLaunches(call, lambda: make_clock(subject["l2"]))
     send(answers, {"ready": True})
     for line in commands:
-        command = json.loads(line)
-        configs = [UserConfig.from_json(config) for config in command["configs"]]
+        send(answers, answer_to(json.loads(line), launches))
+
+
+def answer_to(command: Mapping[str, Any], launches: OwnLaunches) -> dict[str, Any]:
+    """Return how the launches of a command ended.
+
+    Raises:
+        Exception: what one of them raised that neither its config nor the machine is to blame for.
+    """
+    configs = [UserConfig.from_json(config) for config in command["configs"]]
+    try:
         timed = launches.rounds(configs, command["count"])
-        samples = [list(timed[config]) if config in timed else None for config in configs]
-        failures = [launches.failures.get(config, "") for config in configs]
-        send(answers, {"samples_us": samples, "failures": failures})
+    except Exception as error:
+        if not is_of_the_machine(error):
+            raise
+        return {"machine": f"{type(error).__name__}: {error}"}
+    samples = [list(timed[config]) if config in timed else None for config in configs]
+    return {"samples_us": samples, "failures": [launches.failures.get(config, "") for config in configs]}
 
 
 def _call(subject: Mapping[str, Any]) -> Call:

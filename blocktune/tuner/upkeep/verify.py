@@ -159,7 +159,8 @@ def _measured_again(
     for config, failure in failures.items():
         if failure.outcome is not Outcome.OK:
             trials[config] = subject.trial(config, failure.outcome, error=failure.error)
-            store.record(trials[config])
+            if not failure.transient:
+                store.record(trials[config])
     return trials, held
 
 

@@ -238,3 +238,14 @@ def test_a_compiled_graph_takes_them(device: str, where: dict[str, Any]) -> None
         results.append([function(q, *own, *news, *angles, **given), *own])
     for eager, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, eager)
+
+
+def test_a_bias_by_distances_is_as_exact_as_the_tensors() -> None:
+    """The slopes are float32, and products of a slope and a distance have more digits than that."""
+    q, cache = torch.randn(1, 2, 2, 8, dtype=torch.float64), torch.randn(1, 90, 2, 8, dtype=torch.float64)
+    slopes = torch.tensor([1 / 3, 1 / 7])
+    out = flash_attn_with_kvcache(q, cache, cache, alibi_slopes=slopes)
+    distance = torch.arange(90)[None] - (torch.arange(2)[:, None] + 88)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, cache) * 8**-0.5 - slopes.double()[:, None, None] * distance.abs()
+    right = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), cache)
+    torch.testing.assert_close(out, right, atol=1e-13, rtol=1e-13)

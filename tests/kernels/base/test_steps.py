@@ -122,6 +122,19 @@ def test_each_layout_of_a_gradient_has_a_launch() -> None:
     assert bound.launched[-1][1][-1] == 0.5
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_what_hooks_have_restored_in_another_layout_has_a_launch_of_its_own(place: int) -> None:
+    """`torch.autograd.graph.save_on_cpu` brings dense tensors back, whatever layout those of the forward had."""
+    bound, dense = Prepared(), torch.empty(1, 2, 8, 16)
+    launch = bound.pinned(*gradients(dense), 0.5)
+    padded, shifted = torch.empty(1, 2, 8, 20)[..., :16], torch.empty(1 + dense.numel())[1:].view(dense.shape)
+    for restored in (padded, dense, shifted, padded):
+        given = gradients(dense)
+        given[place] = restored
+        launch(*given, 0.5)
+    assert [number for number, _ in bound.launched[2:]] == [1, 0, 2, 1]
+
+
 def test_a_gradient_that_does_not_fit_is_copied_every_time() -> None:
     bound, dense = Prepared(), torch.empty(1, 2, 8, 16)
     launch = bound.pinned(*gradients(dense), 0.5)

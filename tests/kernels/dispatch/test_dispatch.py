@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.results import strides_like
+from blocktune.kernels.dispatch.launches.results import empty_output, new_gradients, strides_like
 from blocktune.kernels.dispatch.obstacles import call_obstacle, needs_gradients
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import UsageError
@@ -129,6 +129,22 @@ def test_strides_like_is_what_empty_like_gives_dense_tensors(shape: list[int], d
 
 def test_a_broadcast_dimension_comes_last_in_memory() -> None:
     assert strides_like((0, 64, 256, 1), (2, 4, 8, 16)) == (512, 16, 64, 1)
+
+
+def windows(rows: int, dim: int) -> torch.Tensor:
+    """[1, 2, rows, dim] of a signal: neighbouring rows share all elements but one."""
+    return torch.randn(1, 2, rows + dim).unfold(2, dim, 1)[:, :, :rows]
+
+
+@pytest.mark.parametrize("head_dim_v", [8, 16])
+@pytest.mark.parametrize("rows", [3, 30])
+def test_elements_of_a_row_stay_next_to_each_other_where_rows_overlap(rows: int, head_dim_v: int) -> None:
+    """Kernels write them next to each other; `torch.empty_like` puts them apart where there are fewer rows."""
+    query = windows(rows, 16)
+    assert query.stride()[2:] == (1, 1)
+    assert empty_output(query, head_dim_v).stride()[2:] == (head_dim_v, 1)
+    gradients = new_gradients(query, query[:, :1], query[:, :1], packed=False)
+    assert [gradient.stride()[2:] for gradient in gradients] == [(16, 1)] * 3
 
 
 def test_wrong_arguments_raise_as_in_pytorch(kernel: PlainKernel) -> None:

@@ -4,8 +4,10 @@ The fake worker imports this module in its own process; harm is done only there.
 """
 
 import ctypes
+import errno
 import hashlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -174,6 +176,20 @@ class Raises(FakeKernel):
         raise RuntimeError("no such instruction")
 
 
+class FullDisk(FakeKernel):
+    """Its launch finds no space for what it writes."""
+
+    def harm(self, launches: int, out: Any, lse: Any | None) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class Killed(FakeKernel):
+    """Ends as a process does from which the machine takes its memory."""
+
+    def harm(self, launches: int, out: Any, lse: Any | None) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Chatty(FakeKernel):
     """Prints to the standard output, also below Python."""
 
@@ -213,6 +229,8 @@ KERNELS: dict[str, AttentionKernel] = {
         Slow("slow"),
         SlowToCompile("slow_to_compile"),
         Raises("raises"),
+        FullDisk("full_disk"),
+        Killed("killed"),
         Chatty("chatty"),
         Oversized("oversized"),
         TooLarge("too_large"),

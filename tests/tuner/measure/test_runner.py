@@ -136,6 +136,25 @@ def test_a_failure_without_a_crash_keeps_the_worker(
     assert group_of(runner) == before
 
 
+@pytest.mark.parametrize(
+    ("kernel", "words", "transient"),
+    [
+        ("full_disk", "No space left", True),
+        ("killed", "SIGKILL", True),
+        ("raises", "no such", False),
+        ("nan", "", False),
+    ],
+)
+def test_what_the_machine_is_to_blame_for_may_do_well_later(
+    runner: GpuRunner, kernel: str, words: str, transient: bool
+) -> None:
+    measurement = runner.measure(config(kernel))
+    assert words in measurement.error
+    assert (measurement.outcome is Outcome.OK, measurement.transient) == (False, transient)
+    confirmed = runner.confirm(config(kernel))
+    assert (confirmed.outcome is Outcome.OK, confirmed.transient) == (False, transient)
+
+
 def test_one_worker_serves_one_shape_after_the_other() -> None:
     longer = dataclasses.replace(SHAPE, seqlen_k=112)
     runner = new_runner()

@@ -132,6 +132,24 @@ def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
     assert stored == []
 
 
+def test_what_a_full_disk_stopped_at_a_launch_is_not_stored_either() -> None:
+    """The second launch finds the disk full; what follows finds space again."""
+    stored: list[Trial] = []
+
+    class FullOnce(ReplayRunner):
+        def measure(self, config: KernelConfig) -> Any:
+            found = super().measure(config)
+            if len(self.measured) != 2:
+                return found
+            return Measurement(outcome=Outcome.RUN_ERROR, error="OSError: [Errno 28]", transient=True)
+
+    search = new_search(FullOnce(landscape.measurements(0)), trials=4, record=stored.append)
+    search.run()
+    (lost,) = [trial for trial in search.trials.values() if trial not in stored]
+    assert lost.outcome is Outcome.RUN_ERROR
+    assert len(search.trials) == 4
+
+
 def test_every_trial_is_kept_before_the_next_begins() -> None:
     kept: list[Trial] = []
 

@@ -146,8 +146,8 @@ def test_strict_refuses_to_tune(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_environment_is_strict_or_not_but_nothing_else(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BLOCKTUNE_STRICT", "yes")
-    with pytest.raises(UsageError, match=r"BLOCKTUNE_STRICT must be 1 or 0, but got 'yes'"):
+    monkeypatch.setenv("BLOCKTUNE_STRICT", "ture")
+    with pytest.raises(UsageError, match=r"BLOCKTUNE_STRICT must be 1 or 0, but got 'ture'"):
         decorated()[grid](torch.ones(1000), 1000, 2.0)
     assert gpu.launches == []
 

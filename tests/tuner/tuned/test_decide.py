@@ -1,7 +1,9 @@
 """Many processes, one that tunes; and what a call costs the host when its choice is known."""
 
 import json
+import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,13 @@ import pytest
 import torch
 import triton
 
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.tuned.fallback import UserRung
-from blocktune.tuner.tuned import node_lock
+from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.tuner.tuned import decide, node_lock
 from blocktune.tuner.tuned.autotune import autotune
-from tests.programs import program, python
+from tests.programs import ROOT, program, python
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
@@ -140,3 +145,37 @@ def test_ranks_launch_with_one_config_whoever_stays_away_or_dies(tmp_path: Path)
         assert len({told["config"] for told in scenes[name]}) == 1
         assert sum(told["tuned"] for told in scenes[name]) == 1
     assert len({told["synchronised"] for told in scenes["all synchronise"]}) == 1
+
+
+def test_without_a_gpu_a_kernel_of_the_users_is_told_of_no_command_about_shapes(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent() -> DeviceSpec:
+        raise NoDeviceError("A GPU is required here. `tune run --device h200` predicts.")
+
+    report = DriverReport(problem="No driver is installed.")
+    monkeypatch.setattr(decide, "current_device", absent)
+    monkeypatch.setattr(decide, "read_driver", lambda: report)
+    with pytest.raises(NoDeviceError) as caught:
+        autotune(CONFIGS, ["n"])(scale_kernel.fn)[(4,)](torch.ones(1000), 1000, 2.0)
+    text = str(caught.value)
+    assert text.startswith("tests.support.libraries.autotuned_kernels:scale_kernel is launched on a GPU. No driver")
+    assert "`tune occupancy tests.support.libraries.autotuned_kernels:scale_kernel`" in text
+    assert "--device" not in text
+
+
+@pytest.mark.parametrize("command", ["run", "verify"])
+def test_without_a_gpu_commands_about_a_kernel_say_the_same(command: str, tmp_path: Path) -> None:
+    kernel = "tests.support.libraries.autotuned_kernels:scale_kernel"
+    arguments = ("--args", "tests.support.libraries.autotuned_kernels:scale_arguments", "--grid", "n=1000")
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKTUNE_DB": str(tmp_path / "store.db")}
+    words = ["-m", "blocktune", command, kernel, *arguments]
+    done = subprocess.run(
+        [sys.executable, "-P", *words],
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == NoDeviceError.exit_code, done.stderr
+    assert f"error: {kernel} is launched on a GPU. " in done.stderr

@@ -1,15 +1,19 @@
 """Candidates in a process of their own: what they break is theirs."""
 
+import errno
+import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton
 
+from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune
@@ -17,6 +21,7 @@ from blocktune.tuner.tuned.install import install
 from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
 from blocktune.tuner.turns.isolated import cause_of
+from blocktune.tuner.turns.measure_worker import answer_to
 from tests.programs import program
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
@@ -44,6 +49,38 @@ def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: 
     reasons = {label.partition(" ")[2]: reason for label, reason in choice.dropped.items()}
     assert "SIGABRT" in reasons["BLOCK=512 num_stages=3 num_warps=4"]
     assert "no answer within 12 s" in reasons["BLOCK=512 num_stages=3 num_warps=2"]
+
+
+class FullDisk:
+    """A child on a machine without space, as `Child`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._ready = True
+
+    def send(self, command: Any) -> None:
+        """Take a command."""
+
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        if self._ready:
+            self._ready = False
+            return {"ready": True}
+        return answer_to({"configs": [], "count": 1}, SimpleNamespace(rounds=self._launch))  # type: ignore[arg-type]
+
+    def end(self) -> None:
+        """Nothing runs."""
+
+    def _launch(self, configs: Any, count: int) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_machine_that_fails_disqualifies_no_config(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    monkeypatch.setattr(isolated, "Child", FullDisk)
+    scale_kernel.cache.clear()
+    install(settings=Settings(isolate=True))
+    with pytest.raises(BlocktuneError, match=r"the machine failed: OSError: .*No space left.* Free space on the disk"):
+        scale_kernel[grid](torch.ones(1000), 1000, 2.0)
+    with UserKernelStore.open(path) as store:
+        assert store.bests() == []
 
 
 def test_a_lost_child_is_known_by_its_last_error() -> None:

@@ -3,21 +3,26 @@
 import json
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from blocktune.db.records.records import Outcome
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.frozen import known_document
 from blocktune.kernels.tuned.kernel import forget_choices
-from blocktune.tuner.tuned import tune_call
+from blocktune.tuner.jitted.compile_ahead import Compiled
+from blocktune.tuner.tuned import measure, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
-from tests.tuner.tuned.conftest import H200
+from tests.tuner.tuned.conftest import H200, measured
 
 pytestmark = compiled_here
 
@@ -63,3 +68,32 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     kernel[(4,)](torch.ones(1000), 1000, 2.0)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
+
+
+def test_what_a_full_disk_stopped_is_tried_again_by_the_next_process(
+    gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The fastest config finds no space for its code, and the next process has the rest of the disk."""
+    full = Compiled(outcome=Outcome.COMPILE_ERROR, error="OSError: [Errno 28] No space left", transient=True)
+
+    def compile_others(call: Call, configs: Sequence[UserConfig], *tools: Any) -> dict[UserConfig, Compiled | None]:
+        return {config: full if config.parameters["BLOCK"] == 256 else None for config in configs}
+
+    with monkeypatch.context() as patched:
+        for module in (tune_call, measure):
+            patched.setattr(module, "compiles", compile_others)
+        kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
+        with caplog.at_level(logging.WARNING, "blocktune"):
+            kernel[(4,)](torch.ones(1000), 1000, 2.0)
+    assert kernel.best_config.kwargs != {"BLOCK": 256}
+    assert "tried again by the next process: OSError" in caplog.text
+    assert 256 not in {block for block, _ in measured(gpu)}
+    with UserKernelStore.open(path) as store:
+        assert store.bests() == []
+    forget_choices()
+    again = autotune(CONFIGS, ["n"])(scale_kernel.fn)
+    again[(4,)](torch.ones(1000), 1000, 2.0)
+    assert again.best_config.kwargs == {"BLOCK": 256}
+    assert {block for block, _ in measured(gpu)} > {256}, "and the best of those that were measured before"
+    with UserKernelStore.open(path) as store:
+        assert [best.config.parameters["BLOCK"] for best in store.bests()] == [256]

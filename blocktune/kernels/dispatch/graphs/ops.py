@@ -23,7 +23,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.graphs.engines import engine_of
 from blocktune.kernels.dispatch.graphs.graph_call import graph_call
-from blocktune.kernels.dispatch.launches.results import empty_output
+from blocktune.kernels.dispatch.launches.results import empty_output, new_gradients
 
 if TYPE_CHECKING:
     from blocktune.kernels.dispatch.autograd import Served
@@ -86,7 +86,7 @@ def _fake_forward(
 
 def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
     del others
-    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    return new_gradients(query, key, value, packed=False)
 
 
 def _define(name: str, arguments: str, results: int, kernel: Any, fake: Any, tags: Sequence[torch.Tag]) -> None:

@@ -25,8 +25,8 @@ def new_results(query: Tensor, value: Tensor, *, packed: bool, sums: bool) -> tu
 def new_gradients(query: Tensor, key: Tensor, value: Tensor, *, packed: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return memory for the gradients: dense, in the dimension order of what they belong to; 0 outside packed
     sequences."""
-    make = torch.zeros_like if packed else torch.empty_like
-    return make(query), make(key), make(value)
+    dq, dk, dv = (dense_like(tensor) for tensor in (query, key, value))
+    return (dq.zero_(), dk.zero_(), dv.zero_()) if packed else (dq, dk, dv)
 
 
 def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
@@ -34,18 +34,28 @@ def empty_output(query: Tensor, head_dim_v: int) -> Tensor:
     is_short = query.dtype is EIGHT_BITS
     dtype = torch.bfloat16 if is_short else query.dtype
     if head_dim_v == query.shape[-1]:
-        return torch.empty_like(query, dtype=dtype) if is_short else torch.empty_like(query)
+        return dense_like(query, dtype)
     shape = (*query.shape[:-1], head_dim_v)
     return query.new_empty_strided(shape, strides_like(query.stride(), shape), dtype=dtype)
+
+
+def dense_like(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return `torch.empty_like`, but with elements of a row next to each other where those of the tensor are: PyTorch
+    puts them apart where rows overlap, as windows over a signal do."""
+    made = torch.empty_like(tensor, dtype=dtype)
+    if made.stride(-1) == 1 or tensor.stride(-1) != 1:
+        return made
+    return made.new_empty_strided(made.shape, strides_like(tensor.stride(), made.shape))
 
 
 def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...]:
     """Return the strides of a dense tensor of this shape whose dimensions follow each other as in `strides`.
 
-    A broadcast dimension (stride 0) has no place in memory and comes last.
+    A broadcast dimension (stride 0) has no place in memory and comes last. Where strides are equal, as where rows
+    overlap, later dimensions have the smaller ones.
     """
     dense, step = [0] * len(shape), 1
-    for dim in sorted(range(len(shape)), key=lambda dim: strides[dim] or inf):
+    for dim in sorted(range(len(shape)), key=lambda dim: (strides[dim] or inf, -dim)):
         dense[dim] = step
         step *= shape[dim]
     return tuple(dense)

@@ -3,6 +3,7 @@ GPU: the kernels get what was asked, both directions the same pairs to drop, and
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.utils.checkpoint import checkpoint
 
+from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
@@ -39,6 +41,14 @@ BLOCKED = shape_like(
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """The CPU as an H200 with a kernel for either direction that serves all features."""
     return pretend_features(monkeypatch)
+
+
+def packed_in_one(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """The batch as packed sequences of one length."""
+    bounds = [torch.arange(0, x.shape[0] * x.shape[1] + 1, x.shape[1], dtype=torch.int32) for x in (q, k)]
+    flat = (tensor.flatten(0, 1) for tensor in (q, k, v))
+    out: Tensor = flash_attn_varlen_func(*flat, *bounds, q.shape[1], k.shape[1], **options)
+    return out
 
 
 def inputs(queries: int = 20, *, grad: bool = True, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -131,6 +141,20 @@ def test_a_checkpoint_drops_the_same_pairs_again(kernels: Kernels) -> None:
     expected = gradients(attend, leaves)
     torch.manual_seed(3)
     torch.testing.assert_close(gradients(checkpointed, leaves), expected, atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("entry", [flash_attn_func, packed_in_one])
+def test_a_checkpoint_may_be_computed_again_the_short_way(kernels: Kernels, entry: Any) -> None:
+    """PyTorch compares what a call and what computes it again have saved for the backward."""
+    dispatcher = Dispatcher(ListSource())
+    leaves = [tensor.transpose(1, 2).detach().requires_grad_() for tensor in inputs()]
+    attend = partial(entry, softcap=2.0, dispatcher=dispatcher)
+    right = attend(*leaves)
+    dispatcher.resolver.ways.clear()
+    out = checkpoint(attend, *leaves, use_reentrant=False)
+    grad = torch.randn_like(out)
+    got, expected = (torch.autograd.grad(one, leaves, grad) for one in (out, right))
+    torch.testing.assert_close(got, expected)
 
 
 def test_a_mask_that_learns_is_pytorchs(kernels: Kernels) -> None:

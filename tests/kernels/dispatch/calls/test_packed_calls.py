@@ -10,6 +10,8 @@ from blocktune.kernels import registry
 from blocktune.kernels.api import flash_attn
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.kinds import packed_kind
+from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -41,6 +43,18 @@ def test_packed_sequences_have_one_plan_for_all_numbers_of_tokens_that_compiled_
         assert bool(lse[:, tokens - 1 :].isneginf().all())
     assert len(dispatcher._resolver.plans) == 1
     assert {(shape.batch, shape.seqlen_q, shape.seqlen_k) for shape, _ in kernels[0].seen} == {(2, 16, 16)}
+
+
+@pytest.mark.parametrize("heads", [torch.randn(1, 2, 40, 16), torch.randn(1, 1, 40, 16).expand(1, 2, 40, 16)])
+def test_numbers_of_tokens_between_heads_have_plans_of_their_own(heads: torch.Tensor) -> None:
+    """A plan has pinned the strides of its results: there all tokens of a head lie between it and the next one."""
+    few, many = heads[:, :, :9], heads[:, :, :25]
+    assert few.stride() == many.stride()
+    assert [empty_output(tokens, 16).stride(1) for tokens in (few, many)] == [9 * 16, 25 * 16]
+    assert packed_kind(few) != packed_kind(many)
+
+    within = torch.randn(40, 2, 16).transpose(0, 1)[None]
+    assert packed_kind(within[:, :, :9]) == packed_kind(within[:, :, :25])
 
 
 class WithinForward(FeatureForward):
