@@ -1,9 +1,8 @@
 """The bars of backwards."""
 
 from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar
-from blocktune.cli.pages.bars.choices import Chosen, block_masked, shapes, words
+from blocktune.cli.pages.bars.choices import Chosen, backwards, block_masked, words
 from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source, TableRows
-from blocktune.kernels.values.shape import Direction
 
 PEER_FILES = ("-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json")
 """What tests/programs/bench/backward_peers.py has written."""
@@ -45,21 +44,23 @@ def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     )
 
 
-PLAIN, FEATURES = "-backward.bench.json", "-backward-features.bench.json"
+PLAIN, FEATURES, GROUPED = "-backward.bench.json", "-features.bench.json", "-grouped-features.bench.json"
 
 BACKWARDS = (
-    Bar(what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, shapes(128)), limit=FULL),
-    Bar(what="backward, 64 columns", least=1.0, mean=1.03, sources=rows(PLAIN, shapes(64)), limit=FULL),
+    Bar(what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(128)), limit=FULL),
+    Bar(what="backward, 64 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(64)), limit=FULL),
     Bar(
         what="backward, 256 columns",
         least=1.0,
         mean=1.3,
-        sources=tuple(BenchRows(file=f"{device}-backward-wide.bench.json", shapes=shapes(256)) for device in DEVICES),
+        sources=tuple(
+            BenchRows(file=f"{device}-backward-wide.bench.json", shapes=backwards(256)) for device in DEVICES
+        ),
     ),
     Bar(
         what="backward, groups of 4, 8 and 16",
         least=1.0,
-        sources=rows(FEATURES, shapes(64, 128, grouped=True)),
+        sources=rows(GROUPED, backwards(64, 128, grouped=True)),
         limit=(
             "The same step as without groups. Another process ran during h16/4, full, of the H100 ([table]"
             f"(../kernels/backward.md#groups-and-a-fixed-order)). {STEP}."
@@ -68,40 +69,40 @@ BACKWARDS = (
     Bar(
         what="backward, keys of 192 and values of 128 columns",
         least=1.0,
-        sources=(BenchRows(file="h200-backward-features.bench.json", shapes=shapes(192, narrow=True)),),
+        sources=(BenchRows(file=f"h200{GROUPED}", shapes=backwards(192, narrow=True)),),
         limit="Not profiled.",
     ),
     Bar(
         what="backward, 192 columns",
         least=1.0,
-        sources=(PeerRows(file="h200.backward-peers.json", shapes=shapes(192)),),
+        sources=(PeerRows(file="h200.backward-peers.json", shapes=backwards(192)),),
         limit="Not profiled.",
     ),
     Bar(
         what="backward, lengths that no tile divides",
         least=1.0,
-        sources=rows(FEATURES, shapes(64, 128, ragged=True)),
+        sources=rows(FEATURES, backwards(64, 128, ragged=True)),
         limit=f"The same step, and masks of the last blocks. {STEP}.",
     ),
     Bar(
         what="backward, window of 1024",
         least=1.0,
-        sources=rows(FEATURES, shapes(64, 128, features="window=1023:-1")),
+        sources=rows(FEATURES, backwards(64, 128, features="window=1023:-1")),
         limit=f"What stands between two tiles, and a last round that is half empty. {AHEAD}.",
     ),
-    Bar(what="backward, soft cap", least=1.0, sources=rows(FEATURES, shapes(64, 128, features="softcap"))),
+    Bar(what="backward, soft cap", least=1.0, sources=rows(FEATURES, backwards(64, 128, features="softcap"))),
     Bar(
         what="backward, deterministic",
         least=1.0,
         ratio="over FA4's deterministic",
-        sources=rows(FEATURES, shapes(64, 128, 256, features="deterministic")),
+        sources=rows(FEATURES, backwards(64, 128, 256, features="deterministic")),
         limit=TURNS,
     ),
     Bar(
         what="backward, deterministic",
         least=1 / 1.1,
         ratio="of our rate in any order",
-        sources=next_to(ANY_ORDER, shapes(64, 128, 256, features="deterministic")),
+        sources=next_to(ANY_ORDER, backwards(64, 128, 256, features="deterministic")),
         limit=TURNS,
     ),
     Bar(
@@ -110,7 +111,7 @@ BACKWARDS = (
         sources=tuple(
             Newest(
                 BenchRows(file=f"{device}-backward-long.bench.json"),
-                BenchRows(file=f"{device}-long.bench.json", shapes=shapes(128, direction=Direction.BACKWARD)),
+                BenchRows(file=f"{device}-long.bench.json", shapes=backwards(128)),
             )
             for device in DEVICES
         ),

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 
 from blocktune.cli.pages.bars.bar import BIASES, DEVICES, EIGHT_BITS, POWER, Bar
-from blocktune.cli.pages.bars.choices import Chosen, forward, shapes, words
+from blocktune.cli.pages.bars.choices import Chosen, forwards, is_forward, words
 from blocktune.cli.pages.bars.sources import RIVALS, SHORT, BenchRows, Newest, Source, TableRows
-from blocktune.kernels.values.shape import Direction
+from blocktune.kernels.values.shape import AttentionShape
 
 FEATURES = "-features.bench.json"
 
@@ -15,11 +15,16 @@ def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tu
     return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)
 
 
+def _biased(shape: AttentionShape) -> bool:
+    """Return which shapes are forwards with ALiBi or a mask of all pairs, and nothing else."""
+    return is_forward(shape) and shape.features.label in ("alibi", "boolean", "additive")
+
+
 def in_8_bits(*dims: int, rival: str, column: str) -> Source:
     """Return 8-bit forwards of an H200 next to one contender."""
     rows = words(*(f"d{dim}" for dim in dims))
     return Newest(
-        BenchRows(file="h200-fp8.bench.json", shapes=shapes(*dims), rivals=(rival,)),
+        BenchRows(file="h200-fp8.bench.json", shapes=forwards(*dims), rivals=(rival,)),
         TableRows(file="h200.fp8.table.json", column=column, rival=SHORT[rival], rows=rows),
     )
 
@@ -35,16 +40,16 @@ FORWARDS = (
         least=1.0,
         mean=1.05,
         sources=(
-            *benches(".bench.json", shapes(64, 128)),
-            BenchRows(file="h200-sustained.bench.json", shapes=shapes(64, 128)),
+            *benches(".bench.json", forwards(64, 128)),
+            BenchRows(file="h200-sustained.bench.json", shapes=forwards(64, 128)),
         ),
     ),
-    Bar(what="forward, 256 columns", least=1.0, sources=benches("-wide.bench.json", shapes(256))),
+    Bar(what="forward, 256 columns", least=1.0, sources=benches("-wide.bench.json", forwards(256))),
     Bar(
         what="forward, keys of 192 and values of 128 columns",
         least=1.02,
         sources=(
-            BenchRows(file="h200-grouped-features.bench.json", shapes=shapes(192, narrow=True)),
+            BenchRows(file="h200-grouped-features.bench.json", shapes=forwards(192, narrow=True)),
             TableRows(
                 file="h100.queries.table.json",
                 column="registers over FlashAttention-3",
@@ -57,12 +62,12 @@ FORWARDS = (
     Bar(
         what="forward, groups of 4, 8 and 16",
         least=1.02,
-        sources=(BenchRows(file="h200-grouped-features.bench.json", shapes=shapes(64, 128, grouped=True)),),
+        sources=(BenchRows(file="h200-grouped-features.bench.json", shapes=forwards(64, 128, grouped=True)),),
     ),
     Bar(
         what="forward, 32k to 128k tokens",
         least=1.0,
-        sources=benches("-long.bench.json", shapes(128, direction=Direction.FORWARD)),
+        sources=benches("-long.bench.json", forwards(128)),
         limit=f"{POWER} [The table](forward.md#long-contexts) has the spread of the rounds.",
     ),
     Bar(
@@ -71,22 +76,22 @@ FORWARDS = (
         ratio="over FA3",
         sources=(
             Newest(
-                BenchRows(file=f"h200{FEATURES}", shapes=shapes(64, 128, features="softcap"), rivals=("fa3",)),
+                BenchRows(file=f"h200{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
                 TableRows(file="h200.softcap.table.json", column="over FlashAttention-3", rival="FA3"),
             ),
-            BenchRows(file=f"h100{FEATURES}", shapes=shapes(64, 128, features="softcap"), rivals=("fa3",)),
+            BenchRows(file=f"h100{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
         ),
     ),
     Bar(
         what="forward, soft cap",
         least=1.3,
         ratio="over FA4",
-        sources=benches(FEATURES, shapes(64, 128, features="softcap"), ("fa4",)),
+        sources=benches(FEATURES, forwards(64, 128, features="softcap"), ("fa4",)),
     ),
     Bar(
         what="forward, window of 1024",
         least=1.0,
-        sources=benches(FEATURES, shapes(64, 128, features="window=1023:-1")),
+        sources=benches(FEATURES, forwards(64, 128, features="window=1023:-1")),
     ),
     Bar(
         what="8-bit forward, 64 and 128 columns",
@@ -144,7 +149,7 @@ FORWARDS = (
         least=1.2,
         sources=(
             Newest(
-                BenchRows(file="h200-flex-features.bench.json", shapes=forward),
+                BenchRows(file=f"h200{FEATURES}", shapes=_biased),
                 TableRows(
                     file="h200.biases.table.json",
                     column="over cuDNN",

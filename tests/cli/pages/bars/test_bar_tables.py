@@ -10,7 +10,7 @@ import pytest
 from blocktune.cli.pages.bars import tables
 from blocktune.cli.pages.bars.bar import Bar
 from blocktune.cli.pages.bars.cells import Cell, Measurement
-from blocktune.cli.pages.bars.choices import shapes, words
+from blocktune.cli.pages.bars.choices import backwards, forwards, words
 from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, TableRows
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 
@@ -77,9 +77,9 @@ def test_groups_count_in_the_parts_of_the_default_and_block_masks_on_the_pairs_t
         {"shape": GROUPED | {"num_heads_kv": 16, "features": "block_sparse"}, "share": 0.25,
          "time_us": {"default": 100.0, "dense": 320.0}},
     )  # fmt: skip
-    groups = read(PeerRows(file="x.backward-peers.json", shapes=shapes(128, grouped=True)), tmp_path)
+    groups = read(PeerRows(file="x.backward-peers.json", shapes=backwards(128, grouped=True)), tmp_path)
     assert groups.cells == (Cell(label="b1 h16/2 s4096 d128 causal", ratio=1.1, rival="FA4"),)
-    masked = shapes(128, features="block_sparse")
+    masked = backwards(128, features="block_sparse")
     dense = read(PeerRows(file="x.backward-peers.json", shapes=masked, rivals=("dense",), of_share=True), tmp_path)
     assert [cell.ratio for cell in dense.cells] == [0.8]
 
@@ -102,7 +102,7 @@ def test_the_newest_of_several_files_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
-    [(shapes(128), True), (shapes(64), False), (shapes(128, ragged=True), False), (shapes(128, narrow=True), False)],
+    [(forwards(128), True), (backwards(128), False), (forwards(64), False), (forwards(128, narrow=True), False)],
 )
 def test_a_bar_takes_only_its_own_shapes(chosen: Any, expected: bool) -> None:
     assert chosen(complete_shape(1024, 128, causal=True)) is expected
