@@ -7,7 +7,7 @@ from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source
 PEER_FILES = ("-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json")
 """What tests/programs/bench/backward_peers.py has written."""
 
-FULL = f"Full walks: shared memory is nearly full, and the card at its power limit. {STEP}."
+FULL = "Full walks: shared memory is nearly full, and the card at its power limit."
 TURNS = "Blocks of keys add in turns and wait for each other ([how](../kernels/hopper_backward.md))."
 ANY_ORDER, DENSE = "in any order", "dense"
 
@@ -47,8 +47,12 @@ def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
 PLAIN, FEATURES, GROUPED = "-backward.bench.json", "-features.bench.json", "-grouped-features.bench.json"
 
 BACKWARDS = (
-    Bar(what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(128)), limit=FULL),
-    Bar(what="backward, 64 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(64)), limit=FULL),
+    Bar(
+        what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(128)), limit=f"{FULL} {STEP}."
+    ),
+    Bar(
+        what="backward, 64 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(64)), limit=f"{FULL} {AHEAD}."
+    ),
     Bar(
         what="backward, 256 columns",
         least=1.0,
