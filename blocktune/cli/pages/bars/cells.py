@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,8 @@ def short_device(name: str) -> str:
 def short_label(shape: AttentionShape) -> str:
     """Return the label of a shape without what the name of its bar says."""
     corner = "" if shape.causal_offset else "-lower-right"  # with equal lengths both corners are the same
-    return shape.label.replace(" bf16", "").replace(corner, "").removesuffix(" backward")
+    dtype = f" {SHORT_DTYPES[shape.dtype]}"
+    return shape.label.replace(dtype, "").replace(corner, "").removesuffix(" backward")
 
 
 def in_order(names: Collection[str], order: Collection[str]) -> tuple[str, ...]:

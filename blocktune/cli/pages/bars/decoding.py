@@ -1,7 +1,7 @@
 """The bars of decoding."""
 
 from blocktune.cli.pages.bars.bar import BATCH_1, Bar
-from blocktune.cli.pages.bars.sources import BenchRows, Newest, TableRows
+from blocktune.cli.pages.bars.sources import BenchRows, TableRows
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -43,15 +43,13 @@ DECODING = (
         what="decoding, batch 1, 8192 keys",
         least=1.5,
         sources=(
-            Newest(
-                BenchRows(file="h200-decode.bench.json", shapes=_one_long_query),
-                TableRows(
-                    file="h200.decode-peers.table.json",
-                    column="ours is times as fast",
-                    rival="cuDNN",
-                    rows=lambda cells: cells[:2] == ["1", "cudnn"],
-                    label=("batch",),
-                ),
+            BenchRows(file="h200-decode.bench.json", shapes=_one_long_query),
+            TableRows(
+                file="h200.decode-peers.table.json",
+                column="ours is times as fast",
+                rival="cuDNN",
+                rows=lambda cells: cells[:2] == ["1", "cudnn"],
+                label=("batch",),
             ),
         ),
         limit=f"The launch and the wait for the first bytes; the bar would leave no time for the merge. {BATCH_1}.",

@@ -2,7 +2,7 @@
 table have written."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,8 +28,8 @@ VERSIONS = ("triton", "torch", "cudnn", "fa3-fwd", "flash-attn-4")
 class Source(Protocol):
     """Some cells of one device."""
 
-    def read(self, results: Path) -> Measurement | None:
-        """Return what a folder of results has of them; None where it has nothing."""
+    def read(self, results: Path) -> list[Measurement]:
+        """Return what a folder of results has of them, one for every file."""
 
 
 def every(shape: AttentionShape) -> bool:
@@ -45,18 +45,18 @@ class BenchRows:
     shapes: Callable[[AttentionShape], bool] = every
     rivals: Collection[str] = RIVALS
 
-    def read(self, results: Path) -> Measurement | None:
+    def read(self, results: Path) -> list[Measurement]:
         if not (results / self.file).exists():
-            return None
+            return []
         document = read_bench(results / self.file)
         rows = [(row, BenchRow(row)) for row in document["rows"]]
         wanted = [(row, bench) for row, bench in rows if self.shapes(bench.shape)]
         timed = {name for _, bench in wanted for name in self.rivals if bench.timing(name)}
         cells = [cell for _, bench in wanted if (cell := self._cell(bench))]
         if not cells:
-            return None
+            return []
         sustained = ", sustained" if document["regime"] == "sustained" else ""
-        return Measurement(
+        measurement = Measurement(
             device=short_device(document["device"]["name"]) + sustained,
             taken_at=document["created_at"],
             commits=tuple(dict.fromkeys(row.get("commit") or "" for row, _ in wanted)),
@@ -64,6 +64,7 @@ class BenchRows:
             rivals=tuple(SHORT[name] for name in in_order(timed, SHORT)),
             cells=tuple(cells),
         )
+        return [measurement]
 
     def _cell(self, bench: BenchRow) -> Cell | None:
         own = bench.timing(bench.own)
@@ -83,18 +84,18 @@ class PeerRows:
     rivals: Collection[str] = tuple(backward_peer_tables.PEERS)
     of_share: bool = False
 
-    def read(self, results: Path) -> Measurement | None:
+    def read(self, results: Path) -> list[Measurement]:
         if not (results / self.file).exists():
-            return None
+            return []
         document = read_document(
             results / self.file, "results", backward_peer_tables.FORMAT, backward_peer_tables.SCHEMA
         )
         wanted = [row for row in document["rows"] if self.shapes(AttentionShape.from_json(row["shape"]))]
         found = [(row, cell) for row in wanted if (cell := self._cell(row))]
         if not found:
-            return None
+            return []
         timed = {name for row, _ in found for name in self.rivals if name in row["time_us"]}
-        return Measurement(
+        measurement = Measurement(
             device=short_device(document["device"]),
             taken_at=document["created_at"],
             commits=tuple(dict.fromkeys(row["commit"] for row, _ in found)),
@@ -102,6 +103,7 @@ class PeerRows:
             rivals=tuple(SHORT.get(name, name) for name in in_order(timed, self.rivals)),
             cells=tuple(cell for _, cell in found),
         )
+        return [measurement]
 
     def _cell(self, row: Mapping[str, Any]) -> Cell | None:
         shape, times = AttentionShape.from_json(row["shape"]), row["time_us"]
@@ -125,19 +127,19 @@ class TableRows:
     rows: Callable[[Sequence[str]], bool] = lambda cells: True
     label: Sequence[str] = ()
 
-    def read(self, results: Path) -> Measurement | None:
+    def read(self, results: Path) -> list[Measurement]:
         if not (results / self.file).exists():
-            return None
+            return []
         document = read_document(results / self.file, "table", plain_tables.FORMAT, plain_tables.SCHEMA)
         columns = document["columns"]
         if self.column not in columns:
-            return None
+            return []
         place = columns.index(self.column)
         rows = [row for row in document["rows"] if self.rows(row) and row[place] != "-"]
         cells = [Cell(label=self._label(columns, row), ratio=float(row[place]), rival=self.rival) for row in rows]
         if not cells:
-            return None
-        return Measurement(
+            return []
+        measurement = Measurement(
             device=short_device(document["device"]),
             taken_at=document["created_at"],
             commits=(document["commit"],),
@@ -145,20 +147,27 @@ class TableRows:
             rivals=(self.rival,),
             cells=tuple(cells),
         )
+        return [measurement]
 
     def _label(self, columns: Sequence[str], row: Sequence[str]) -> str:
         return ", ".join(f"{name} {row[columns.index(name)]}" for name in self.label) or row[0]
 
 
 class Newest:
-    """The source of several that was measured last."""
+    """Several sources of the same cells, of which each is that of the file that was measured last."""
 
     def __init__(self, *sources: Source) -> None:
         self._sources = sources
 
-    def read(self, results: Path) -> Measurement | None:
-        found = [measurement for source in self._sources if (measurement := source.read(results))]
-        return max(found, key=lambda measurement: measurement.taken_at, default=None)
+    def read(self, results: Path) -> list[Measurement]:
+        found = [measurement for source in self._sources for measurement in source.read(results)]
+        seen: set[str] = set()
+        kept = []
+        for measurement in sorted(found, key=lambda each: each.taken_at, reverse=True):
+            cells = tuple(cell for cell in measurement.cells if cell.label not in seen)
+            seen |= {cell.label for cell in cells}
+            kept += [replace(measurement, cells=cells)] if cells else []
+        return kept
 
 
 def _in_parts(shape: AttentionShape, times: Mapping[str, float]) -> float | None:

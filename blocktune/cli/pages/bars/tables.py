@@ -32,7 +32,7 @@ def block(results: Path) -> str:
 
 
 def _measurements(bar: Bar, results: Path) -> list[Measurement]:
-    return [measurement for source in bar.sources if (measurement := source.read(results))]
+    return [measurement for source in bar.sources for measurement in source.read(results)]
 
 
 def _caption(measurements: Iterable[Measurement]) -> str:

@@ -52,7 +52,7 @@ def write_peers(path: Path, *rows: dict[str, Any]) -> None:
 
 
 def read(source: Any, folder: Path) -> Measurement:
-    found = source.read(folder)
+    (found,) = source.read(folder)
     assert isinstance(found, Measurement)
     return found
 
@@ -89,15 +89,17 @@ def test_a_table_has_its_ratio_in_a_column(tmp_path: Path) -> None:
     found = read(TableRows(file="x.table.json", column="rate", rival="plain call", rows=words("alibi")), tmp_path)
     assert [(cell.label, cell.ratio) for cell in found.cells] == [("s1 alibi", 0.95)]
     assert found.software == {"torch": "2.11.0"}
-    assert TableRows(file="x.table.json", column="absent", rival="plain call").read(tmp_path) is None
+    assert TableRows(file="x.table.json", column="absent", rival="plain call").read(tmp_path) == []
 
 
-def test_the_newest_of_several_files_counts(tmp_path: Path) -> None:
-    write_bench(tmp_path / "x.bench.json", {"tuned": 100.0, "cudnn": 110.0})
-    write_table(tmp_path / "x.table.json", ["shape", "over"], ["s1", "1.5"])
+def test_each_cell_is_that_of_the_newest_file_and_older_ones_keep_what_was_not_measured_again(tmp_path: Path) -> None:
+    write_bench(tmp_path / "x.bench.json", {"tuned": 100.0, "cudnn": 110.0}, {"tuned": 100.0, "cudnn": 120.0})
+    write_table(tmp_path / "x.table.json", ["shape", "over"], ["b8 h16 s2048 d128 causal", "1.5"])
     sources = BenchRows(file="x.bench.json"), TableRows(file="x.table.json", column="over", rival="cuDNN")
-    assert read(Newest(*sources), tmp_path).taken_at.startswith("2026-01-03")
-    assert Newest(BenchRows(file="none.bench.json")).read(tmp_path) is None
+    newer, older = Newest(*sources).read(tmp_path)
+    assert [(cell.label, cell.ratio) for cell in newer.cells] == [("b8 h16 s2048 d128 causal", 1.5)]
+    assert [(cell.label, cell.ratio) for cell in older.cells] == [("b16 h16 s1024 d128 causal", 1.1)]
+    assert Newest(BenchRows(file="none.bench.json")).read(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -133,5 +135,5 @@ def test_every_cell_below_its_bar_is_on_the_page() -> None:
 
 
 def _below(bar: Bar) -> list[Cell]:
-    found = [measurement for source in bar.sources if (measurement := source.read(RESULTS))]
+    found = [measurement for source in bar.sources for measurement in source.read(RESULTS)]
     return [cell for measurement in found for cell in measurement.cells if cell.ratio < bar.least]
