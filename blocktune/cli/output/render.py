@@ -151,7 +151,11 @@ def commit_sentence(commits: Iterable[str | None]) -> str:
     Returns:
         The sentence; empty where no part names its commit.
     """
-    named = dict.fromkeys(
-        commit[:COMMIT_CHARACTERS] + commit[len(commit.rstrip("+")) :] for commit in commits if commit
-    )
+    named = short_commits(commits)
     return f" Commit {' and '.join(named)}." if named else ""
+
+
+def short_commits(commits: Iterable[str | None]) -> list[str]:
+    """Return the beginnings of commits, each once, with the `+` of sources that were changed."""
+    shortened = (commit[:COMMIT_CHARACTERS] + commit[len(commit.rstrip("+")) :] for commit in commits if commit)
+    return list(dict.fromkeys(shortened))

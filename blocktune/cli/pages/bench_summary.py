@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
-from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means, software
+from blocktune.cli.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means
+from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.compare.report import PEERS
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.missing_peers import without
 from blocktune.cli.output.render import commit_sentence, counted
 from blocktune.cli.pages.feature_tables import passes_table
-from blocktune.cli.pages.missing_peers import without
 from blocktune.cli.pages.readme_rivals import left_out
 from blocktune.cli.tune.bench import geometric_mean
+from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compare.report import PEERS, UNTUNED, fastest_peer, out_of_the_box
@@ -219,13 +220,6 @@ def measured(document: Mapping[str, Any]) -> str:
         f"{document['environment']['power_limit_w']} W), kernels {kernels}, by {commands}: "
         f"{REGIMES[document['regime']]}, {shape.dtype}.{commits}{_untuned(document)}"
     )
-
-
-def software(document: Mapping[str, Any]) -> str:
-    """Return the versions of what a bench was measured with, the peers' among them."""
-    environment = document["environment"]
-    versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
-    return ", ".join([*versions, *environment.get("peers", {}).values()])
 
 
 def _untuned(document: Mapping[str, Any]) -> str:

@@ -23,6 +23,7 @@ from blocktune.cli.lab_files.untuned import DRAWN, drawn_block, read_untuned, un
 from blocktune.cli.lab_files.untuned import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.pages import bench_summary, speed_picture
+from blocktune.cli.pages.bars import tables as bar_tables
 from blocktune.cli.pages.bench_tables import NOTHING, absent, measured, results_block
 from blocktune.cli.pages.checks import differential_tables, fault_tables, gpu_test_tables, sanitizer_tables
 from blocktune.cli.pages.command_output import with_output
@@ -67,6 +68,7 @@ def _ladder(path: Path) -> str:
 
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
+    (lambda path: path.name == bar_tables.FILE, lambda path: bar_tables.block(path.parent)),
     (lambda path: path.name == FLEET, lambda path: fleet_table(sweeps_in(path))),
     (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
@@ -96,7 +98,7 @@ def with_results(page: str, folder: Path) -> str:
     folder/FILE.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
-    `facts#NAME` holds sentences (recorded/facts.py).
+    `facts#NAME` holds sentences (recorded/facts.py), `bars` what all files say of the bars (bars/tables.py).
 
     Raises:
         UsageError: a file is neither a bench nor what its name says.

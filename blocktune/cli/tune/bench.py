@@ -14,7 +14,7 @@ from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.tune.bench_file import BenchFile
+from blocktune.cli.tune.bench_file import BenchFile, software
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.errors import VerificationError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
 
-COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "against best peer", "config")
+COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "over best peer", "config")
 KEY_RATE = "keys, values"
 """A further column where there are few queries."""
 
@@ -71,6 +71,8 @@ def bench(
 
     device = current_device()
     file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
+    if not as_json:
+        say(f"{device.name} with {software(file.document)}")
     with ResultStore.open(db) as store, gpu_lock(device.uuid, note), CompileFarm(need_code=True) as farm:
         compile_ahead(store, device, shapes, farm)  # a winner of other sources ends the run before it begins
         clock = CudaClock()
@@ -134,7 +136,7 @@ def _show(row: Mapping[str, Any]) -> None:
     if any(rate is not None for rate in rates):
         columns = (*COLUMNS[:4], KEY_RATE, *COLUMNS[4:])
         rows = [(*cells[:4], _key_rate(rate), *cells[4:]) for cells, rate in zip(rows, rates, strict=True)]
-    print_table(columns, rows, title=f"{row['label']}, {row['regime']}, {row['rounds']} rounds{_best_peer(row)}")
+    print_table(columns, rows, title=_title(row, [entry["name"] for entry in timed]))
     for entry in row["contenders"]:
         if entry["problem"]:
             say(f"{entry['name']} was not timed: {entry['problem']}")
@@ -147,11 +149,16 @@ def _show(row: Mapping[str, Any]) -> None:
     say("")
 
 
-def _best_peer(row: Mapping[str, Any]) -> str:
+def _title(row: Mapping[str, Any], timed: Sequence[str]) -> str:
+    """Return what stands above the table of a shape: among the rest the fastest peer, and the peers that it lacks."""
+    from blocktune.cli.output.missing_peers import missing
     from blocktune.tuner.compare.report import PEERS
 
-    name = row.get("best_peer")  # absent from older files
-    return f", best peer {PEERS[name]}" if name else ""
+    best = row.get("best_peer")  # absent from older files
+    words = [row["label"], row["regime"], f"{row['rounds']} rounds"]
+    words += [f"best peer {PEERS[best]}"] if best else []
+    words += [f"without {lacking}"] if (lacking := missing(timed)) else []
+    return ", ".join(words)
 
 
 def _key_rate(rate: float | None) -> str:

@@ -1,6 +1,7 @@
 """The file that `tune bench --out` writes: rows of one device, software, regime and set of kernels."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,6 +83,13 @@ def read_bench(path: Path) -> dict[str, Any]:
         UsageError: it is no bench of this schema.
     """
     return read_document(path, "bench", FORMAT, SCHEMA)
+
+
+def software(document: Mapping[str, Any]) -> str:
+    """Return the versions of what a bench was measured with, the peers' among them."""
+    environment = document["environment"]
+    versions = [f"{name} {environment[name]}" for name in ("triton", "torch", "cudnn", "driver")]
+    return ", ".join([*versions, *environment.get("peers", {}).values()])
 
 
 def _peers() -> dict[str, str]:

@@ -28,8 +28,9 @@ from blocktune.tuner.measure.protocol import (
     REST_SECONDS,
     Clock,
     Rounds,
+    balanced,
     column,
-    timed_rounds,
+    rested_round,
 )
 
 ROUNDS_SECONDS = 1.2
@@ -144,7 +145,8 @@ class LineUp:
         wanted = int(ROUNDS_SECONDS / (REST_SECONDS + 1e-6 * estimate_us))
         count = max(ROUNDS[0], min(ROUNDS[1], wanted))
         with Watch(monitor) as watch:
-            rounds = timed_rounds(self._clock, self._runs, count, Regime.BURST)
+            orders = (balanced(len(self._runs), number) for number in range(count))
+            rounds = tuple(rested_round(self._clock, self._runs, order) for order in orders)
         return rounds, watch.load()
 
     def timed_entries(self, rounds: Rounds) -> tuple[Entry, ...]:

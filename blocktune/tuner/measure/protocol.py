@@ -17,7 +17,9 @@ for too
    short a time for its clocks to fall, and what decides is timed without heating up first; under sustained load it has
    worked for a second before what decides is timed, and nothing rests. The regime is part of a time's identity.
    `tune bench` compares under a load that never pauses (`CudaClock.loaded_rounds`), because contenders that differ in
-   power would otherwise let the clock recover, and records clock and power of the whole measurement in every row.
+   power would otherwise let the clock recover, and records clock and power of the whole measurement in every row. In a
+   comparison every contender follows every other one equally often (`balanced`): after one that draws little power the
+   clock is higher for some milliseconds, which would favour whoever always came next.
 7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
    which is to know every config equally well, has no race.
 
@@ -136,13 +138,12 @@ def timed_rounds(clock: Clock, launches: Sequence[Thunk], count: int, regime: Re
     """Return the rounds of a regime, in rotating order."""
     if regime is Regime.SUSTAINED:
         return clock.rounds(launches, count)
-    return tuple(_rested_round(clock, launches, number) for number in range(count))
+    return tuple(rested_round(clock, launches, rotated(len(launches), number)) for number in range(count))
 
 
-def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
-    """Return one round after a rest, in the order of its number; the times stand in the order of the launches."""
+def rested_round(clock: Clock, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[float, ...]:
+    """Return one round after a rest, taken in this order; the times stand in the order of the launches."""
     time.sleep(REST_SECONDS)
-    order = rotated(len(launches), number)
     (times,) = clock.rounds([launches[index] for index in order], 1)
     return tuple(time_us for _, time_us in sorted(zip(order, times, strict=True)))
 
@@ -150,6 +151,17 @@ def _rested_round(clock: Clock, launches: Sequence[Thunk], number: int) -> tuple
 def rotated(count: int, start: int) -> tuple[int, ...]:
     """Return the numbers 0..count-1, starting at `start` modulo count."""
     return tuple((start + step) % count for step in range(count))
+
+
+def balanced(count: int, number: int) -> tuple[int, ...]:
+    """Return the numbers 0..count-1 in the order of a round, by the number of the round.
+
+    In `count` rounds, or twice as many for an odd count, each number comes right after each other one equally often (a
+    Williams square).
+    """
+    steps = (step // 2 + 1 if step % 2 else -(step // 2) for step in range(count))  # 0, 1, -1, 2, -2
+    order = tuple((number + step) % count for step in steps)
+    return order[::-1] if count % 2 and number // count % 2 else order
 
 
 class CudaClock:
@@ -190,7 +202,7 @@ class CudaClock:
         for number in itertools.count():
             if time.monotonic() >= end and len(rounds) >= MIN_LOADED_ROUNDS:
                 break
-            waiting.append(self._enqueue(launches, rotated(len(launches), number), flushes))
+            waiting.append(self._enqueue(launches, balanced(len(launches), number), flushes))
             if waiting[-1].late:
                 flushes = min(2 * flushes or 1, _MAX_HEAD_START)
             if len(waiting) > 1:

@@ -144,7 +144,7 @@ def ladder_file(folder: Path, direction: str, *, predicted: bool) -> Path:
 def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, tmp_path: Path) -> None:
     kinds = {"forward": False, "backward": True}
     ladders = [ladder_file(tmp_path, direction, predicted=predicted) for direction, predicted in kinds.items()]
-    report = write_report(tmp_path / "both.html", *ladders, RESULTS / "h200-backward.bench.json")
+    report = write_report(tmp_path / "both.html", *ladders, RESULTS / "h200-passes.bench.json")
     opened = Page(browser, report)
     forward = "b2 h32 s8192 d64 bf16"
     assert opened.page.locator("#shapes-body h4").all_inner_texts() == [
@@ -152,7 +152,7 @@ def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, t
     ]
     assert opened.page.locator("#shapes-body h4 + p").all_inner_texts() == [
         "Measured: solid; predicted: hollow.",
-        "Measured by h200-backward.bench.json: solid; predicted: hollow.",
+        "Measured by h200-passes.bench.json: solid; predicted: hollow.",
         "Predicted by the models, nothing was measured: dashed.",
     ]
     heads = [table.all_inner_texts() for table in opened.page.locator("#shapes-body thead").all()]
@@ -166,19 +166,19 @@ def test_predicted_steps_are_dashed_and_measured_ones_come_first(browser: Any, t
 
 def test_a_measured_ladder_of_a_backward_stands_for_that_of_a_bench(browser: Any, tmp_path: Path) -> None:
     ladder = ladder_file(tmp_path, "backward", predicted=False)
-    opened = Page(browser, write_report(tmp_path / "one.html", ladder, RESULTS / "h200-backward.bench.json"))
+    opened = Page(browser, write_report(tmp_path / "one.html", ladder, RESULTS / "h200-passes.bench.json"))
     assert opened.page.locator("[id^=ladder-]").count() == 1
     assert opened.page.evaluate("BT.climbs()[0].origin") == "measured"
     opened.close()
 
 
 def test_a_bench_of_backwards_is_a_ladder(browser: Any, tmp_path: Path) -> None:
-    opened = Page(browser, write_report(tmp_path / "backward.html", RESULTS / "h200-backward.bench.json"))
+    opened = Page(browser, write_report(tmp_path / "backward.html", RESULTS / "h200-passes.bench.json"))
     assert opened.problems == []
     steps = [row.split("\t")[0] for row in opened.page.locator("#shapes-body table tbody tr").all_inner_texts()]
     assert steps == ["two passes", "one pass", "hopper"]
     assert opened.page.locator("#ladder-0 .mark-rect path").count() == 2 * len(steps), "a bar and a tick each"
-    assert "Measured by h200-backward.bench.json" in opened.text("#shapes-body")
+    assert "Measured by h200-passes.bench.json" in opened.text("#shapes-body")
     opened.close()
 
 

@@ -34,6 +34,7 @@ class FakeCompare:
         self.tuned = tuned
         self.fails_at = 0
         self.problem = ""
+        self.further: tuple[Entry, ...] = ()
         self.got: list[dict[str, Any]] = []
         self.compiled: list[str] = []
 
@@ -52,6 +53,7 @@ class FakeCompare:
             Entry(name="paper", problem="no block of this rule fits the device"),
             entry("cudnn", 200.0),
             replace(entry("triton_autotune", 110.0), tuning=stock),
+            *self.further,
         )
         return Comparison(shape=shape, regime=given["regime"], entries=entries, rounds=21, seconds=1.0)
 
@@ -82,7 +84,8 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
     result = tune("bench", *GRID, "--autotune")
     assert result.exit_code == 0, result.output
     for part in (
-        "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer cuDNN",
+        "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer cuDNN, without FlashAttention-3 and FlashAttention-4\n",
+        "over best peer",
         "100.0 µs",
         "2.000x (0.990 to 1.010)",
         "paper was not timed: no block of this rule",
@@ -94,6 +97,17 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]
     assert all(given["compiler"] is not None for given in fake.got)
     assert fake.compiled == ["b32 h32 s512 d64 bf16", "b16 h32 s1024 d64 bf16"]
+
+
+def test_all_peers_have_lines_and_versions(tune, fake: FakeCompare, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake.further = (entry("fa3", 125.0), entry("fa4", 150.0))
+    versions = {"fa3": "fa3-fwd 0.0.3", "fa4": "flash-attn-4 4.0.0b36"}
+    monkeypatch.setattr("blocktune.cli.tune.bench_file._peers", lambda: versions)
+    lines = tune("bench", "--seq", 512, "--dim", 64).stdout.splitlines()
+    assert lines[0].startswith("NVIDIA H200 with triton 3.6.0, torch 2.13, cudnn ")
+    assert lines[0].endswith(", driver 580, fa3-fwd 0.0.3, flash-attn-4 4.0.0b36")
+    assert lines[1] == "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer FlashAttention-3"
+    assert [line.split()[0] for line in lines if "µs" in line] == ["tuned", "cudnn", "triton_autotune", "fa3", "fa4"]
 
 
 def test_a_tuned_config_with_a_wrong_result_ends_with_7_after_all_rows(tune, fake: FakeCompare, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The protocol's arithmetic, and that the clock notices when the GPU catches up with the host."""
 
+import itertools
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +35,15 @@ def test_ratios_are_taken_inside_a_round() -> None:
 
 def test_the_order_rotates() -> None:
     assert [protocol.rotated(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 8])
+def test_everyone_follows_everyone_equally_often(count: int) -> None:
+    orders = [protocol.balanced(count, number) for number in range(count if count % 2 == 0 else 2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
+    assert set(pairs) == set(itertools.permutations(range(count), 2))
+    assert len(set(pairs.values())) <= 1
 
 
 class FakeGpu:

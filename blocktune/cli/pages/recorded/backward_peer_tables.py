@@ -7,8 +7,8 @@ from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
+from blocktune.cli.output.missing_peers import named_in, without
 from blocktune.cli.output.render import commit_sentence
-from blocktune.cli.pages.missing_peers import named_in, without
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
 

@@ -67,7 +67,7 @@ def backward_kernels(results: Path) -> str:
     """Return which plain backward is faster, by the bench, and all three by the sweeps."""
     rows = [
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]}
-        for row in read_bench(results / "h200-backward.bench.json")["rows"]
+        for row in read_bench(results / "h200-passes.bench.json")["rows"]
     ]
     ratios = [row["flash_bwd_split"] / row["flash_bwd_fused"] for row in rows if "flash_bwd_fused" in row]
     lines = [_line(("shape", *BACKWARDS.values())), _line(("---", *["---:"] * len(BACKWARDS)))]

@@ -11,8 +11,13 @@ EXPECTED = ("cudnn", "fa3", "fa4")
 def without(timed: Collection[str]) -> str:
     """Return a sentence, with a space after it, that names the expected peers that were not timed; empty where all
     were."""
-    missing = [PEERS[name] for name in EXPECTED if name not in timed]
-    return f"Measured without {_listed(missing)}. " if missing else ""
+    names = missing(timed)
+    return f"Measured without {names}. " if names else ""
+
+
+def missing(timed: Collection[str]) -> str:
+    """Return the expected peers that were not timed, as a list in words; empty where all were."""
+    return _listed([PEERS[name] for name in EXPECTED if name not in timed])
 
 
 def named_in(texts: Iterable[str]) -> set[str]:

@@ -1,0 +1,40 @@
+"""What one kind of attention is to reach."""
+
+from dataclasses import dataclass
+
+from blocktune.cli.pages.bars.sources import Source
+
+OVER_BEST = "over the best peer"
+DEVICES = ("h200", "h100")
+"""As files of results/ begin; the first is the one that the bars are of."""
+
+POWER = "The card is at its power limit, and its clock moves within one call."
+
+STEP = "[A step at head_dim 128](../kernels/lab_diary.md#a-step-at-head_dim-128)"
+AHEAD = "[Scores ahead](../kernels/lab_diary.md#scores-ahead)"
+BIASES = "[ALiBi, masks and dropout](../kernels/lab_diary.md#alibi-masks-and-dropout-in-the-forward)"
+BACKWARD_BIASES = "[the same in the backward](../kernels/lab_diary.md#alibi-masks-and-dropout-in-the-backward)"
+EIGHT_BITS = "[The forward in 8 bits](../kernels/lab_diary.md#the-forward-in-8-bits)"
+BATCH_1 = "[Decoding at batch 1](../kernels/lab_diary.md#decoding-at-batch-1)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """The least ratios of one kind of attention.
+
+    what: the kind. least: of every cell. mean: the geometric mean of the cells; None where there is none.
+    ratio: what the ratios are. sources: one for every line of the table. limit: what keeps cells below the bar, and
+    where attempts are written down; empty where none is.
+    """
+
+    what: str
+    least: float
+    sources: tuple[Source, ...]
+    mean: float | None = None
+    ratio: str = OVER_BEST
+    limit: str = ""
+
+    @property
+    def label(self) -> str:
+        mean = "" if self.mean is None else f", mean {self.mean:.2f}"
+        return f"{self.least:.2f}{mean}" + ("" if self.ratio == OVER_BEST else f" {self.ratio}")

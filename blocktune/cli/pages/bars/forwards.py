@@ -1,0 +1,162 @@
+"""The bars of forwards."""
+
+from collections.abc import Collection
+
+from blocktune.cli.pages.bars.bar import BIASES, DEVICES, EIGHT_BITS, POWER, Bar
+from blocktune.cli.pages.bars.choices import Chosen, forwards, is_forward, words
+from blocktune.cli.pages.bars.sources import RIVALS, SHORT, BenchRows, Newest, Source, TableRows
+from blocktune.kernels.values.shape import AttentionShape
+
+FEATURES = "-features.bench.json"
+
+
+def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
+    """Return the bench of each device with a suffix, next to some contenders."""
+    return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)
+
+
+def _biased(shape: AttentionShape) -> bool:
+    """Return which shapes are forwards with ALiBi or a mask of all pairs, and nothing else."""
+    return is_forward(shape) and shape.features.label in ("alibi", "boolean", "additive")
+
+
+def in_8_bits(*dims: int, rival: str, column: str) -> Source:
+    """Return 8-bit forwards of an H200 next to one contender."""
+    rows = words(*(f"d{dim}" for dim in dims))
+    return Newest(
+        BenchRows(file="h200-fp8.bench.json", shapes=forwards(*dims), rivals=(rival,)),
+        TableRows(file="h200.fp8.table.json", column=column, rival=SHORT[rival], rows=rows),
+    )
+
+
+def of_plain(*wanted: str) -> Source:
+    """Return forwards with a feature of an H200 next to plain ones."""
+    return TableRows(file="h200.biases.table.json", column="of the plain rate", rival="plain call", rows=words(*wanted))
+
+
+FORWARDS = (
+    Bar(
+        what="forward, 64 and 128 columns",
+        least=1.0,
+        mean=1.05,
+        sources=(
+            *benches(".bench.json", forwards(64, 128)),
+            BenchRows(file="h200-sustained.bench.json", shapes=forwards(64, 128)),
+        ),
+    ),
+    Bar(what="forward, 256 columns", least=1.0, sources=benches("-wide.bench.json", forwards(256))),
+    Bar(
+        what="forward, keys of 192 and values of 128 columns",
+        least=1.02,
+        sources=(
+            BenchRows(file="h200-grouped-features.bench.json", shapes=forwards(192, narrow=True)),
+            TableRows(
+                file="h100.queries.table.json",
+                column="registers over FlashAttention-3",
+                rival="FA3",
+                rows=words("d192/128"),
+            ),
+        ),
+        limit="What limits long causal calls was not profiled.",
+    ),
+    Bar(
+        what="forward, groups of 4, 8 and 16",
+        least=1.02,
+        sources=(BenchRows(file="h200-grouped-features.bench.json", shapes=forwards(64, 128, grouped=True)),),
+    ),
+    Bar(
+        what="forward, 32k to 128k tokens",
+        least=1.0,
+        sources=benches("-long.bench.json", forwards(128)),
+        limit=f"{POWER} [The table](forward.md#long-contexts) has the spread of the rounds.",
+    ),
+    Bar(
+        what="forward, soft cap",
+        least=1.0,
+        ratio="over FA3",
+        sources=(
+            Newest(
+                BenchRows(file=f"h200{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
+                TableRows(file="h200.softcap.table.json", column="over FlashAttention-3", rival="FA3"),
+            ),
+            BenchRows(file=f"h100{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
+        ),
+    ),
+    Bar(
+        what="forward, soft cap",
+        least=1.3,
+        ratio="over FA4",
+        sources=benches(FEATURES, forwards(64, 128, features="softcap"), ("fa4",)),
+    ),
+    Bar(
+        what="forward, window of 1024",
+        least=1.0,
+        sources=benches(FEATURES, forwards(64, 128, features="window=1023:-1")),
+    ),
+    Bar(
+        what="8-bit forward, 64 and 128 columns",
+        least=1.03,
+        ratio="over FA3 in 8 bits",
+        sources=(in_8_bits(64, 128, rival="fa3", column="over FlashAttention-3"),),
+        limit=(
+            "With few keys the pass that transposes values counts, elsewhere exponentials and the conversion of "
+            f"probabilities, which 8 bits do not shorten. {EIGHT_BITS}."
+        ),
+    ),
+    Bar(
+        what="8-bit forward, 64 and 128 columns",
+        least=1.0,
+        ratio="over our 16 bits",
+        sources=(in_8_bits(64, 128, rival="bfloat16", column="over our 16 bits"),),
+        limit=(
+            "Products of 64 columns are short in 16 bits already, so that exponentials decide; with few keys the "
+            f"transposing of values. {EIGHT_BITS}."
+        ),
+    ),
+    Bar(
+        what="8-bit forward, 256 columns",
+        least=1.0,
+        ratio="over FA3 in 8 bits",
+        sources=(in_8_bits(256, rival="fa3", column="over FlashAttention-3"),),
+        limit=f"With few keys the pass that transposes values counts. {EIGHT_BITS}.",
+    ),
+    Bar(
+        what="forward, ALiBi",
+        least=0.9,
+        ratio="of the plain rate",
+        sources=(of_plain("alibi"),),
+        limit=f"The issue of instructions: without a bound at the right, every score costs two more. {BIASES}.",
+    ),
+    Bar(
+        what="forward, boolean and additive masks",
+        least=0.75,
+        ratio="of the plain rate",
+        sources=(of_plain("boolean", "additive"),),
+        limit=f"An additive mask of 64 columns is read from the L2 and unpacked, two instructions a score. {BIASES}.",
+    ),
+    Bar(
+        what="forward, dropout",
+        least=0.55,
+        ratio="of the plain rate",
+        sources=(of_plain("dropout"),),
+        limit=(
+            "Wide products of Philox: with 64 columns two warps on one scheduler hardly cover each other's stalls. "
+            f"{BIASES}."
+        ),
+    ),
+    Bar(
+        what="forward, ALiBi and masks",
+        least=1.2,
+        sources=(
+            Newest(
+                BenchRows(file=f"h200{FEATURES}", shapes=_biased),
+                TableRows(
+                    file="h200.biases.table.json",
+                    column="over cuDNN",
+                    rival="cuDNN",
+                    rows=words("boolean", "additive"),
+                ),
+            ),
+        ),
+    ),
+)
