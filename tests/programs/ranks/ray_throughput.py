@@ -69,7 +69,15 @@ def cells(gpus: int, name: str, ends: list[float], local: list[float], trials: i
     """Return the row of an engine. The jobs that end first are each the first one of a GPU."""
     rest, local_rest = ends[-1] - ends[gpus - 1], local[-1] - local[gpus - 1]
     rate, share = len(ends) * trials / ends[-1], local[-1] / ends[-1]
-    return [str(gpus), name, f"{ends[-1]:.1f}", f"{rate:.2f}", f"{share:.3f}", f"{rest:.1f}", f"{local_rest / rest:.3f}"]
+    return [
+        str(gpus),
+        name,
+        f"{ends[-1]:.1f}",
+        f"{rate:.2f}",
+        f"{share:.3f}",
+        f"{rest:.1f}",
+        f"{local_rest / rest:.3f}",
+    ]
 
 
 def main(count: int, trials: int, out: Path | None) -> None:
