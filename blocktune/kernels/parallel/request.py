@@ -115,7 +115,10 @@ def _known(layout: SequenceLayout | str) -> SequenceLayout | str:
         WrongTypeError: it is neither a layout nor a name.
     """
     if not isinstance(layout, (SequenceLayout, str)):
-        raise WrongTypeError(f"`layout` must be a name or a SequenceLayout, but got {type(layout).__name__}.")
+        raise WrongTypeError(
+            f"`layout` must be a name or a SequenceLayout, but got {type(layout).__name__}. Give the one that the "
+            "sequence was split by."
+        )
     return layout
 
 
