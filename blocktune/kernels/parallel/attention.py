@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.sdpa_arguments import autocasted
 from blocktune.kernels.parallel.agreement import agree
@@ -78,8 +79,9 @@ def context_parallel_attention(
         RankError: another rank ended, or took no part within the group's timeout.
     """
     ranks = Ranks.of(group)
-    q, k, v = autocasted(q, k, v)
     try:
+        check_dimensions("[batch, heads, length, dim]", q=q, k=k, v=v)
+        q, k, v = autocasted(q, k, v)
         request = request_of(
             ranks,
             q,

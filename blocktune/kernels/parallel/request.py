@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from math import inf
+from operator import index
 from typing import Any, TypeAlias
 
 import torch
@@ -22,7 +23,7 @@ from blocktune.kernels.parallel.plan.cost import fastest, machine_of
 from blocktune.kernels.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, require_possible
 from blocktune.kernels.parallel.ranks import Ranks
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import UsageError, WrongTypeError
 from blocktune.kernels.values.features import UNLIMITED
 
 AUTO = "auto"
@@ -66,7 +67,7 @@ def request_of(
     softcap, (left, right) = real_number("softcap", softcap), window_of(window)
     check_softcap(softcap)
     length, bounds = q.shape[2], _bounds(cu_seqlens, q.shape[0])
-    placed = _layout(layout, bounds[-1] if bounds else length * ranks.size, ranks.size)
+    placed = _layout(_known(layout), bounds[-1] if bounds else length * ranks.size, ranks.size)
     _check_length(q, k, placed, ranks)
     bounds = bounds or (0, placed.seqlen)
     _check_end(bounds, placed)
@@ -107,6 +108,20 @@ def _schedule(name: str, problem: Problem, ranks: Ranks, device: torch.device, *
     return Schedule(name)
 
 
+def _known(layout: SequenceLayout | str) -> SequenceLayout | str:
+    """Return what may be a layout.
+
+    Raises:
+        WrongTypeError: it is neither a layout nor a name.
+    """
+    if not isinstance(layout, (SequenceLayout, str)):
+        raise WrongTypeError(
+            f"`layout` must be a name or a SequenceLayout, but got {type(layout).__name__}. Give the one that the "
+            "sequence was split by."
+        )
+    return layout
+
+
 @lru_cache(maxsize=64)
 def _layout(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> SequenceLayout:
     return layout_named(layout, seqlen, num_ranks)
@@ -116,11 +131,18 @@ def _bounds(cu_seqlens: Bounds, batch: int) -> tuple[int, ...]:
     """Return where packed sequences begin, and the end of the last one; nothing without packed sequences.
 
     Raises:
+        WrongTypeError: they are no whole numbers.
         UsageError: they do not ascend from 0, or there is more than one batch entry.
     """
     if cu_seqlens is None:
         return ()
-    bounds = tuple(int(bound) for bound in (cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens))
+    given = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else cu_seqlens
+    try:
+        bounds = tuple(map(index, given))
+    except TypeError as error:
+        raise WrongTypeError(
+            f"`cu_seqlens` must be whole numbers, but got {given!r:.100}. Give a tuple or an int32 tensor."
+        ) from error
     if len(bounds) < 2 or bounds[0] != 0 or any(after < before for before, after in pairwise(bounds)):
         raise UsageError(
             f"`cu_seqlens` must begin with 0 and ascend, with two numbers at least, but got {bounds[:8]}. Give the "

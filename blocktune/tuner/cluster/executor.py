@@ -27,7 +27,7 @@ from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS, SILENCE_SECO
 from blocktune.tuner.fleet.streamed_store import Packed, known_for
 from blocktune.tuner.fleet.time_shares import TimeShares
 
-HEAR_SECONDS = 0.5
+HEAR_SECONDS = 0.1
 """How long the driver listens before it looks for tasks that ended, for the clock and for Ctrl-C."""
 
 FROZEN_SECONDS = 60.0 + START_SECONDS

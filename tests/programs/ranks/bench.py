@@ -135,17 +135,17 @@ def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None
 
 
 def measure_length(bench: Bench, ranks: int, length: int) -> None:
-    """Measure one length: of a long one without heads for tokens, with the backward first, and way by way, PyTorch's
-    first, so that each that ends is kept."""
-    ways, directions = ours(bench, ranks, length) | theirs(bench, ranks), ("forward", "both")
-    turns = [ways]
-    if length >= LONG:
-        ways.pop(Schedule.ULYSSES, None)
-        turns = [{name: ways[name]} for name in reversed(ways)]
-        directions = ("both", "forward") if ranks == dist.get_world_size() else ("forward",)
-    for direction in directions:
-        for own in turns:
-            measure_in_turns(bench, own, ranks, length, direction)
+    """Measure one length: of a long one without heads for tokens, and way by way, PyTorch's first, so that each that
+    ends is kept."""
+    ways = ours(bench, ranks, length) | theirs(bench, ranks)
+    if length < LONG:
+        for direction in ("forward", "both"):
+            measure_in_turns(bench, ways, ranks, length, direction)
+        return
+    ways.pop(Schedule.ULYSSES, None)
+    for name in reversed(ways):
+        for direction in ("forward", "both") if ranks == dist.get_world_size() else ("forward",):
+            measure_in_turns(bench, {name: ways[name]}, ranks, length, direction)
 
 
 def ours(bench: Bench, ranks: int, length: int) -> dict[str, Way]:

@@ -1,8 +1,9 @@
 """Local executor against Ray on the GPUs of this machine: ray_throughput SHAPES TRIALS [OUT]
 
-Both tune the same shapes with cold caches, one after the other: local, Ray. Prints seconds of either and Ray's share of
-the local throughput, and writes them to OUT as a table. The start of Ray counts apart, since a cluster is there before
-a run.
+Both tune the same shapes with cold caches, one after the other: local, Ray. Prints when each job began and ended, the
+seconds of either engine and Ray's share of the local throughput, and writes them to OUT as a table. The start of Ray
+counts apart, since a cluster is there before a run. What follows the first job of every GPU has columns of its own: the
+start of the workers, which a run makes once, is over by then.
 """
 
 import dataclasses
@@ -26,13 +27,16 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cluster.connection import connected
 from blocktune.tuner.cluster.executor import RayExecutor
 from blocktune.tuner.fleet.executor import Executor
-from blocktune.tuner.fleet.job import Failed, Finished, Job
+from blocktune.tuner.fleet.job import Failed, Finished, Job, Started
 from blocktune.tuner.fleet.local_executor import LocalExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget
 from tests.support.ranks.document import new_document, table
 
-COLUMNS = ("GPUs", "engine", "seconds", "trials a second", "throughput over the local executor's")
+COLUMNS = (
+    "GPUs", "engine", "seconds", "trials a second", "throughput over the local executor's",
+    "seconds after every GPU's first job", "their throughput over the local executor's",
+)  # fmt: skip
 
 
 @contextmanager
@@ -43,14 +47,17 @@ def cold_caches() -> Iterator[Path]:
         yield Path(folder)
 
 
-def seconds_of(executor: Executor, jobs: list[Job], place: Path) -> float:
+def ends_of(executor: Executor, jobs: list[Job], place: Path) -> list[float]:
+    """Return after how many seconds each job ended, in order."""
     with ResultStore.open(place):
         pass
-    begun = time.monotonic()
+    begun, ends = time.monotonic(), list[float]()
     for event in executor.run([dataclasses.replace(job, database=str(place)) for job in jobs]):
-        if isinstance(event, (Finished, Failed)):
-            sys.stderr.write(f"{time.monotonic() - begun:6.1f} s {event.job.shape.label} {type(event).__name__}\n")
-    return time.monotonic() - begun
+        if isinstance(event, (Started, Finished, Failed)):
+            spent = time.monotonic() - begun
+            sys.stderr.write(f"{spent:6.1f} s {event.job.shape.label} {type(event).__name__}\n")
+            ends += [] if isinstance(event, Started) else [spent]
+    return ends
 
 
 def shapes(count: int) -> list[AttentionShape]:
@@ -58,25 +65,37 @@ def shapes(count: int) -> list[AttentionShape]:
     return [complete_shape(512 * (1 + number // 2), (64, 128)[number % 2]) for number in range(count)]
 
 
+def cells(gpus: int, name: str, ends: list[float], local: list[float], trials: int) -> list[str]:
+    """Return the row of an engine. The jobs that end first are each the first one of a GPU."""
+    rest, local_rest = ends[-1] - ends[gpus - 1], local[-1] - local[gpus - 1]
+    rate, share = len(ends) * trials / ends[-1], local[-1] / ends[-1]
+    return [
+        str(gpus),
+        name,
+        f"{ends[-1]:.1f}",
+        f"{rate:.2f}",
+        f"{share:.3f}",
+        f"{rest:.1f}",
+        f"{local_rest / rest:.3f}",
+    ]
+
+
 def main(count: int, trials: int, out: Path | None) -> None:
     alike, _ = alike_devices(present_devices()[0])
     jobs = [Job(shape=shape, device=alike[0].key, budget=Budget(trials=trials)) for shape in shapes(count)]
     with cold_caches() as folder:
-        local = seconds_of(LocalExecutor(alike), jobs, folder / "local.db")
-        sys.stdout.write(f"local {local:.1f} s\n")
+        local = ends_of(LocalExecutor(alike), jobs, folder / "local.db")
+        sys.stdout.write(f"local {local[-1]:.1f} s\n")
         sys.stdout.flush()
     with cold_caches() as folder:
         begun = time.monotonic()
         with connected(None):
             start = time.monotonic() - begun
-            cluster = seconds_of(RayExecutor(), jobs, folder / "ray.db")
-    seconds = {"local executor": local, "Ray": cluster}
+            cluster = ends_of(RayExecutor(), jobs, folder / "ray.db")
     how = f"{count} shapes of 512 to {jobs[-1].shape.seqlen_q:,} tokens, {trials} trials each, tuned from empty caches"
     how += f" one executor after the other; the start of Ray, {start:.1f} s, counts apart."
-    rows = [
-        [str(len(alike)), name, f"{spent:.1f}", f"{count * trials / spent:.2f}", f"{local / spent:.3f}"]
-        for name, spent in seconds.items()
-    ]
+    engines = {"local executor": local, "Ray": cluster}
+    rows = [cells(len(alike), name, ends, local, trials) for name, ends in engines.items()]
     sys.stdout.write(f"{how}\n" + "\n".join(" ".join(row) for row in rows) + "\n")
     if out is not None:
         document = new_document(torch.device("cuda"))

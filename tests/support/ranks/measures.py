@@ -25,6 +25,9 @@ Way = tuple[Callable[..., Any], Callable[[], Any]]
 TURN_S = 0.15
 """Of the slowest way, as far as ten runs make it."""
 
+ONCE_S = 10.0
+"""PyTorch's ways are not run again if their first run took this long: they look for no configs in it."""
+
 
 @dataclass
 class Bench:
@@ -52,6 +55,10 @@ class Bench:
         if dist.get_rank() == 0:
             note(self.document, self.out, row)
             print(json.dumps(row), flush=True)
+
+    def is_rival(self, way: str) -> bool:
+        """Tell whether a way is PyTorch's."""
+        return any(way == name for name, _ in self.rival.values())
 
     def has(self, seconds: float) -> bool:
         """Tell whether this much time is left on all ranks."""
@@ -133,11 +140,13 @@ def by_turns(
     bench: Bench, ways: Mapping[str, Way], leaves: list[Tensor], direction: str, group: Any
 ) -> dict[str, dict[str, Any]]:
     """Return the time and the memory of each way, or why it has none: the median of some turns after a first run, which
-    finds configs and tries each on the tensors."""
+    finds configs and tries each on the tensors; of a long call of PyTorch's that run."""
     turns = {name: partial(timed_turn, way, leaves, direction, bench.device, group) for name, way in ways.items()}
     found = {name: timed_row(bench, turn) for name, turn in turns.items()}
     times: dict[str, list[float]] = {name: [] for name, row in found.items() if "ms" in row}
     slowest_s = max((found[name]["ms"] / 1e3 for name in times), default=0.0)
+    if slowest_s > ONCE_S:
+        times = {name: spent for name, spent in times.items() if not bench.is_rival(name)}
     for _ in range(turns_of(slowest_s)):
         for name, spent in times.items():
             repeats = max(1, min(10, int(TURN_S / slowest_s)))

@@ -67,6 +67,9 @@ def refuses() -> Answer:
         "dtype": lambda: context_parallel_attention(*(one.to(torch.float16 if last else one.dtype) for one in part())),
         "scale": lambda: context_parallel_attention(*part(), scale=0.5 if first else None),
         "dimensions": lambda: context_parallel_attention(*(one[0] for one in part())),
+        "no tensor": lambda: context_parallel_attention("x" if first else part()[0], *part()[1:]),  # type: ignore[arg-type]
+        "no numbers": lambda: context_parallel_attention(*part(), cu_seqlens="0,9"),
+        "no layout": lambda: context_parallel_attention(*part(), layout=[LENGTH] * size),  # type: ignore[arg-type]
         "cu_seqlens": lambda: context_parallel_attention(*part(), cu_seqlens=(0, 9, 8, LENGTH * size)),
         "end": lambda: context_parallel_attention(
             *part(), cu_seqlens=(0, LENGTH * size + 1), layout=SequenceLayout.zigzag(LENGTH * size, size)
@@ -76,6 +79,7 @@ def refuses() -> Answer:
         "gradient": lambda: context_parallel_attention(*(one.requires_grad_(first) for one in part())),
         "join": lambda: join_sequence(part(LENGTH + first)[0], dim=2),
         "decode": lambda: context_parallel_decode(*(one.transpose(1, 2)[:, : 4 + first] for one in part())),
+        "no cache": lambda: context_parallel_decode(part()[0], "x" if last else part()[1], part()[2]),  # type: ignore[arg-type]
     }
     found: Answer = {name: refusal(call) for name, call in wrong.items()}
     q, k, v = part()
