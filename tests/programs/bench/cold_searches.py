@@ -31,8 +31,8 @@ RUNS = {
     "grid": "--grid 'seq=512,1024,2048,4096,8192,16384 dim=64,128 causal=0,1'",
 }
 HOW = (
-    "`tune run` from empty caches and without a store, from the start of its process to its end, on a machine with "
-    f"{os.cpu_count()} processors. `search` and `finals` say after how many seconds the first of each began; `a shape` "
+    "`tune run` from empty caches and without a store, from the start of its process to its end, on "
+    f"{len(os.sched_getaffinity(0))} processors. `search` and `finals` say after how many seconds the first of each began; `a shape` "
     "is the median of their reports."
 )
 PHASE = re.compile(r"\d+/\d+ (search|finals)")
