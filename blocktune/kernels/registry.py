@@ -105,8 +105,10 @@ def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKer
 
 
 def _able(shape: AttentionShape, limits: ComputeLimits) -> Iterator[AttentionKernel]:
-    """Yield the kernels that compute a shape, in registry order."""
-    return (kernel for kernel in competing() if kernel.unsupported(shape, limits) is None)
+    """Yield the kernels that compute a shape, in registry order. Those of the other direction need not say why not."""
+    for kernel in KERNELS.values():
+        if kernel.direction is shape.direction and not kernel.historical and kernel.unsupported(shape, limits) is None:
+            yield kernel
 
 
 def register(kernel: AttentionKernel) -> ExitStack:

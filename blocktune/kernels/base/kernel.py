@@ -132,9 +132,9 @@ class AttentionKernel(ABC):
             return f"{self.name} computes {self.direction}, but got a {shape.direction} shape"
         if shape.dtype not in self.dtypes:
             return f"{self.name} computes {', '.join(sorted(self.dtypes))}, but got {shape.dtype}"
-        missing = sorted(shape.features.names - self.features)
+        missing = shape.features.names - self.features
         if missing:
-            return f"{self.name} does not know {', '.join(missing)}"
+            return f"{self.name} does not know {', '.join(sorted(missing))}"
         return None
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
