@@ -21,12 +21,12 @@ RESULTS = Path(__file__).parent.parent / "results"
 COMPUTED = ("results", "replay", "correction", "untuned", "transfer")
 """Formats without a commit: winners name the source of their kernel, and the others are computed from sweeps."""
 BEFORE_COMMITS = {
-    *(f"h200{part}.bench.json" for part in ("", "-backward", "-backward-wide", "-decode", "-features", "-portable")),
+    *(f"h200{part}.bench.json" for part in ("", "-backward-wide", "-decode", "-features", "-passes", "-portable")),
     *(f"h200{part}.bench.json" for part in ("-sparse-features", "-wide")),
     *(f"h200.{kind}.json" for kind in ("differential", "gpu-tests", "ladder", "noise", "rematch")),
     *("h200.sanitizer.json", "store.faults.json", "cpu.ui.json"),
 }
-"""Records that were made before records named their commit. No name is added here."""
+"""Records that were made before records named their commit. No record is added here."""
 EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold
 
 

@@ -32,8 +32,8 @@ RUNS = {
 }
 HOW = (
     "`tune run` from empty caches and without a store, from the start of its process to its end, on "
-    f"{len(os.sched_getaffinity(0))} processors. `search` and `finals` say after how many seconds the first of each began; `a shape` "
-    "is the median of their reports."
+    f"{len(os.sched_getaffinity(0))} processors. `search` and `finals` say after how many seconds the first of each "
+    "began; `a shape` is the median of their reports."
 )
 PHASE = re.compile(r"\d+/\d+ (search|finals)")
 """How a line of progress begins."""

@@ -31,7 +31,14 @@ def in_8_bits(*dims: int, rival: str, column: str) -> Source:
 
 def of_plain(*wanted: str) -> Source:
     """Return forwards with a feature of an H200 next to plain ones."""
-    return TableRows(file="h200.biases.table.json", column="of the plain rate", rival="plain call", rows=words(*wanted))
+    return Newest(
+        *(
+            TableRows(
+                file=f"h200.{name}.table.json", column="of the plain rate", rival="plain call", rows=words(*wanted)
+            )
+            for name in ("biases", "alibi-round")
+        )
+    )
 
 
 FORWARDS = (

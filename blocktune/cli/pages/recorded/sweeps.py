@@ -3,7 +3,7 @@
 from functools import cache
 from pathlib import Path
 
-from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
+from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep, load_sweep, sweep_files
 
 
 @cache
@@ -13,9 +13,6 @@ def recorded_sweep(path: Path) -> Sweep:
 
 
 def sweeps_in(*folders: Path) -> list[Sweep]:
-    """Return all sweeps of some folders, as `sweep_files` lists them.
-
-    Raises:
-        UsageError: a folder has no sweeps.
-    """
-    return [recorded_sweep(path) for path in sweep_files(folders)]
+    """Return all sweeps of some folders, as `sweep_files` lists them; a folder may have none."""
+    filled = [folder for folder in folders if any(folder.glob(f"*{SUFFIX}"))]
+    return [recorded_sweep(path) for path in sweep_files(filled)]
