@@ -258,7 +258,7 @@ def test_a_gpu_that_is_here_is_measured(tune, fake: FakeTune, monkeypatch: pytes
     monkeypatch.setattr(device, "present_devices", lambda: (here,))
     lines = tune(*RUN).stderr.splitlines()
     assert lines[0] == "measuring on NVIDIA H200"
-    assert lines[2] == "measuring up to 40 configs, for at most 60 s once the first is measured, then finals"
+    assert lines[2] == "measuring up to 24 configs, for at most 60 s once the first is measured, then finals"
     assert fake.got["device"] is here
     assert tune(*RUN, "--device", "a100").stderr.startswith("no NVIDIA A100-SXM4-80GB in this machine")
 

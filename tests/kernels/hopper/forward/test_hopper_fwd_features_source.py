@@ -115,7 +115,7 @@ def test_masks_that_heads_entries_or_queries_share(features: str, sizes: tuple[i
 
 @pytest.mark.parametrize(
     ("block_m", "block_n", "num_stages", "own"),
-    [(128, 64, 2, (0, 0, 1)), (192, 128, 2, (1, 0, 1)), (256, 64, 3, (1, 1, 0)), (128, 128, 2, (1, 1, 1))],
+    [(128, 64, 2, (0, 0, 1)), (192, 128, 2, (1, 1, 1)), (256, 64, 3, (1, 1, 0)), (128, 128, 2, (1, 1, 1))],
 )
 @pytest.mark.parametrize("features", [*WORDS, "alibi additive dropout"])
 def test_parameters(features: str, block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
@@ -138,6 +138,7 @@ def test_walks_that_begin_at_the_diagonal(
     for seqlen_q, seqlen_k in ((384, 384), (256, 640), (640, 256), (255, 384), (257, 384)):
         problem = shape_of(seqlen_q, seqlen_k, features=features, num_heads=1)
         own = {"block_m": block_m, "block_n": block_n, "split_release": split_release, "num_stages": 4}
+        own |= {"early_p": 1}  # scores of 256 rows leave no registers for late ones
         config = config_of(problem, **own)
         aligned = problem.diagonal >= 0 and problem.diagonal % 128 == 0
         assert alibi_constant(config, problem) == (code if aligned else 2)
