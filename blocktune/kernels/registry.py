@@ -106,9 +106,8 @@ def default_kernel(shape: AttentionShape, limits: ComputeLimits) -> AttentionKer
 
 def _able(shape: AttentionShape, limits: ComputeLimits) -> Iterator[AttentionKernel]:
     """Yield the kernels that compute a shape, in registry order. Those of the other direction need not say why not."""
-    for kernel in KERNELS.values():
-        if kernel.direction is shape.direction and not kernel.historical and kernel.unsupported(shape, limits) is None:
-            yield kernel
+    of_its_direction = (kernel for kernel in competing() if kernel.direction is shape.direction)
+    return (kernel for kernel in of_its_direction if kernel.unsupported(shape, limits) is None)
 
 
 def register(kernel: AttentionKernel) -> ExitStack:

@@ -141,8 +141,10 @@ class PreparedBackward:
 
     def __call__(self, q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *rest: Any) -> None:
         strides = q.stride(), k.stride(), v.stride(), out.stride(), dout.stride()
+        addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | out.data_ptr() | lse.data_ptr() | dout.data_ptr()
+        aligned = not addresses % ALIGNMENT_BYTES or _alignments(q, k, v, out, lse, dout)
         tokens = q.shape[2] if self._binds_tokens else None
-        layout = strides, dout.dtype, _alignments(q, k, v, out, lse, dout), tokens
+        layout = strides, dout.dtype, aligned, tokens
         launch = self._launches.get(layout)
         if launch is None:
             launch = self._made(layout, (q, k, v, out, lse, dout, *rest))

@@ -132,7 +132,7 @@ FORWARDS = (
         least=0.9,
         ratio="of the plain rate",
         sources=(of_plain("alibi"),),
-        limit=f"The issue of instructions: without a bound at the right, every score costs two more. {BIASES}.",
+        limit=f"Instructions: with 64 columns and no bound at the right, a score takes two more. {BIASES}.",
     ),
     Bar(
         what="forward, boolean and additive masks",
