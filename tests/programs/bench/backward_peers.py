@@ -96,19 +96,21 @@ class Problem:
         torch.manual_seed(0)
         self.shape, self.scale = shape, shape.head_dim**-0.5
         heads = (shape.num_heads, shape.num_heads_kv, shape.num_heads_kv, shape.num_heads, shape.num_heads)
+        widths = (shape.head_dim, shape.head_dim, *(shape.head_dim_v,) * 3)
         self.q, self.k, self.v, self.out, self.dout = (
-            torch.randn(shape.batch, count, shape.seqlen_q, shape.head_dim, device="cuda", dtype=torch.bfloat16)
-            for count in heads
+            torch.randn(shape.batch, count, shape.seqlen_q, width, device="cuda", dtype=torch.bfloat16)
+            for count, width in zip(heads, widths, strict=True)
         )
         self.lse = (keys_seen(shape).log() + 0.5).expand(self.q.shape[:3]).contiguous()
         self.gradients = [torch.empty_like(tensor) for tensor in (self.q, self.k, self.v)]
         self.mask = random_mask(shape) if shape.features.mask is MaskKind.BLOCK_SPARSE else None
+        self.bias = random_bias(shape) if shape.features.mask is MaskKind.ADDITIVE else None
 
     def own(self, kernel: AttentionKernel, changes: Features | None = None) -> Run:
         """Return the default of a kernel, for other features of the call if some are given."""
         shape = self.shape if changes is None else replace(self.shape, features=changes)
         mask = self.mask if shape.features.mask is MaskKind.BLOCK_SPARSE else None
-        extras = Extras(softcap=SOFTCAP if shape.features.softcap else 0.0, block_mask=mask)
+        extras = Extras(softcap=SOFTCAP if shape.features.softcap else 0.0, block_mask=mask, mask=self.bias)
         launch = kernel.bind(kernel.default_config(shape, HOPPER), shape)
         given = self.q, self.k, self.v, self.out, self.lse, self.dout, *self.gradients, self.scale, extras
         return lambda: launch(*given)
@@ -155,6 +157,11 @@ def random_mask(shape: AttentionShape) -> BlockMask:
     return BlockMask(MASK_BLOCK, MASK_BLOCK, (ranks < round(DENSITY * blocks)).cuda())
 
 
+def random_bias(shape: AttentionShape) -> torch.Tensor:
+    """Return an additive mask of all heads."""
+    return torch.randn(1, 1, shape.seqlen_q, shape.seqlen_k, device="cuda", dtype=torch.bfloat16)
+
+
 def flash_lists(mask: BlockMask, shape: AttentionShape) -> Any:
     """Return a mask as FlashAttention-4 takes it: all blocks are whole."""
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
@@ -185,7 +192,7 @@ def contenders(problem: Problem) -> dict[str, Run]:
         found["in a fixed order"] = problem.own(kernel, Features.parse("block_sparse deterministic"))
     if shape.features.deterministic:
         found["in any order"] = problem.own(kernel, Features())
-    if problem.mask is None or shape.causal is Causal.NONE:
+    if problem.bias is None and (problem.mask is None or shape.causal is Causal.NONE):
         found[FLASH] = problem.flash()
     if shape.group_size > 1:
         found[CUDNN] = problem.cudnn()
