@@ -11,6 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,10 +76,12 @@ def looked_at(shape: AttentionShape) -> Iterator[tuple[str, Run]]:
             yield whose, found[name]
 
 
-def launch_all() -> None:
+def launch_all(seconds: float) -> None:
     """Launch every contender of every shape, the second time in the profiler's sight."""
-    mark = torch.zeros(1, device="cuda")
+    mark, end = torch.zeros(1, device="cuda"), time.monotonic() + seconds
     for shape in shapes():
+        if time.monotonic() > end:
+            break
         for whose, run in looked_at(shape):
             print(json.dumps([shape.label, whose]), flush=True)
             torch.cuda.synchronize()
@@ -121,12 +124,13 @@ def waits(launch: LaunchCounters) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="the file; without it everybody is launched, for ncu to look at")
+    parser.add_argument("--seconds", type=float, default=300.0, help="after which no shape is begun")
     asked = parser.parse_args()
     if asked.out is None:
-        launch_all()
+        launch_all(asked.seconds)
         return
     compile_ahead(shapes())
-    command = [*NCU, sys.executable, "-P", "-m", "tests.programs.bench.backward_limits"]
+    command = [*NCU, sys.executable, "-P", "-m", "tests.programs.bench.backward_limits", f"--seconds={asked.seconds}"]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     rows = [cells(names, launches) for names, launches in profiled(said)]
     document = table(new_document(torch.device("cuda")), HOW, COLUMNS, rows)
