@@ -24,8 +24,9 @@ COLUMNS = (
     "forward, bytes a row", "backward, bytes a row",
 )  # fmt: skip
 HOW = (
-    f"bfloat16, causal, batch 1, {HEADS} heads of {HEAD_DIM} columns; the peak of PyTorch's allocator during a call, less "
-    "what it held before. The first forward of a shape is compared with PyTorch's. A row is a token of one head."
+    f"bfloat16, causal, batch 1, {HEADS} heads of {HEAD_DIM} columns; the peak of PyTorch's allocator during a call, "
+    "less what it held before. The first forward of a shape is compared with the definition of attention in float64. "
+    "A row is a token of one head."
 )
 
 
