@@ -1,8 +1,10 @@
 """The bars of backwards."""
 
+from collections.abc import Collection
+
 from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar
 from blocktune.cli.pages.bars.choices import Chosen, backwards, block_masked, words
-from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source, TableRows
+from blocktune.cli.pages.bars.sources import RIVALS, BenchRows, Newest, PeerRows, Source, TableRows
 
 PEER_FILES = ("-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json")
 """What tests/programs/bench/backward_peers.py has written."""
@@ -44,6 +46,13 @@ def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     )
 
 
+def wide(rivals: Collection[str]) -> tuple[Source, ...]:
+    """Return backwards of 256 columns next to some contenders on each device."""
+    return tuple(
+        BenchRows(file=f"{device}-backward-wide.bench.json", shapes=backwards(256), rivals=rivals) for device in DEVICES
+    )
+
+
 PLAIN, FEATURES, GROUPED = "-backward.bench.json", "-features.bench.json", "-grouped-features.bench.json"
 
 BACKWARDS = (
@@ -57,9 +66,14 @@ BACKWARDS = (
         what="backward, 256 columns",
         least=1.0,
         mean=1.3,
-        sources=tuple(
-            BenchRows(file=f"{device}-backward-wide.bench.json", shapes=backwards(256)) for device in DEVICES
-        ),
+        ratio="over FA4",
+        sources=wide(("fa4",)),
+    ),
+    Bar(
+        what="backward, 256 columns",
+        least=1.0,
+        mean=1.3,
+        sources=wide(RIVALS),
     ),
     Bar(
         what="backward, groups of 4, 8 and 16",

@@ -81,13 +81,7 @@ FORWARDS = (
         what="forward, soft cap",
         least=1.0,
         ratio="over FA3",
-        sources=(
-            Newest(
-                BenchRows(file=f"h200{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
-                TableRows(file="h200.softcap.table.json", column="over FlashAttention-3", rival="FA3"),
-            ),
-            BenchRows(file=f"h100{FEATURES}", shapes=forwards(64, 128, features="softcap"), rivals=("fa3",)),
-        ),
+        sources=benches(FEATURES, forwards(64, 128, features="softcap"), ("fa3",)),
     ),
     Bar(
         what="forward, soft cap",
