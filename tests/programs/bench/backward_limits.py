@@ -108,17 +108,19 @@ def cells(names: Sequence[str], launches: Sequence[LaunchCounters]) -> list[str]
     """Return a row of the table."""
     longest = max(launches, key=lambda launch: launch.metrics[TIME])
     time_us, counted = longest.metrics[TIME], longest.metrics
-    share = time_us / sum(launch.metrics[TIME] for launch in launches)
+    share = 100 * time_us / sum(launch.metrics[TIME] for launch in launches)
     shared = sum(counted[f"{name}{OF_PEAK}"] for name in SHARED)
     units = (counted[TENSOR], counted[ISSUE], shared, counted[f"{L2}{OF_PEAK}"], counted[f"{DRAM}{OF_PEAK}"])
-    return [*names, f"{time_us:,.0f}", f"{share:.0%}", *(f"{unit:.0f} %" for unit in units), waits(longest)]
+    return [*names, f"{time_us:,.0f}", *(f"{unit:.0f} %" for unit in (share, *units)), waits(longest)]
 
 
 def waits(launch: LaunchCounters) -> str:
     """Return the reasons that warps waited for most, with their shares."""
     reasons = {name: value for name, value in Counters((launch,)).stalls().items() if name != "selected"}
     whole = sum(reasons.values())
-    return ", ".join(f"{name.replace('_', ' ')} {reasons[name] / whole:.0%}" for name in list(reasons)[:SHOWN_STALLS])
+    return ", ".join(
+        f"{name.replace('_', ' ')} {100 * reasons[name] / whole:.0f} %" for name in list(reasons)[:SHOWN_STALLS]
+    )
 
 
 def main() -> None:
