@@ -37,5 +37,5 @@ def test_a_row_is_of_the_longest_kernel_and_names_waits_without_warps_that_issue
     text = f'["s1", "ours"]\n{printed(("erfinv_kernel", 1.0), ("a", 30.0), ("b", 90.0))}'
     ((names, launches),) = profiled(text)
     assert cells(names, launches) == [
-        "s1", "ours", "90", "75 %", "10 %", "10 %", "20 %", "10 %", "10 %", "gmma 75 %, long scoreboard 25 %",
+        "s1", "ours", "90", "10 %", "10 %", "20 %", "10 %", "10 %", "gmma 75 %, long scoreboard 25 %",
     ]  # fmt: skip
