@@ -114,16 +114,15 @@ def measure_link(bench: Bench) -> None:
 
 
 def measure_alone(bench: Bench) -> None:
-    """Measure one GPU while the others wait, then all at once, each on half as many tokens of its own."""
-    attend, lengths = partial(attention, is_causal=True, enable_gqa=True), [bench.length_alone // n for n in (8, 2, 1)]
+    """Measure one GPU while the others wait, then all at once, each on as many tokens of its own."""
+    attend, length = partial(attention, is_causal=True, enable_gqa=True), bench.length_alone
     for direction in ("forward", "both"):
-        first, half, whole = (partial(step, attend, tensors(each, bench.device), direction) for each in lengths)
-        first()  # loads kernels
-        spent = seconds(whole, bench.device, bench.groups[1][0], first=first) if dist.get_rank() == 0 else 0.0
-        spent = agreed(spent, dist.ReduceOp.MAX)
-        bench.alone[direction] = flop(bench.length_alone, direction) / spent
-        tell_alone(bench, 1, direction, bench.length_alone, spent)
-        tell_alone(bench, dist.get_world_size(), direction, lengths[1], seconds(half, bench.device, None, first=first))
+        run, rate = partial(step, attend, tensors(length, bench.device), direction), 0.0
+        if dist.get_rank() == 0:
+            rate = flop(length, direction) / seconds(run, bench.device, bench.groups[1][0])
+        bench.alone[direction] = agreed(rate, dist.ReduceOp.MAX)
+        tell_alone(bench, 1, direction, length, flop(length, direction) / bench.alone[direction])
+        tell_alone(bench, dist.get_world_size(), direction, length, seconds(run, bench.device, None))
 
 
 def tell_alone(bench: Bench, ranks: int, direction: str, length: int, spent_s: float) -> None:

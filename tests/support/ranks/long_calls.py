@@ -5,23 +5,19 @@ from statistics import median
 from typing import Any
 
 import torch.distributed as dist
+from torch import Tensor
 
 from tests.support.ranks.measures import Bench, Ways, rated, tensors, timed_row, timed_turn
 from tests.support.ranks.problems import flop
-
-SHORT = 4
-"""A call with so many times fewer tokens comes first: it loads kernels, and lets ranks meet."""
 
 
 def measure_long(bench: Bench, ways: Ways, ranks: int, length: int) -> None:
     """Measure several ways to make the same calls, by turns. A row has the median of the runs so far, and all of
     them."""
     group, takes_part = bench.groups[ranks][0], dist.get_rank() < ranks
-    if takes_part:
-        short = tensors(length // SHORT // ranks, bench.device)
-        for way in ways.values():
-            timed_turn(way, short, "both", bench.device, group)
     leaves, turns = tensors(length // ranks, bench.device), dict[tuple[str, str], list[float]]()
+    if takes_part:
+        run_first(bench, ways, leaves, group)
     for name, direction in _turns(list(ways), with_backward=ranks == dist.get_world_size()):
         row = {"kind": "together", "ranks": ranks, "length": length, "direction": direction, "name": name}
         times = turns.setdefault((name, direction), [])
@@ -36,6 +32,13 @@ def measure_long(bench: Bench, ways: Ways, ranks: int, length: int) -> None:
             times.append(cells["ms"])
             cells |= {"ms": round(median(times), 4), "turns_ms": list(times)}
         bench.tell(**row, **rated(bench, cells, flop(length, direction) / ranks, direction))
+
+
+def run_first(bench: Bench, ways: Ways, leaves: list[Tensor], group: Any) -> None:
+    """Run each of our ways once: it finds configs and tries each on the tensors, which launches it more than once."""
+    for name, way in ways.items():
+        if not bench.is_rival(name):
+            timed_turn(way, leaves, "both", bench.device, group)
 
 
 def _turns(names: Sequence[str], *, with_backward: bool) -> Iterator[tuple[str, str]]:

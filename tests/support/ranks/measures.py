@@ -55,6 +55,10 @@ class Bench:
             note(self.document, self.out, row)
             print(json.dumps(row), flush=True)
 
+    def is_rival(self, way: str) -> bool:
+        """Tell whether a way is PyTorch's."""
+        return any(way == name for name, _ in self.rival.values())
+
     def has(self, seconds: float) -> bool:
         """Tell whether this much time is left on all ranks."""
         return agreed(self.deadline - time.monotonic(), dist.ReduceOp.MIN) > seconds
@@ -101,17 +105,10 @@ def timed(run: Callable[[], Any], device: torch.device, group: Any, repeats: int
     return agreed((time.perf_counter() - begin) / repeats, dist.ReduceOp.MAX, group)
 
 
-def seconds(
-    run: Callable[[], Any],
-    device: torch.device,
-    group: Any,
-    repeats: int = 0,
-    *,
-    first: Callable[[], Any] | None = None,
-) -> float:
+def seconds(run: Callable[[], Any], device: torch.device, group: Any, repeats: int = 0) -> float:
     """Return the time of one run after a first one, on the slowest rank of a group. repeats: how many runs follow each
-    other; half a second's, ten at most, if not given. first: another run, of the same kernels."""
-    timed(first or run, device, group)  # finds and tries configs
+    other; half a second's, ten at most, if not given."""
+    timed(run, device, group)  # finds and tries configs
     once = timed(run, device, group)
     return once if once > 1.0 else timed(run, device, group, repeats or max(2, min(10, int(0.5 / once))))
 
