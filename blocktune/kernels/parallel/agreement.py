@@ -7,6 +7,7 @@ executed by another.
 import hashlib
 import json
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -26,6 +27,9 @@ MAX_PROBLEM = 500
 
 DESCRIPTION_TAG = 7
 """Keeps descriptions apart from keys: a rank with a new call may meet one that goes on with a known one."""
+
+SILENCE_TAG = 8
+"""Of questions whether a rank still answers."""
 
 FOLLOWING = ("layout", "cu_seqlens", "join")
 """What differs of itself where lengths differ."""
@@ -138,6 +142,32 @@ def _gathered(answer: Description, group: ProcessGroup) -> list[Description]:
     sent, received = [(peer, answers[rank]) for peer in others], [(peer, answers[peer]) for peer in others]
     Messages(group, sent, received, "the description of its call", DESCRIPTION_TAG).wait()
     return [json.loads(bytes(each.tolist())) for each in answers]
+
+
+def silent_ranks(group: ProcessGroup) -> list[int]:
+    """Return the ranks that do not answer by way of their hosts within the group's timeout, once something has failed
+    that names none; an empty list where a group has no such way."""
+    if tensor_device(group) != CPU:
+        return []
+    others = [peer for peer in range(dist.get_world_size(group)) if peer != dist.get_rank(group)]
+    asked = [(dist.get_global_rank(group, peer), _asked(peer, group)) for peer in others]
+    return [rank for rank, messages in asked if messages is None or not _has_answered(messages)]
+
+
+def _asked(peer: int, group: ProcessGroup) -> Messages | None:
+    """Return the messages that a rank is asked by, None where it cannot be reached."""
+    with suppress(RankError):
+        return Messages(group, [(peer, torch.zeros(1))], [(peer, torch.zeros(1))], "a sign of life", SILENCE_TAG)
+    return None
+
+
+def _has_answered(messages: Messages) -> bool:
+    """Wait for an answer, and return whether it came."""
+    try:
+        messages.wait()
+    except RankError:
+        return False
+    return True
 
 
 def tensor_device(group: ProcessGroup) -> torch.device:

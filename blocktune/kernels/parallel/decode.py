@@ -9,7 +9,7 @@ from torch import Tensor
 from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sinks
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.parallel.agreement import agree
+from blocktune.kernels.parallel.agreement import agree, silent_ranks
 from blocktune.kernels.parallel.messages import Messages, ProcessGroup
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.portable.partials.gathered import merge_gathered
@@ -107,16 +107,24 @@ def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tens
 
 
 def _gathered(own: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU."""
+    """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU. The host does not wait for it
+    unless NCCL is told to (TORCH_NCCL_BLOCKING_WAIT=1), and meets a failure then, or in a later call."""
     together = own.new_empty(dist.get_world_size(group), *own.shape)
     try:
         _gather(together.view(-1), own.view(-1), group=group)
     except RuntimeError as error:
         raise RankError(
             f"All ranks of a group must make the same call, but rank {dist.get_rank()} could not gather their partial "
-            f"results: {str(error).splitlines()[0]}. Another rank ended or called something else: its error says why."
+            f"results: {str(error).splitlines()[0]}. {_missing(group)} ended or called something else: its own error "
+            "says why."
         ) from error
     return together
+
+
+def _missing(group: ProcessGroup) -> str:
+    """Return which ranks of a group do not answer, as the subject of a sentence."""
+    silent = silent_ranks(group)
+    return f"Rank {', '.join(map(str, silent))}, which does not answer," if silent else "Another rank"
 
 
 def _exchanged(own: Tensor, group: ProcessGroup) -> Tensor:

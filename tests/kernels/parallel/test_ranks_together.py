@@ -129,6 +129,14 @@ def test_an_absent_rank_ends_all_others_within_the_timeout(told: Told, play: str
     assert any(f"{content} with rank 1" in answer["text"] for answer in answers)
 
 
+def test_a_gather_that_names_no_rank_asks_which_are_silent(told: Told) -> None:
+    answers = told["absent in a gather"]["told"]
+    wanted = "partial results: the gather timed out. Rank 1, which does not answer, ended or called something else"
+    for rank in (0, 2):
+        assert answers[rank]["error"] == "RankError"
+        assert f"rank {rank} could not gather their {wanted}: its own error says why." in answers[rank]["text"]
+
+
 def test_a_sequence_is_split_and_joined(told: Told) -> None:
     assert [rank["same"] for rank in told["sequence"]["told"]] == [[True] * 11] * 3
 

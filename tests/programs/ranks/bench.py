@@ -38,7 +38,8 @@ from blocktune.kernels.parallel.plan.schedule import Schedule, possible
 from tests.support.attention.stream_trace import totals, traced
 from tests.support.ranks import rivals
 from tests.support.ranks.cases import Case, errors
-from tests.support.ranks.measures import Bench, Way, agreed, measure_in_turns, seconds, step, tensors, timed_row
+from tests.support.ranks.long_calls import measure_long
+from tests.support.ranks.measures import Bench, Way, agreed, measure_in_turns, rated, seconds, step, tensors, timed_row
 from tests.support.ranks.problems import DIM, HEADS, HEADS_KV, check_cases, flop, problem
 
 WINDOW, WINDOW_LENGTH = 4096, 65536
@@ -113,18 +114,22 @@ def measure_link(bench: Bench) -> None:
 
 
 def measure_alone(bench: Bench) -> None:
-    """Measure one GPU while the others wait."""
-    attend = partial(attention, is_causal=True, enable_gqa=True)
+    """Measure one GPU while the others wait, then all at once, each on as many tokens of its own."""
+    attend, length = partial(attention, is_causal=True, enable_gqa=True), bench.length_alone
     for direction in ("forward", "both"):
-        rate = 0.0
+        run, rate = partial(step, attend, tensors(length, bench.device), direction), 0.0
         if dist.get_rank() == 0:
-            leaves = tensors(bench.length_alone, bench.device)
-            spent = seconds(partial(step, attend, leaves, direction), bench.device, bench.groups[1][0])
-            rate = flop(bench.length_alone, direction) / spent
+            rate = flop(length, direction) / seconds(run, bench.device, bench.groups[1][0])
         bench.alone[direction] = agreed(rate, dist.ReduceOp.MAX)
-        row = {"kind": "alone", "ranks": 1, "direction": direction, "length": bench.length_alone}
-        ms = flop(bench.length_alone, direction) / bench.alone[direction] * 1e3
-        bench.tell(**row, ms=round(ms, 3), tflops_a_rank=round(bench.alone[direction] / 1e12, 1))
+        tell_alone(bench, 1, direction, length, flop(length, direction) / bench.alone[direction])
+        tell_alone(bench, dist.get_world_size(), direction, length, seconds(run, bench.device, None))
+
+
+def tell_alone(bench: Bench, ranks: int, direction: str, length: int, spent_s: float) -> None:
+    """Keep the time of so many ranks that each attend to their own tokens."""
+    cells = {"ms": round(spent_s * 1e3, 3)}
+    row = {"kind": "alone", "ranks": ranks, "direction": direction, "length": length}
+    bench.tell(**row, **rated(bench, cells, flop(length, direction), direction))
 
 
 def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None:
@@ -135,17 +140,14 @@ def measure_together(bench: Bench, lengths: list[int], sizes: list[int]) -> None
 
 
 def measure_length(bench: Bench, ranks: int, length: int) -> None:
-    """Measure one length: of a long one without heads for tokens, and way by way, PyTorch's first, so that each that
-    ends is kept."""
+    """Measure one length: of a long one without heads for tokens, and a row is kept after each run."""
     ways = ours(bench, ranks, length) | theirs(bench, ranks)
     if length < LONG:
         for direction in ("forward", "both"):
             measure_in_turns(bench, ways, ranks, length, direction)
         return
     ways.pop(Schedule.ULYSSES, None)
-    for name in reversed(ways):
-        for direction in ("forward", "both") if ranks == dist.get_world_size() else ("forward",):
-            measure_in_turns(bench, {name: ways[name]}, ranks, length, direction)
+    measure_long(bench, dict(reversed(ways.items())), ranks, length)
 
 
 def ours(bench: Bench, ranks: int, length: int) -> dict[str, Way]:

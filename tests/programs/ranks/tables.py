@@ -33,17 +33,27 @@ Cells = Sequence[str]
 def schedules(document: Row) -> dict[str, Any]:
     """Return the table of all lengths and schedules, PyTorch's own among them."""
     rows = [cells for own in calls(document) for cells in _of_call(document, own)]
-    alone = measured(document, "alone")
-    rates = " and ".join(f"{row['tflops_a_rank']} TFLOP/s ({PASSES[row['direction']]})" for row in alone)
+    alone = measured(document, "alone", ranks=1)
     worst = max(abs(modelled(document, row) / row["of_alone"] - 1.0) for row in forwards(document))
     how = (
         "causal attention of one sequence, bf16, 32 query heads of 128 over 8 key heads; the time of the slowest rank. "
-        f"One GPU alone, at {alone[0]['length']:,} tokens: "
-        f"{rates}. `auto` marks what the model takes where nothing was measured; its forwards are wrong by {worst:.1%} "
-        f"at most. By it a GPU reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the "
-        "most that a rank had allocated, its own tensors and their gradients included."
+        f"One GPU alone, at {alone[0]['length']:,} tokens: {rates(alone)}. {all_at_once(document)}`auto` marks what "
+        f"the model takes where nothing was measured; its forwards are wrong by {worst:.1%} at most. By it a GPU "
+        f"reaches at least {least(document):.3f} of its rate alone. {repeated(document)}GiB: the most that a rank had "
+        "allocated, its own tensors and their gradients included."
     )
     return table(document, how, SCHEDULES, rows)
+
+
+def rates(rows: Sequence[Row]) -> str:
+    """Return the rates of GPUs that each attend to their own tokens, as part of a sentence."""
+    return " and ".join(f"{row['tflops_a_rank']} TFLOP/s ({PASSES[row['direction']]})" for row in rows)
+
+
+def all_at_once(document: Row) -> str:
+    """Return the rates of all GPUs at once, each on its own tokens, as a sentence."""
+    rows = [row for row in measured(document, "alone") if row["ranks"] > 1]
+    return f"All at once, each on {rows[0]['length']:,} tokens of its own: {rates(rows)}. " if rows else ""
 
 
 def least(document: Row) -> float:

@@ -22,11 +22,10 @@ from tests.support.ranks.rivals import FAILURES
 Way = tuple[Callable[..., Any], Callable[[], Any]]
 """What attends, and what makes the context in which it is called."""
 
+Ways = Mapping[str, Way]
+
 TURN_S = 0.15
 """Of the slowest way, as far as ten runs make it."""
-
-ONCE_S = 10.0
-"""PyTorch's ways are not run again if their first run took this long: they look for no configs in it."""
 
 
 @dataclass
@@ -114,9 +113,7 @@ def seconds(run: Callable[[], Any], device: torch.device, group: Any, repeats: i
     return once if once > 1.0 else timed(run, device, group, repeats or max(2, min(10, int(0.5 / once))))
 
 
-def measure_in_turns(
-    bench: Bench, ways: Mapping[str, Way], ranks: int, length: int, direction: str, **more: Any
-) -> None:
+def measure_in_turns(bench: Bench, ways: Ways, ranks: int, length: int, direction: str, **more: Any) -> None:
     """Measure several ways to make the same call, by turns: what comes later finds a warmer GPU."""
     window, group = more.get("window"), bench.groups[ranks][0]
     work = flop(length, direction, window)
@@ -130,23 +127,24 @@ def measure_in_turns(
     if dist.get_rank() < ranks:
         told = by_turns(bench, ways, tensors(length // ranks, bench.device), direction, group)
     for name, cells in told.items():
-        if "ms" in cells:
-            rate = work / ranks / cells["ms"] * 1e3
-            cells |= {"tflops_a_rank": round(rate / 1e12, 1), "of_alone": round(rate / bench.alone[direction], 4)}
-        bench.tell(**row, name=name, **more, **cells)
+        bench.tell(**row, name=name, **more, **rated(bench, cells, work / ranks, direction))
 
 
-def by_turns(
-    bench: Bench, ways: Mapping[str, Way], leaves: list[Tensor], direction: str, group: Any
-) -> dict[str, dict[str, Any]]:
+def rated(bench: Bench, cells: Mapping[str, Any], work: float, direction: str) -> dict[str, Any]:
+    """Return the cells of a row with the rate of a rank where they have a time. work: the FLOP of a rank."""
+    if "ms" not in cells:
+        return dict(cells)
+    rate = work / cells["ms"] * 1e3
+    return {**cells, "tflops_a_rank": round(rate / 1e12, 1), "of_alone": round(rate / bench.alone[direction], 4)}
+
+
+def by_turns(bench: Bench, ways: Ways, leaves: list[Tensor], direction: str, group: Any) -> dict[str, dict[str, Any]]:
     """Return the time and the memory of each way, or why it has none: the median of some turns after a first run, which
-    finds configs and tries each on the tensors; of a long call of PyTorch's that run."""
+    finds configs and tries each on the tensors."""
     turns = {name: partial(timed_turn, way, leaves, direction, bench.device, group) for name, way in ways.items()}
     found = {name: timed_row(bench, turn) for name, turn in turns.items()}
     times: dict[str, list[float]] = {name: [] for name, row in found.items() if "ms" in row}
     slowest_s = max((found[name]["ms"] / 1e3 for name in times), default=0.0)
-    if slowest_s > ONCE_S:
-        times = {name: spent for name, spent in times.items() if not bench.is_rival(name)}
     for _ in range(turns_of(slowest_s)):
         for name, spent in times.items():
             repeats = max(1, min(10, int(TURN_S / slowest_s)))

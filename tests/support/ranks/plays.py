@@ -25,7 +25,7 @@ from blocktune import (
 )
 from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.parallel import measured_schedule, messages
+from blocktune.kernels.parallel import decode, measured_schedule, messages
 from blocktune.kernels.parallel.plan.cost import fastest, machine_of
 from blocktune.kernels.parallel.plan.schedule import Schedule
 from blocktune.kernels.parallel.ranks import Ranks
@@ -146,6 +146,16 @@ def ends_decoding_with_an_absent_rank() -> Answer:
     return ends_with_an_absent_rank(reads_cache)
 
 
+def ends_a_failed_gather_with_an_absent_rank() -> Answer:
+    """Let one rank stay away where a gather fails as one of NCCL does, which names no rank."""
+
+    def fails(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("the gather timed out\nin a watchdog")
+
+    decode._gather = fails
+    return ends_with_an_absent_rank(lambda: decode._gathered(torch.zeros(2), dist.group.WORLD))
+
+
 def splits_and_joins() -> Answer:
     """Split sequences of several lengths and dimensions and join them again."""
     size, same = dist.get_world_size(), []
@@ -254,6 +264,7 @@ ENDINGS: dict[str, tuple[int, Callable[[], Answer]]] = {
     "size": (3, ends_with_another_size),
     "absent": (3, partial(ends_with_an_absent_rank, attends)),
     "absent in decoding": (3, ends_decoding_with_an_absent_rank),
+    "absent in a gather": (3, ends_a_failed_gather_with_an_absent_rank),
 }
 """Plays in which ranks wait in vain, by their name: how many ranks each has, and what each of these does."""
 
