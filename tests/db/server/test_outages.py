@@ -2,7 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +22,21 @@ def numbered(trial: Trial, number: int) -> Trial:
     return replace(trial, config=replace(trial.config, extra=(("number", number),)))
 
 
+@contextmanager
 def writers(
     count: int, place: str, document: Path, each: int, patience_seconds: float = LOCK_TIMEOUT_SECONDS
-) -> subprocess.Popen[bytes]:
-    """Start processes that write at once; the one that is returned ends with 0 if all of them were served.
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Start processes that write at once; the one that is yielded ends with 0 if all of them were served.
 
-    What they say of a server that is away goes to a file: a pipe that is read at the end is full before.
+    What they say of a server that is away goes to a file: a pipe that is read at the end is full before. None outlives
+    the block: a test that runs out of time would leave them all to the next one.
     """
     command = [*program("stores.herd"), "write", str(count), place, str(document), str(each), str(patience_seconds)]
-    with said_in(document).open("w") as said:
-        return subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
+    with said_in(document).open("w") as said, subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT) as herd:
+        try:
+            yield herd
+        finally:
+            herd.kill()
 
 
 def said_in(document: Path) -> Path:

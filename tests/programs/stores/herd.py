@@ -5,11 +5,13 @@
                                                     each records COUNT trials of its own, and waits PATIENCE seconds
 
 The members are forked from one process that has imported everything and opened nothing, so that hundreds are cheap.
-Prints one line for each that failed.
+They end with it, however it ends. Prints one line for each that failed.
 """
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -24,6 +26,9 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.schema import CURRENT
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
 def together(members: int, work: Callable[[int], None]) -> None:
@@ -42,6 +47,7 @@ def _member(number: int, gate: int, opener: int, work: Callable[[int], None]) ->
         return child
     status = 1
     try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.close(opener)
         os.read(gate, 1)
         work(number)

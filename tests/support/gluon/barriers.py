@@ -3,7 +3,10 @@
 import threading
 
 PATIENCE = 60.0
-"""Seconds that a wait may take: everything here is over in a fraction of one, unless the machine is busy."""
+"""Seconds that a wait may take: everything here is over in a fraction of one, unless the machine is busy.
+
+It is read at every wait: tests that wait in vain set it here.
+"""
 
 
 class Barrier:

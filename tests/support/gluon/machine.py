@@ -4,7 +4,7 @@ Triton's interpreter does not know Gluon. Here every `gluon.jit` function runs a
 as threads, and the words of the language as these stand-ins:
 
 - mbarriers count arrivals and bytes and have phases; too many arrivals, wrong byte counts and waits of more than
-  `PATIENCE` seconds are errors, so that a kernel that would hang fails.
+  `barriers.PATIENCE` seconds are errors, so that a kernel that would hang fails.
 - Asynchronous work happens as late as it may: a matrix product reads shared memory when it is waited for, a copy to
   global memory when it is waited for. Memory that is given back too early is overwritten by then.
 - The copy engine computes addresses as the hardware does, with 64-bit wraparound, fills with zeros and clips.
@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from triton.experimental.gluon import language as real
 
-from tests.support.gluon.barriers import PATIENCE, Barrier, Barriers
+from tests.support.gluon import barriers
+from tests.support.gluon.barriers import Barrier, Barriers
 from tests.support.gluon.memory import F32, I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
 from tests.support.gluon.rows import ROWS
 
@@ -51,7 +52,7 @@ class Meeting:
     def sync(self, threads: int) -> None:
         with self.changed:
             phase = self.arrive(threads)
-            if not self.changed.wait_for(lambda: self.phase > phase, PATIENCE):
+            if not self.changed.wait_for(lambda: self.phase > phase, barriers.PATIENCE):
                 raise TimeoutError("a named barrier was never full: the kernel would hang")
 
 
@@ -141,7 +142,7 @@ def add_fours(places: Pointer, *numbers: torch.Tensor) -> None:
 def await_turn(turn: Pointer, wanted: int) -> None:
     with _turns:
         found = turn.tensor.view(-1)
-        if not _turns.wait_for(lambda: wanted < 0 or found[turn.offset] == wanted, PATIENCE):
+        if not _turns.wait_for(lambda: wanted < 0 or found[turn.offset] == wanted, barriers.PATIENCE):
             raise TimeoutError("a turn never came: the kernel would hang")
 
 

@@ -14,6 +14,7 @@ import torch
 from blocktune.kernels.hopper.forward.short import kernel as flash_fwd_hopper_short
 from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort, joins_tiles, output_panels
 from blocktune.kernels.values.shape import Causal
+from tests.support.gluon import barriers
 from tests.support.gluon import hopper_forward as other
 from tests.support.gluon import machine as gluon_machine
 from tests.support.gluon.hopper_forward import EDGES, HIDDEN, SINKS, read_now, shape_of, tensors
@@ -140,6 +141,6 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_machine_notices_wrong_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gluon_machine.STAND_INS, name, WRONG[name])
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.2)
+    monkeypatch.setattr(barriers, "PATIENCE", 0.2)
     with pytest.raises((AssertionError, TimeoutError)):
         check(shape_of(400, 400, batch=2, causal=Causal.UPPER_LEFT), programs=1)

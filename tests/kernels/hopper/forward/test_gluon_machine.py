@@ -10,6 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from blocktune.kernels.hopper.forward import launch as flash_fwd_hopper
 from blocktune.kernels.values.shape import Causal
+from tests.support.gluon import barriers
 from tests.support.gluon import machine as gluon_machine
 from tests.support.gluon.hopper_forward import (
     check,
@@ -37,7 +38,7 @@ def hasty_kernel(counter, PARITY: gl.constexpr, COUNT: gl.constexpr):
 
 
 def test_the_machine_notices_what_would_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.1)
+    monkeypatch.setattr(barriers, "PATIENCE", 0.1)
     counter = torch.zeros(1, dtype=torch.int32)
     gluon_machine.run(hasty_kernel, (counter, 0, 2), 1)
     for parity, count in ((1, 2), (0, 1), (0, 3)):  # completed once, twice, never
@@ -56,6 +57,6 @@ WRONG: dict[str, Any] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_the_machine_notices_wrong_kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(gluon_machine.STAND_INS, name, WRONG[name])
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.2)
+    monkeypatch.setattr(barriers, "PATIENCE", 0.2)
     with pytest.raises((AssertionError, TimeoutError)):
         check(shape_of(400, 400, batch=2, causal=Causal.UPPER_LEFT), programs=1)
