@@ -11,7 +11,7 @@ Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kern
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.biases.philox import kept_bits
+from blocktune.kernels.hopper.biases.philox import kept_bits, place_of_key
 from blocktune.kernels.hopper.biases.words import (
     alibi,
     as_float32,
@@ -128,7 +128,7 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
     kept = 0
     if OPTIONS.DROPOUT:
         kept = kept_bits(
-            rows + row_start, pairs, column // 8, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
+            rows + row_start, pairs, column // 16, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
             biases.threshold, OPTIONS.BLOCK_N,
         )  # fmt: skip
     return kept
@@ -138,5 +138,5 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
 def dropped(p, kept, DROPOUT: gl.constexpr, S_L: gl.constexpr):
     """The probabilities, zero where dropout does not keep the pair."""
     if DROPOUT:
-        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000"), p.shape), S_L)
+        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000", place_of_key), p.shape), S_L)
     return p
