@@ -139,9 +139,9 @@ def keep_keys_asm():
             place = 4 * number + i
             text += [*reach_asm(word), f"shr.u32 reached, reached, {7 - place};"]
             text += [f"lop3.b32 found, reached, {0x01010101 << place}, found, 0xEA;"]
-    for step, (shift, kept) in enumerate(((8, 0x00FF00FF), (1, 0x55555555), (2, 0x33333333))):
-        text += [f"shfl.sync.bfly.b32 given, found, {4 << step}, 0x1f, 0xffffffff;"]
-        text += [f"and.b32 x, lane, {1 << step};", "setp.ne.u32 p, x, 0;"]
+    for further, shift, kept in ((4, 8, 0x00FF00FF), (8, 1, 0x55555555), (16, 2, 0x33333333)):
+        text += [f"shfl.sync.bfly.b32 given, found, {further}, 0x1f, 0xffffffff;"]
+        text += [f"and.b32 x, lane, {further // 4};", "setp.ne.u32 p, x, 0;"]
         text += [f"@p shr.u32 given, given, {shift};", f"@!p shl.b32 given, given, {shift};"]
         text += [f"selp.b32 x, {kept}, {kept ^ 0xFFFFFFFF}, p;", "lop3.b32 found, given, x, found, 0xE2;"]
     return "\n".join([*text, "mov.b32 $0, found;", "shr.u32 $1, found, 16;", "}"])
