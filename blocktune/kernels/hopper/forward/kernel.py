@@ -198,7 +198,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "QK_PANELS": panels_of(width),
         "V_PANELS": panels_of(width_v),
         **mask_constants(config.block_n, shape),
-        **feature_codes(config, shape),
+        **feature_codes(shape),
         "SPLIT_RELEASE": own["split_release"] == 1,
         "ONE_RING": has_one_ring(config),
         "EARLY_P": bool(own["early_p"]),

@@ -136,25 +136,15 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-def feature_codes(config: KernelConfig, shape: AttentionShape) -> dict[str, int | bool]:
+def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
     """Return the constants that say what scores are more than products."""
     features = shape.features
     return {
         "SOFTCAP": features.softcap,
-        "ALIBI": alibi_constant(config, shape),
+        "ALIBI": alibi_code(shape),
         "MASK": mask_code(shape),
         "DROPOUT": features.dropout,
     }
-
-
-def alibi_constant(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return `alibi_code`, or 3 where the block that a walk begins with is the only one that has keys on both sides of
-    a query: the walk goes round (`walks_round` in bounds.py), and a tile's diagonal lies in one block."""
-    code, block_n = alibi_code(shape), config.block_n
-    goes_round = code == 2 and bounds_of(shape) == (None, None) and not mask_code(shape)
-    whole_blocks = not mask_constants(block_n, shape)["RAGGED"]
-    in_one_block = shape.diagonal >= 0 and shape.diagonal % block_n == block_n % config.block_m == 0
-    return 3 if goes_round and whole_blocks and in_one_block else code
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:
