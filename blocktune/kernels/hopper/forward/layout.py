@@ -1,6 +1,7 @@
 """What the Hopper forward makes of a shape, on the host: tiles and their memory, bounds, and masks."""
 
 from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.values.config import KernelConfig
@@ -112,10 +113,19 @@ def bounds_of(shape: AttentionShape) -> tuple[int | None, int | None]:
     return right, None if window_left == UNLIMITED else diagonal - window_left
 
 
-def sizes_of(shape: AttentionShape) -> dict[str, int]:
+def sizes_of(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """Return the integers of a launch that are not compiled in."""
     heads, (right, left) = shape.batch * shape.num_heads, bounds_of(shape)
-    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape))
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_together(config, shape))
     return dict(zip(SIZES, (*values, right or 0, left or 0), strict=True))
+
+
+def heads_together(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return how many heads' tiles a causal call takes together, the longest first: as many as the L2 cache holds, or
+    more where the last group would be over before its longest tile, which takes twice the mean."""
+    heads, tiles = shape.batch * shape.num_heads, -(-shape.seqlen_q // config.block_m)
+    least = -(-2 * MULTIPROCESSORS // tiles)
+    return next((group for group in range(heads_per_group(shape), heads) if (heads % group or group) >= least), heads)
 
 
 def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
