@@ -2,9 +2,13 @@
 
 The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and
 store none of them. Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
-4.3. Seven rounds are the fewest that pass the tests of its section 4 (BigCrush), and what flash-attention draws with. A
-pair takes 16 bits, so that eight neighbouring keys share the rounds: dropout_p is rounded to a multiple of 2^-16, and
-results are divided by the share of pairs that this keeps.
+4.3. Seven rounds are the fewest that pass the tests of its section 4 (BigCrush), and what flash-attention draws with.
+
+Sixteen neighbouring keys share the rounds: a pair's number has 16 bits, of which the upper byte is its own, and the
+lower one is shared by the sixteen. Every number is uniform, so dropout_p is rounded to a multiple of 2^-16, and results
+are divided by the share of pairs that this keeps. The shared byte, the exclusive or of a byte of each word, is
+independent of any three of the own ones. It decides about a pair only where the own byte equals the threshold's: two
+pairs of a counter have a covariance of 2^-18 at most, which some 10^10 pairs would show.
 """
 
 from typing import TYPE_CHECKING

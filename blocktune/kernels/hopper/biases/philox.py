@@ -1,8 +1,8 @@
 """Which pairs dropout keeps, in words of a thread's pairs, in Gluon: device functions.
 
 Sixteen keys of a query share a counter (kernels/values/dropout.py). A number is a byte of its own above one that all
-sixteen share, and it is kept if it reaches the threshold: four bytes of a word are compared at once with the threshold's
-upper byte, which is one higher where the shared byte is below the lower one.
+sixteen share, and a pair is kept if it reaches the threshold. Four bytes of a word are compared at once with the upper
+byte of the threshold, or with one more where the shared byte is below the lower byte.
 """
 
 from triton.experimental import gluon
@@ -35,31 +35,30 @@ def keys_asm(low, high, rounds):
 
 @gluon.constexpr_function
 def threshold_asm(threshold):
-    """Assembly that prepares `reach_asm`: `rest`, what the lower seven bits of a byte miss to reach the upper byte of
-    the threshold, in every byte; `fewer`, below which the shared number raises it; and whether the eighth bit must be
-    reached `also`, or does."""
-    text = [".reg .pred raised;", ".reg .b32 rest, less, shared, either, reached;"]
+    """Assembly that prepares `reach_asm`. A byte reaches the upper byte of the threshold if the sum of its lower seven
+    bits and what those of the threshold leave of 128 has the eighth bit, or the byte itself has: `either` is all ones
+    where one of these is enough, and zero where both must be. `rest` is that summand in every byte, `less` the one of
+    an upper byte that is one higher, and shared bytes below the uppermost of `lower` ask for it."""
+    text = [".reg .pred raised;", ".reg .b32 rest, less, lower, either, reached;"]
     text += [f"shr.u32 x, {threshold}, 8;", "and.b32 rest, x, 127;", "sub.u32 rest, 128, rest;"]
     text += ["mul.lo.u32 rest, rest, 0x01010101;", "sub.u32 less, rest, 0x01010101;"]
-    text += [f"shl.b32 shared, {threshold}, 24;", "setp.lt.u32 raised, x, 128;", "selp.b32 either, -1, 0, raised;"]
+    text += [f"shl.b32 lower, {threshold}, 24;", "setp.lt.u32 raised, x, 128;", "selp.b32 either, -1, 0, raised;"]
     return text
 
 
 @gluon.constexpr_function
 def summand_asm():
-    """Assembly that leaves in x what the four words of a counter are compared by."""
-    return [
-        "xor.b32 x, a, b;", "xor.b32 x, x, c;", "xor.b32 x, x, d;",
-        "setp.lt.u32 raised, x, shared;", "selp.b32 x, less, rest, raised;",
-    ]  # fmt: skip
+    """Assembly that leaves in x the summand of the words of a counter."""
+    text = ["xor.b32 x, a, b;", "xor.b32 x, x, c;", "xor.b32 x, x, d;"]
+    return [*text, "setp.lt.u32 raised, x, lower;", "selp.b32 x, less, rest, raised;"]
 
 
 @gluon.constexpr_function
 def reach_asm(word):
-    """Assembly that leaves in `reached` words whose bits 7, 15, 23, 31 say which bytes of a word reach the threshold.
-    Those bits are the majority of the sum's, the word's, and `either`."""
-    return [f"and.b32 reached, {word}, 0x7F7F7F7F;", "add.u32 reached, reached, x;",
-            f"lop3.b32 reached, reached, {word}, either, 0xE8;"]  # fmt: skip
+    """Assembly that leaves in `reached` a word whose bits 7, 15, 23 and 31 say which bytes of another one reach the
+    threshold: the majority of that word, the sum and `either`."""
+    text = [f"and.b32 reached, {word}, 0x7F7F7F7F;", "add.u32 reached, reached, x;"]
+    return [*text, f"lop3.b32 reached, reached, {word}, either, 0xE8;"]
 
 
 @gluon.constexpr_function

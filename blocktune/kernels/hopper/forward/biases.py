@@ -96,9 +96,7 @@ def begins_with_alibi(options):
 
 
 @gluon.jit
-def biased(
-    qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr
-):
+def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """The scores with all else that the features add; in natural units if the mask is additive."""
     if OPTIONS.MASK == 2:
         qk = qk * biases.unit
