@@ -70,9 +70,10 @@ def _default_of_64(shape: AttentionShape) -> Values:
         return THREE_OVER_WORK if shape.features.window[0] <= NARROW_WINDOW else (256, 64, 3, 0, 1, 0)
     if shape.features.varlen and shape.seqlen_k <= 1024:
         return THREE_OVER_WORK  # four consumers compute more rows that are hidden
-    if shape.seqlen_k > 4096 and not shape.features:
-        return 192, 128, 4, 0, 1, 0
-    return _causal_by_rows(shape) if bounds_of(shape)[0] is not None else (256, 64, 4, 0, 1, 0)
+    causal, long = bounds_of(shape)[0] is not None, shape.seqlen_k > 4096 and not shape.features
+    if causal:
+        return (256, 64, 4, 0, 1, 0) if long else _causal_by_rows(shape)
+    return (192, 128, 4, 0, 1, 0) if long else (256, 64, 4, 0, 1, 0)
 
 
 def _causal_by_rows(shape: AttentionShape) -> Values:
