@@ -32,6 +32,8 @@ MOST_PAIRS = 4
 """Slots that hold K and V together."""
 LEAST_SLOTS = 3
 """Of one ring: a consumer holds one tile while it passes over another and awaits a third."""
+LAST_ROUNDS = 1.9
+"""Tiles of a multiprocessor in the last group of heads by which it ends with its longest tile, or nearly so."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
 
@@ -124,7 +126,7 @@ def heads_together(config: KernelConfig, shape: AttentionShape) -> int:
     """Return how many heads' tiles a causal call takes together, the longest first: as many as the L2 cache holds, or
     more where the last group would be over before its longest tile, which takes twice the mean."""
     heads, tiles = shape.batch * shape.num_heads, -(-shape.seqlen_q // config.block_m)
-    least = -(-2 * MULTIPROCESSORS // tiles)
+    least = LAST_ROUNDS * MULTIPROCESSORS / tiles
     return next((group for group in range(heads_per_group(shape), heads) if (heads % group or group) >= least), heads)
 
 

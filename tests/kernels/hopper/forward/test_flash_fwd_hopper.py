@@ -126,8 +126,10 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
             loaded(128, 2048, batch=1),
             (128, 128, 2, 1, 0, 0, 0, 0),
         ),  # three consumers: two turns of 192 rows, not of 128
-        *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 128, 4, 2, 0, 0, 0, 0)) for seqlen in (4096, 8192)),
-        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 4, 2, 0, 0, 0, 0)),
+        *((loaded(128, seqlen, Causal.UPPER_LEFT), (192, 64, 4, 1, 1, 0, 0, 0)) for seqlen in (4096, 8192)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (192, 64, 4, 1, 1, 0, 0, 0)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, batch=1), (128, 128, 4, 2, 0, 0, 0, 0)),  # few tiles
+        (loaded(128, 6000, Causal.UPPER_LEFT, batch=4), (128, 128, 4, 2, 0, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
@@ -163,8 +165,8 @@ def test_default_config_is_what_won(problem: AttentionShape, values: tuple[int, 
     [
         (loaded(128, 16384, Causal.UPPER_LEFT), 4),  # what the L2 cache holds
         (shape(192, 16384, Causal.UPPER_LEFT, head_dim_v=128), 4),  # 3 would leave one
-        (shape(192, 8192, Causal.UPPER_LEFT, num_heads=16, head_dim_v=128), 8),  # 6 would leave two
-        (shape(256, 16384, Causal.UPPER_LEFT, batch=1), 4),  # 2 are over before their longest tile
+        (shape(192, 8192, Causal.UPPER_LEFT, num_heads=16, head_dim_v=128), 7),  # 6 would leave two
+        (shape(192, 32768, Causal.UPPER_LEFT, head_dim_v=128), 1),
         (shape(128, 512, Causal.UPPER_LEFT), 16),  # all that there are
     ],
     ids=str,
