@@ -72,7 +72,7 @@ FORWARDS = (
                 rows=words("d192/128"),
             ),
         ),
-        limit=f"The last heads' longest tiles end apart. {BIASES}.",
+        limit=f"The group of the last head ended late; the H200 has groups that end together. {BIASES}.",
     ),
     Bar(
         what="forward, groups of 4, 8 and 16",
