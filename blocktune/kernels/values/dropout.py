@@ -2,9 +2,13 @@
 
 The kernels make the same decisions with `kernels/portable/forward/scores.py: keep_tile`, forward and backward, and
 store none of them. Philox: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section
-4.3. Seven rounds are the fewest that pass the tests of its section 4 (BigCrush), and what flash-attention draws with. A
-pair takes 16 bits, so that eight neighbouring keys share the rounds: dropout_p is rounded to a multiple of 2^-16, and
-results are divided by the share of pairs that this keeps.
+4.3. Seven rounds are the fewest that pass the tests of its section 4 (BigCrush), and what flash-attention draws with.
+
+Sixteen neighbouring keys share the rounds: a pair's number has 16 bits, of which the upper byte is its own, and the
+lower one is shared by the sixteen. Every number is uniform, so dropout_p is rounded to a multiple of 2^-16, and results
+are divided by the share of pairs that this keeps. The shared byte, the exclusive or of a byte of each word, is
+independent of any three of the own ones. It decides about a pair only where the own byte equals the threshold's: two
+pairs of a counter have a covariance of 2^-18 at most, which some 10^10 pairs would show.
 """
 
 from typing import TYPE_CHECKING
@@ -17,8 +21,8 @@ if TYPE_CHECKING:
 
     Words = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
-KEYS = 8
-"""Of one counter: two for each of its four words."""
+KEYS = 16
+"""Of one counter: four for each of its four words."""
 ROUNDS = 7
 LEVELS = 1 << 16
 """Of the numbers that decide."""
@@ -108,16 +112,21 @@ def pair_numbers(
 ) -> "torch.Tensor":
     """Return the random number of 16 bits of every pair, int64 [heads, queries, seqlen_k].
 
-    Eight neighbouring keys share a counter (key // 8, query, batch * num_heads + head, offset): each word is two of
-    theirs, the lower half first. heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the
-    result is wanted.
+    Sixteen neighbouring keys share a counter (key // 16, query, batch * num_heads + head, offset). The upper byte of a
+    number is its own: byte key % 16 // 8 * 2 + key % 2 of the word key % 8 // 2. The lower one is the uppermost of all
+    four words by exclusive or. heads, queries: int64 [heads, 1, 1] and [1, queries, 1], on the device where the result
+    is wanted.
     """
     import torch
 
-    eights = torch.arange(-(-seqlen_k // KEYS), dtype=torch.int64, device=heads.device).view(1, 1, -1)
+    sixteens = torch.arange(-(-seqlen_k // KEYS), dtype=torch.int64, device=heads.device).view(1, 1, -1)
     last = torch.tensor(offset & _WORD, dtype=torch.int64, device=heads.device)
-    words = torch.stack(philox((eights, queries, heads, last), (seed & _WORD, seed >> 32 & _WORD)), -1)
-    return torch.stack((words % LEVELS, words // LEVELS), -1).flatten(-3)[..., :seqlen_k]
+    w0, w1, w2, w3 = philox((sixteens, queries, heads, last), (seed & _WORD, seed >> 32 & _WORD))
+    shared = (w0 ^ w1 ^ w2 ^ w3) >> 24
+    words = torch.stack((w0, w1, w2, w3), -1)
+    # [.., eight, word, key % 2]
+    own = torch.stack([words >> 8 * byte & 255 for byte in range(4)], -1).unflatten(-1, (2, 2)).transpose(-3, -2)
+    return (own * 256 + shared[..., None, None, None]).flatten(-4)[..., :seqlen_k]
 
 
 def keep_arguments(extras: Extras) -> tuple[int, int, int, int]:

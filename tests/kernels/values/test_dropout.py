@@ -31,15 +31,18 @@ def test_published_known_answers(
     assert tuple(word.item() for word in philox((c0, c1, c2, c3), key)) == answer
 
 
-def test_eight_neighbouring_keys_have_half_a_word_each() -> None:
+def test_sixteen_neighbouring_keys_have_a_byte_each_above_a_shared_one() -> None:
     counter = tuple(
         torch.tensor([word]) for word in (1, 5, 3, 9)
-    )  # keys 8 .. 15, query 5, batch entry 1, head 1, offset
-    words = torch.cat(philox(counter, (7, 0)))
-    halves = torch.stack((words & 0xFFFF, words >> 16), 1).flatten()
-    assert torch.equal(keep_mask(2, 2, 6, 15, 0.4, 7, 9)[1, 1, 5, 8:], (halves >= keep_threshold(0.4))[:7])
+    )  # keys 16 .. 31, query 5, batch entry 1, head 1, offset
+    words = [word.item() for word in philox(counter, (7, 0))]
+    shared = (words[0] ^ words[1] ^ words[2] ^ words[3]) >> 24
+    # a word has the keys 2 i, 2 i + 1, 8 + 2 i, 9 + 2 i
+    own = [words[key % 8 // 2] >> 8 * (key // 8 * 2 + key % 2) & 255 for key in range(16)]
+    numbers = torch.tensor([256 * number + shared for number in own])
     heads, queries = torch.tensor([3]).view(-1, 1, 1), torch.tensor([5]).view(1, -1, 1)
-    assert torch.equal(pair_numbers(heads, queries, 16, 7, 9)[0, 0, 8:], halves)
+    assert torch.equal(pair_numbers(heads, queries, 32, 7, 9)[0, 0, 16:], numbers)
+    assert torch.equal(keep_mask(2, 2, 6, 31, 0.4, 7, 9)[1, 1, 5, 16:], (numbers >= keep_threshold(0.4))[:15])
 
 
 def test_a_pair_is_decided_by_its_positions_alone() -> None:
@@ -71,10 +74,10 @@ def test_the_share_that_is_kept_is_what_results_are_divided_by(p: float) -> None
 
 
 @pytest.mark.parametrize(
-    ("dim", "step"), [(2, 1), (3, 1), (3, 2), (3, 7), (3, 8), (1, 1)], ids=lambda value: str(value)
+    ("dim", "step"), [(2, 1), (3, 1), (3, 2), (3, 7), (3, 8), (3, 9), (3, 16), (1, 1)], ids=lambda value: str(value)
 )
 def test_neighbours_are_independent(dim: int, step: int) -> None:
-    """Of pairs a step apart along heads, queries or keys, halves of a word and keys of a counter included."""
+    """Of pairs a step apart along heads, queries or keys, bytes of a word and keys of a counter included."""
     keep = keep_mask(1, 4, 256, 1024, 0.3, 99, 3).double() - share_kept(0.3)
     length = keep.shape[dim] - step
     products = keep.narrow(dim, 0, length) * keep.narrow(dim, step, length)

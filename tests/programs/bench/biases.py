@@ -45,6 +45,7 @@ SHAPES = (
     (4, 16, 4096, 128, True, "alibi"),
     (4, 32, 4096, 64, True, "alibi"),
     (4, 16, 4096, 128, False, "alibi"),
+    (4, 32, 4096, 64, False, "alibi"),
     (8, 16, 2048, 128, False, "boolean"),
     (8, 32, 2048, 64, False, "boolean"),
     (8, 16, 2048, 128, False, "additive"),

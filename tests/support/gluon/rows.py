@@ -2,10 +2,12 @@
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from blocktune.kernels.hopper.biases.philox import place_of_key, place_of_query
 from blocktune.kernels.values.dropout import philox
 
 
@@ -77,45 +79,64 @@ def numbers_of_keys(scores: torch.Tensor, eight: int) -> torch.Tensor:
     return eights + torch.arange(2, dtype=torch.int32)
 
 
-def where_set(words: torch.Tensor, numbers: torch.Tensor, other: str) -> torch.Tensor:
+def bits_in_order(number: int) -> int:
+    return number
+
+
+def bits_of(words: torch.Tensor, count: int, place: Callable[[int], int]) -> torch.Tensor:
+    """Whether the bit of each of a thread's `count` numbers in a row is set, [64, count / 2, 4, 2]."""
+    places = torch.tensor([int(place(number)) for number in range(count)]).view(-1, 1, 2)
+    return words[:, None, :, None].long() >> places & 1 == 1
+
+
+def where_set(
+    words: torch.Tensor, numbers: torch.Tensor, other: str, place: Callable[[int], int] = bits_in_order
+) -> torch.Tensor:
     """`other` is a float32 as assembly has it: 0f and eight hexadecimal digits."""
-    is_set = (words[:, None, :, None].long() >> numbers_of_keys(numbers, 2)) & 1 == 1
     (value,) = struct.unpack(">f", bytes.fromhex(other.removeprefix("0f")))
-    return torch.where(is_set, numbers, torch.tensor(value))
+    return torch.where(bits_of(words, 2 * numbers.shape[1], place), numbers, torch.tensor(value))
+
+
+def words_of(kept: torch.Tensor, place: Callable[[int], int]) -> torch.Tensor:
+    """Words [64, 4] whose bits say what [64, eights, 4, 2] does."""
+    places = torch.tensor([int(place(number)) for number in range(2 * kept.shape[1])]).view(-1, 1, 2)
+    return (kept.long() << places).sum((1, 3))
+
+
+def kept_pairs(
+    keys: torch.Tensor, queries: torch.Tensor, head: int, offset: int, low: int, high: int, least: int
+) -> torch.Tensor:
+    """Whether dropout keeps pairs, of keys and queries that broadcast."""
+    low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
+    counter = keys.long() // 16, queries.long(), torch.tensor(int(head)), torch.tensor(offset)
+    words = torch.broadcast_tensors(*philox(counter, (low, high)))
+    word, byte = keys % 8 // 2, keys % 16 // 8 * 2 + keys % 2
+    place = word.long().expand(words[0].shape)[None]
+    own = torch.stack(words).gather(0, place)[0] >> 8 * byte & 255
+    shared = (words[0] ^ words[1] ^ words[2] ^ words[3]) >> 24
+    return own * 256 + shared >= least
 
 
 def kept_bits(
     rows: torch.Tensor, pairs: torch.Tensor, first: int, head: int, offset: int, low: int, high: int, least: int, n: int
 ) -> torch.Tensor:
-    """Words of two bits for every eight keys of a thread's row, from the halves of its word of the eight."""
-    low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
-    eights = torch.arange(n // 8)[:, None, None] + int(first)
-    counter = eights, rows.long()[None], torch.tensor(int(head)), torch.tensor(offset)
-    words = torch.stack(philox(counter, (low, high)), -1)  # [N / 8, 64, 4, 4]
-    own = words.gather(-1, pairs.long()[None, :, :, None].expand(*words.shape[:3], 1))
-    kept = torch.cat((own % 2**16, own // 2**16), -1) >= least
-    places = torch.arange(n // 8)[:, None, None, None] * 2 + torch.arange(2)
-    return (kept.long() << places).sum((0, 3))
+    """Words of a thread's row for the keys of its pair in every eight."""
+    keys = int(first) * 16 + torch.arange(n // 8)[None, :, None, None] * 8 + pairs[:, None, :, None] * 2
+    kept = kept_pairs(keys + torch.arange(2), rows[:, None, :, None], head, offset, low, high, least)
+    return words_of(kept, place_of_key)
 
 
 def kept_bits_of_keys(
     keys: torch.Tensor, pairs: torch.Tensor, query: int, head: int, offset: int, low: int, high: int, least: int
 ) -> torch.Tensor:
-    """Words of two bits for every eight queries, from the number of a thread's key in each of them."""
-    low, high, offset, least = (int(word) % 2**32 for word in (low, high, offset, least))
-    queries = torch.arange(8)[:, None, None, None] * 8 + pairs.long()[..., None] * 2 + torch.arange(2) + int(query)
-    numbers = keys.long()[None, :, :, None]
-    counter = numbers // 8, queries, torch.tensor(int(head)), torch.tensor(offset)
-    words = torch.stack(philox(counter, (low, high)), -1)  # [8, 64, 4, 2, 4]
-    own = words.gather(-1, (numbers % 8 // 2).expand(*words.shape[:-1])[..., None]).squeeze(-1)
-    kept = torch.where(numbers % 2 == 1, own // 2**16, own % 2**16) >= least
-    places = torch.arange(8)[:, None, None, None] * 2 + torch.arange(2)
-    return (kept.long() << places).sum((0, 3))
+    """Words of a thread's key for the queries of its pair in every eight of 64."""
+    queries = int(query) + torch.arange(8)[None, :, None, None] * 8 + pairs[:, None, :, None] * 2
+    kept = kept_pairs(keys[:, None, :, None], queries + torch.arange(2), head, offset, low, high, least)
+    return words_of(kept, place_of_query)
 
 
 def choose(words: torch.Tensor, numbers: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    is_set = (words[:, None, :, None].long() >> numbers_of_keys(numbers, 2)) & 1 == 1
-    return torch.where(is_set, numbers, others)
+    return torch.where(bits_of(words, 2 * numbers.shape[1], place_of_query), numbers, others)
 
 
 def dims_apart(low: torch.Tensor, high: torch.Tensor) -> list[torch.Tensor]:

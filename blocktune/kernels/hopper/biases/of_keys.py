@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.biases.philox import kept_bits_of_keys
+from blocktune.kernels.hopper.biases.philox import kept_bits_of_keys, place_of_query
 from blocktune.kernels.hopper.biases.words import (
     alibi,
     as_float32,
@@ -140,7 +140,7 @@ def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
 def where_kept(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """The probabilities [64, 64], zero for pairs that dropout does not keep."""
     if OPTIONS.DROPOUT:
-        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000"), p.shape), S_L)
+        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000", place_of_query), p.shape), S_L)
     return p
 
 
@@ -152,7 +152,7 @@ def choose_asm(count):
     for row in range(2):
         for number in range(count // 2):
             at = number // 2 * 4 + 2 * row + number % 2
-            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << number};", "setp.ne.s32 p, bit, 0;"]
+            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << place_of_query(number)};", "setp.ne.s32 p, bit, 0;"]
             text += [f"selp.f32 ${at}, ${count + at}, ${3 * count + at}, p;"]
     return "\n".join([*text, "}"])
 

@@ -57,15 +57,21 @@ def values_of_block(tile, column, N: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.constexpr_function
-def select_asm(count, other):
-    """Assembly for `count` numbers of a thread, two of row r and two of row r + 8 in turns, or `other` where a bit of
-    the row's word is not set. Operands, `count` of each: results, numbers, words, of which the places 0 and 2 count.
-    """
+def in_order(number):
+    """The place in a word of the bit of a thread's number: its own."""
+    return number
+
+
+@gluon.constexpr_function
+def select_asm(count, other, place):
+    """Assembly for `count` numbers of a thread, two of row r and two of row r + 8 in turns, or `other` where the bit of
+    the row's word at their `place` is not set. Operands, `count` of each: results, numbers, words, of which the places
+    0 and 2 count."""
     text = ["{", ".reg .pred p;", ".reg .b32 bit;"]
     for row in range(2):
-        for number in range(count // 2):
+        for number in sorted(range(count // 2), key=place):  # seven bits in a row become predicates at once
             at = number // 2 * 4 + 2 * row + number % 2
-            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << number};", "setp.ne.s32 p, bit, 0;"]
+            text += [f"and.b32 bit, ${2 * count + 2 * row}, {1 << place(number)};", "setp.ne.s32 p, bit, 0;"]
             text += [f"selp.f32 ${at}, ${count + at}, {other}, p;"]
     return "\n".join([*text, "}"])
 
@@ -76,11 +82,11 @@ def select_constraints(count):
 
 
 @gluon.jit
-def where_set(words, numbers, OTHER: gl.constexpr):
+def where_set(words, numbers, OTHER: gl.constexpr, PLACE: gl.constexpr = in_order):
     """The numbers [64, N / 8, 4, 2] of whose pairs the words [64, 4] have the bit, and OTHER, a float as assembly has
-    it, in the place of the rest."""
+    it, in the place of the rest. PLACE: where the bit of a thread's number lies."""
     COUNT: gl.constexpr = numbers.shape[1] * 4
-    ASM: gl.constexpr = select_asm(COUNT, OTHER)
+    ASM: gl.constexpr = select_asm(COUNT, OTHER, PLACE)
     CONSTRAINTS: gl.constexpr = select_constraints(COUNT)
     return gl.inline_asm_elementwise(
         ASM, CONSTRAINTS, [numbers, beside(words, numbers)], dtype=gl.float32, is_pure=True, pack=COUNT

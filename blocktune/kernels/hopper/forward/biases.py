@@ -11,16 +11,17 @@ Numbers of a thread's rows are [64, 4] and scores are [64, N / 8, 4, 2], as kern
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.biases.philox import kept_bits
+from blocktune.kernels.hopper.biases.philox import kept_bits, place_of_key
 from blocktune.kernels.hopper.biases.words import (
     alibi,
     as_float32,
     bits_of_block,
+    numbers_of_keys,
     thread_positions,
     values_of_block,
     where_set,
 )
-from blocktune.kernels.hopper.common.rows import by_thread, thread_sum
+from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- what a tile and a block ask for
@@ -61,19 +62,31 @@ def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexp
 
 
 @gluon.jit
-def alibi_of_block(
-    column, row_start, moved, no_acc, biases, tile_biases, FIRST: gl.constexpr, OPTIONS: gl.constexpr,
-    S_L: gl.constexpr,
-):  # fmt: skip
-    """What ALiBi adds to the scores [64, N] of the keys from `column` on. FIRST: a walk begins with them."""
-    ONE_SIDE: gl.constexpr = OPTIONS.ALIBI == 1 or (OPTIONS.ALIBI == 3 and not FIRST)
+def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What ALiBi adds to the scores [64, N] of the keys from `column` on where all of them are on one side of all
+    places of the rows: a line. Otherwise it is right for keys up to a row's place (`behind`)."""
     rows, pairs, slope, _ = tile_biases
-    place = row_start + biases.diagonal
-    distance = (rows + (place + moved - column) - 2 * pairs).to(gl.float32)
-    if ONE_SIDE and OPTIONS.ALIBI == 3:
-        slope = gl.where(column > place, -slope, slope)
-    bias = alibi(by_thread(no_acc), slope, distance, ONE_SIDE)
+    place = row_start + biases.diagonal + moved
+    distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
+    if OPTIONS.ALIBI == 2:
+        slope = gl.where(column >= place + 64, -slope, slope)
+    bias = alibi(by_thread(no_acc), slope, distance, True)
     return gl.convert_layout(gl.reshape(bias, no_acc.shape), S_L)
+
+
+@gluon.jit
+def behind(qk, column, row_start, moved, biases, tile_biases, S_L: gl.constexpr):
+    """The scores upon `alibi_of_block`, less twice what it adds for keys behind a row's place, if there are both such
+    keys and others: one or two blocks of a walk."""
+    rows, pairs, slope, _ = tile_biases
+    place = row_start + biases.diagonal + moved
+    if (column < place + 64) & (column + qk.shape[1] > place + 1):
+        # [64, 4], [64, N / 8, 4, 2]
+        distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
+        s = by_thread(qk)
+        past = gl.maximum(numbers_of_keys(s, 8).to(gl.float32) - beside(distance, s), 0.0)
+        qk = gl.convert_layout(gl.reshape(s - 2.0 * slope * past, qk.shape), S_L)
+    return qk
 
 
 @gluon.constexpr_function
@@ -83,15 +96,14 @@ def begins_with_alibi(options):
 
 
 @gluon.jit
-def biased(
-    qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, FIRST: gl.constexpr, OPTIONS: gl.constexpr,
-    S_L: gl.constexpr,
-):  # fmt: skip
+def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """The scores with all else that the features add; in natural units if the mask is additive."""
     if OPTIONS.MASK == 2:
         qk = qk * biases.unit
     if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
-        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, FIRST, OPTIONS, S_L)
+        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+    if OPTIONS.ALIBI == 2:
+        qk = behind(qk, column, row_start, moved, biases, tile_biases, S_L)
     if OPTIONS.MASK == 1:
         s = where_set(loaded, by_thread(qk), "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)
@@ -128,7 +140,7 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
     kept = 0
     if OPTIONS.DROPOUT:
         kept = kept_bits(
-            rows + row_start, pairs, column // 8, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
+            rows + row_start, pairs, column // 16, batch_head, biases.offset, biases.seed_lo, biases.seed_hi,
             biases.threshold, OPTIONS.BLOCK_N,
         )  # fmt: skip
     return kept
@@ -138,5 +150,5 @@ def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: g
 def dropped(p, kept, DROPOUT: gl.constexpr, S_L: gl.constexpr):
     """The probabilities, zero where dropout does not keep the pair."""
     if DROPOUT:
-        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000"), p.shape), S_L)
+        p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000", place_of_key), p.shape), S_L)
     return p

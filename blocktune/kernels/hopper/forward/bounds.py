@@ -42,7 +42,7 @@ def walks_round(options):
     """Whether a walk begins where the tile's queries stand and goes round: ALiBi on both sides leaves the keys far
     behind a query as low as those far ahead, and a walk from the last key would raise maxima in every block. Keys that
     are left over, and what is loaded a block ahead, need the walk from the last key."""
-    return options.ALIBI >= 2 and not (options.RAGGED or options.RIGHT or options.LEFT or options.MASK)
+    return options.ALIBI == 2 and not (options.RAGGED or options.RIGHT or options.LEFT or options.MASK)
 
 
 @gluon.jit

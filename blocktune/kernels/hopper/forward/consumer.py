@@ -159,7 +159,7 @@ def consumer(
         if OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, bias, True, OPTIONS, S_L)
+        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, bias, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -170,7 +170,7 @@ def consumer(
             slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, True, OPTIONS, S_L)
+        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]

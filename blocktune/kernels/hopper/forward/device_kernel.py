@@ -50,11 +50,10 @@ def flash_fwd_hopper_kernel(
     Query i sees the keys i + left .. i + right (LEFT, RIGHT: where there are such bounds) that there are (RAGGED: the
     last block may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. SOFTCAP:
     scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e). ALIBI: 1 where no query sees a key behind
-    its place, 2 where one does, 3 where only the first block of a walk has keys on both sides of a query. MASK: 1
-    boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout take is in `Biases`. Q_REGISTERS:
-    columns of the queries that a consumer has in registers; FREE_Q: with all of them there the next tile's may come.
-    The output leaves where Q was (SHARE_O), through O_SLOTS places for panels of a consumer, or whole through memory of
-    its own.
+    its place, 2 where one does. MASK: 1 boolean, 2 additive, with which scale_log2 is log2(e). What these and dropout
+    take is in `Biases`. Q_REGISTERS: columns of the queries that a consumer has in registers; FREE_Q: with all of them
+    there the next tile's may come. The output leaves where Q was (SHARE_O), through O_SLOTS places for panels of a
+    consumer, or whole through memory of its own.
 
     With cu_q and cu_k int32 [batch + 1] the sequences are packed: [1, heads, tokens, head_dim], lse [num_heads,
     lse_rows], seqlen_q is the longest, and the bounds are of each sequence (LOWER_RIGHT: plus its seqlen_k - seqlen_q).

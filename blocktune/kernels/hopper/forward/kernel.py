@@ -157,7 +157,7 @@ class FlashForwardHopper(AttentionKernel):
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
         arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
         arguments |= example_biases(shape)
-        arguments |= sizes_of(shape) | _constants(config, shape)
+        arguments |= sizes_of(config, shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -172,7 +172,7 @@ class FlashForwardHopper(AttentionKernel):
     def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> Launch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         make = _describe_packed if shape.features.varlen else describe_rows
-        fixed = (*sizes_of(shape).values(), *_constants(config, shape).values())
+        fixed = (*sizes_of(config, shape).values(), *_constants(config, shape).values())
         grid, options = (min(multiprocessors(), tiles), 1, 1), {"num_warps": WARPS}
         described = tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape)))
         if mask_code(shape):
@@ -198,7 +198,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "QK_PANELS": panels_of(width),
         "V_PANELS": panels_of(width_v),
         **mask_constants(config.block_n, shape),
-        **feature_codes(config, shape),
+        **feature_codes(shape),
         "SPLIT_RELEASE": own["split_release"] == 1,
         "ONE_RING": has_one_ring(config),
         "EARLY_P": bool(own["early_p"]),

@@ -1,6 +1,7 @@
 """What the Hopper forward makes of a shape, on the host: tiles and their memory, bounds, and masks."""
 
 from blocktune.kernels.base.flash_kernel import heads_per_group
+from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.values.config import KernelConfig
@@ -31,6 +32,8 @@ MOST_PAIRS = 4
 """Slots that hold K and V together."""
 LEAST_SLOTS = 3
 """Of one ring: a consumer holds one tile while it passes over another and awaits a third."""
+LAST_ROUNDS = 1.9
+"""Tiles of a multiprocessor in the last group of heads by which it ends with its longest tile, or nearly so."""
 BARRIER_BYTES = 1 << 10
 """More than the barriers and the ring of tiles take."""
 
@@ -112,10 +115,19 @@ def bounds_of(shape: AttentionShape) -> tuple[int | None, int | None]:
     return right, None if window_left == UNLIMITED else diagonal - window_left
 
 
-def sizes_of(shape: AttentionShape) -> dict[str, int]:
+def sizes_of(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
+    """Return the integers of a launch that are not compiled in."""
     heads, (right, left) = shape.batch * shape.num_heads, bounds_of(shape)
-    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape))
+    values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_together(config, shape))
     return dict(zip(SIZES, (*values, right or 0, left or 0), strict=True))
+
+
+def heads_together(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return how many heads' tiles a causal call takes together, the longest first: as many as the L2 cache holds, or
+    more where the last group would be over before its longest tile, which takes twice the mean."""
+    heads, tiles = shape.batch * shape.num_heads, -(-shape.seqlen_q // config.block_m)
+    least = LAST_ROUNDS * MULTIPROCESSORS / tiles
+    return next((group for group in range(heads_per_group(shape), heads) if (heads % group or group) >= least), heads)
 
 
 def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
@@ -136,25 +148,15 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     }
 
 
-def feature_codes(config: KernelConfig, shape: AttentionShape) -> dict[str, int | bool]:
+def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
     """Return the constants that say what scores are more than products."""
     features = shape.features
     return {
         "SOFTCAP": features.softcap,
-        "ALIBI": alibi_constant(config, shape),
+        "ALIBI": alibi_code(shape),
         "MASK": mask_code(shape),
         "DROPOUT": features.dropout,
     }
-
-
-def alibi_constant(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return `alibi_code`, or 3 where the block that a walk begins with is the only one that has keys on both sides of
-    a query: the walk goes round (`walks_round` in bounds.py), and a tile's diagonal lies in one block."""
-    code, block_n = alibi_code(shape), config.block_n
-    goes_round = code == 2 and bounds_of(shape) == (None, None) and not mask_code(shape)
-    whole_blocks = not mask_constants(block_n, shape)["RAGGED"]
-    in_one_block = shape.diagonal >= 0 and shape.diagonal % block_n == block_n % config.block_m == 0
-    return 3 if goes_round and whole_blocks and in_one_block else code
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:

@@ -66,13 +66,11 @@ def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl
 
 
 @gluon.jit
-def biased_scores(
-    memory, q, place, slot, column, no_acc, bias, FIRST: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
-):  # fmt: skip
+def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
     if begins_with_alibi(OPTIONS):
-        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, FIRST, OPTIONS, S_L)
+        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
         return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     else:
         return scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
@@ -146,7 +144,7 @@ def step(
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     biases, tile_biases, row_start, moved, batch_head = bias
     # [64, BLOCK_N]
-    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, False, OPTIONS, S_L)
+    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
     if OPTIONS.EARLY_P:
@@ -166,7 +164,7 @@ def step(
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
-    qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, False, OPTIONS, S_L)
+    qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
     loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
         last, first, highest, lowest = mask

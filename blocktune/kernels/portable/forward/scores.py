@@ -97,17 +97,18 @@ def score_tile(
 def keep_tile(
     rows, first_key, batch_head, seed_lo, seed_hi, offset, threshold, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr
 ):
-    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: half key % 2 of word key % 8 // 2 of
-    Philox4x32-7 (Salmon et al., SC 2011) of the counter (key // 8, query, batch * num_heads + head, offset) under the
-    key (seed_lo, seed_hi) is at least `threshold`. Seven rounds serve eight neighbouring keys.
+    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: its number of 16 bits is at least
+    `threshold`. Sixteen neighbouring keys have the words of Philox4x32-7 (Salmon et al., SC 2011) of the counter (key
+    // 16, query, batch * num_heads + head, offset) under the key (seed_lo, seed_hi): the upper byte is byte key % 16 //
+    8 * 2 + key % 2 of word key % 8 // 2, the lower one the uppermost of all words by exclusive or.
 
-    rows: the queries, broadcast as everywhere here. first_key: a multiple of 8. The four last scalars are int32 with
+    rows: the queries, broadcast as everywhere here. first_key: a multiple of 16. The four last scalars are int32 with
     the bits of a uint32, as `kernels/values/dropout.py` makes them.
     """
-    eights = first_key // 8 + tl.arange(0, KEYS // 8)
-    eights = eights[:, None] if TRANSPOSED else eights[None, :]
+    sixteens = first_key // 16 + tl.arange(0, KEYS // 16)
+    sixteens = sixteens[:, None] if TRANSPOSED else sixteens[None, :]
     w0, w1, w2, w3 = tl.philox_impl(
-        eights.to(tl.uint32, bitcast=True),
+        sixteens.to(tl.uint32, bitcast=True),
         rows.to(tl.uint32, bitcast=True),
         batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
         offset.to(tl.uint32, bitcast=True),
@@ -115,14 +116,21 @@ def keep_tile(
         seed_hi.to(tl.uint32, bitcast=True),
         n_rounds=7,
     )
-    # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3
+    # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3, and [.., 2, 2] after it their bytes
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    shared = (w0 ^ w1 ^ w2 ^ w3) >> 24
+    shared = tl.join(tl.join(shared, shared), tl.join(shared, shared))
     least = threshold.to(tl.uint32, bitcast=True)
-    keep = tl.join((words & 0xFFFF) >= least, (words >> 16) >= least)
+    k0 = (words << 8 & 0xFF00 | shared) >= least
+    k1 = (words & 0xFF00 | shared) >= least
+    k2 = (words >> 8 & 0xFF00 | shared) >= least
+    k3 = (words >> 16 & 0xFF00 | shared) >= least
+    keep = tl.join(tl.join(k0, k2), tl.join(k1, k3))
+    # keys are sixteens, eights, words, two of a word
     if TRANSPOSED:
-        keep = tl.reshape(tl.permute(keep, (0, 2, 3, 4, 1)), [KEYS, keep.shape[1]])
+        keep = tl.reshape(tl.permute(keep, (0, 4, 2, 3, 5, 1)), [KEYS, keep.shape[1]])
     else:
-        keep = tl.reshape(keep, [keep.shape[0], KEYS])
+        keep = tl.reshape(tl.permute(keep, (0, 1, 4, 2, 3, 5)), [keep.shape[0], KEYS])
     return keep
 
 

@@ -14,7 +14,7 @@ from blocktune.kernels.base.paper_rule import paper_config
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
-from blocktune.kernels.hopper.forward.layout import WIDTHS, shares_memory
+from blocktune.kernels.hopper.forward.layout import WIDTHS, heads_together, shares_memory
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -97,7 +97,8 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
     ("problem", "values"),
     [
         *((loaded(64, 4096, causal), (256, 64, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
-        *((loaded(64, 8192, causal), (192, 128, 4, 0, 1, 0, 0, 0)) for causal in MASKS),
+        (loaded(64, 8192), (192, 128, 4, 0, 1, 0, 0, 0)),
+        *((loaded(64, seqlen, Causal.UPPER_LEFT), (256, 64, 4, 0, 1, 0, 0, 0)) for seqlen in (6000, 8192, 16384)),
         (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (loaded(64, 2048, Causal.UPPER_LEFT, "window=2047:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
         (loaded(64, 1000, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
@@ -125,8 +126,10 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
             loaded(128, 2048, batch=1),
             (128, 128, 2, 1, 0, 0, 0, 0),
         ),  # three consumers: two turns of 192 rows, not of 128
-        *((loaded(128, seqlen, Causal.UPPER_LEFT), (128, 128, 4, 2, 0, 0, 0, 0)) for seqlen in (4096, 8192)),
-        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 4, 2, 0, 0, 0, 0)),
+        *((loaded(128, seqlen, Causal.UPPER_LEFT), (192, 64, 4, 1, 1, 0, 0, 0)) for seqlen in (4096, 8192)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (192, 64, 4, 1, 1, 0, 0, 0)),
+        (loaded(128, 8192, Causal.UPPER_LEFT, batch=1), (128, 128, 4, 2, 0, 0, 0, 0)),  # few tiles
+        (loaded(128, 6000, Causal.UPPER_LEFT, batch=4), (128, 128, 4, 2, 0, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 0, 0)),
         (loaded(128, 4096, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (shape(192, 1000, head_dim_v=128), (128, 128, 2, 1, 1, 1, 0, 0)),  # with keys left over
@@ -155,6 +158,21 @@ def test_default_config_is_what_won(problem: AttentionShape, values: tuple[int, 
     names = ("block_m", "block_n", "num_stages", "split_release", "early_p", "keep_p", "q_registers", "output_panels")
     found = KERNEL.default_config(problem, HOPPER).parameters
     assert tuple(found[name] for name in names) == values
+
+
+@pytest.mark.parametrize(
+    ("problem", "together"),
+    [
+        (loaded(128, 16384, Causal.UPPER_LEFT), 4),  # what the L2 cache holds
+        (shape(192, 16384, Causal.UPPER_LEFT, head_dim_v=128), 4),  # 3 would leave one
+        (shape(192, 8192, Causal.UPPER_LEFT, num_heads=16, head_dim_v=128), 7),  # 6 would leave two
+        (shape(192, 32768, Causal.UPPER_LEFT, head_dim_v=128), 1),
+        (shape(128, 512, Causal.UPPER_LEFT), 16),  # all that there are
+    ],
+    ids=str,
+)
+def test_heads_that_causal_calls_take_together(problem: AttentionShape, together: int) -> None:
+    assert heads_together(config(block_m=128), problem) == together
 
 
 @pytest.mark.parametrize(

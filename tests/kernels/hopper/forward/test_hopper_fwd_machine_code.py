@@ -126,10 +126,10 @@ def test_a_soft_cap_takes_one_special_function(cache: Path) -> None:
     ("features", "causal", "most"),
     [
         ("alibi", Causal.UPPER_LEFT, {"FFMA": 1.1}),
-        ("alibi", Causal.NONE, {"FFMA": 1.1, "FMUL": 0.1, "FADD": 0.1}),
+        ("alibi", Causal.NONE, {"FFMA": 2.1, "FMUL": 0.1, "FADD": 1.1}),  # one of each under a branch
         ("boolean", Causal.NONE, {"FSEL": 1.1, "LOP3.LUT": 0.2, "R2P": 0.2, "LDG.E": 0.1}),
         ("additive", Causal.NONE, {"FFMA": 1.1, "LDG.E.128": 0.15}),
-        ("dropout", Causal.NONE, {"IMAD.WIDE.U32": 1.7, "FSEL": 1.1}),
+        ("dropout", Causal.NONE, {"IMAD.WIDE.U32": 0.9, "FSEL": 1.1, "R2P": 0.2}),
     ],
 )
 def test_features_cost_what_they_are_meant_to(

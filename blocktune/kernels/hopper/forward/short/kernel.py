@@ -213,12 +213,12 @@ class FlashForwardHopperShort(FlashForwardHopper):
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
         arguments |= {"lse": None, "sinks": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
         arguments |= {"lse_rows": shape.seqlen_q}
-        arguments |= _sizes(shape) | _constants(config, shape)
+        arguments |= _sizes(config, shape) | _constants(config, shape)
         return specialize(flash_fwd_hopper_short_kernel, arguments, {"num_warps": WARPS})
 
     def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
         count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
-        fixed = (*_sizes(shape).values(), *_constants(config, shape).values())
+        fixed = (*_sizes(config, shape).values(), *_constants(config, shape).values())
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_short_kernel,
             (min(multiprocessors(), count), 1, 1),
@@ -264,9 +264,9 @@ def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int
     return (ROWS, width), (config.block_n, width), (config.block_n, width_v), (ROWS, PANEL)
 
 
-def _sizes(shape: AttentionShape) -> dict[str, int]:
+def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
     """Return the sizes of the other kernel, without a left bound."""
-    return {name: size for name, size in sizes_of(shape).items() if name != "left"}
+    return {name: size for name, size in sizes_of(config, shape).items() if name != "left"}
 
 
 def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
