@@ -305,9 +305,9 @@ STAND_INS: dict[str, Any] = {
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
     "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),
     "await_pass": lambda: None,
-    "unit_layout": lambda pairs: None,
+    "unit_layout": lambda pairs, warps: None,
     "turned_layout": lambda dims: None,  # rows in their order
-    "part_layout": lambda width: None,
+    "part_layout": lambda width, warps: None,
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,

@@ -55,4 +55,5 @@ class Options(NamedTuple):
     Q_REGISTERS: Any
     WIDTH: Any
     WIDENS: Any
+    READIERS: Any
     ONE_STRETCH: Any

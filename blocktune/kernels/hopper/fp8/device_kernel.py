@@ -9,7 +9,7 @@ from blocktune.kernels.hopper.forward.arguments import Sizes
 from blocktune.kernels.hopper.forward.device_kernel import tiles
 from blocktune.kernels.hopper.fp8.arguments import Memory, Options, Scales
 from blocktune.kernels.hopper.fp8.sums import has_float32_sums
-from blocktune.kernels.hopper.fp8.ready_values import READIERS, readier, values
+from blocktune.kernels.hopper.fp8.ready_values import readier, values
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -23,7 +23,7 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, WIDENS: gl.constexpr, ONE_STRETCH: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, WIDENS: gl.constexpr, READIERS: gl.constexpr, ONE_STRETCH: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
@@ -102,6 +102,7 @@ def flash_fwd_fp8_kernel(
         Q_REGISTERS=Q_REGISTERS,
         WIDTH=V_W,
         WIDENS=WIDENS,
+        READIERS=READIERS,
         ONE_STRETCH=ONE_STRETCH,
     )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)

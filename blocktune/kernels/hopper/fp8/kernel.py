@@ -51,7 +51,7 @@ class FlashForwardFp8(AttentionKernel):
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
         "q_registers": (0, 1),
-        "turn_values": (0, 1, 2, 3),
+        "turn_values": (0, 1, 2, 3, 4, 5),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -145,9 +145,18 @@ def turns_values(config: KernelConfig) -> bool:
     return bool(config.parameters["turn_values"])
 
 
+def readiers(config):
+    return 4 if config.parameters["turn_values"] in (4, 5) else 2
+
+
+def registers(config):
+    consumers = config.block_m // ROWS
+    return {2: (232, 24), 3: (152, 24), 4: (112, 32)}[consumers] if readiers(config) == 4 else REGISTERS[consumers]
+
+
 def widens_values(config: KernelConfig) -> bool:
     """Return whether the second product has 16 bits."""
-    return config.parameters["turn_values"] >= 2
+    return config.parameters["turn_values"] in (2, 3, 5)
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
@@ -180,11 +189,12 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
-        "TURNS": config.parameters["turn_values"] == 1,
-        "WIDENS": max(config.parameters["turn_values"] - 1, 0),
+        "TURNS": config.parameters["turn_values"] in (1, 4),
+        "WIDENS": {2: 1, 3: 2, 5: 1}.get(config.parameters["turn_values"], 0),
+        "READIERS": readiers(config),
         "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS or widens_values(config),
-        "CONSUMER_REGS": REGISTERS[consumers][0],
-        "PRODUCER_REGS": REGISTERS[consumers][1],
+        "CONSUMER_REGS": registers(config)[0],
+        "PRODUCER_REGS": registers(config)[1],
     }
 
 

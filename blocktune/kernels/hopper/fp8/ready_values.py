@@ -13,10 +13,6 @@ from blocktune.kernels.hopper.forward.bounds import key_range
 from blocktune.kernels.hopper.fp8.turn_values import UNIT_DIMS, UNIT_KEYS, turn_tile
 from blocktune.kernels.hopper.fp8.widen_values import widen_tile
 
-READIERS = gl.constexpr(2)
-"""Warps that do so."""
-
-
 @gluon.jit
 def values(
     dtype: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr, COPIED: gl.constexpr,
@@ -63,7 +59,7 @@ def load_values(desc, batch, head, key, barrier, memory, place, OPTIONS: gl.cons
 
 
 @gluon.jit
-def received(ring, place, parity):
+def received(ring, place, parity, READIERS: gl.constexpr):
     """`receive` of kernels/hopper/common/slots.py for these warps."""
     mbarrier.wait(ring.full.index(place), parity)
     tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [READIERS], [0])).item()
@@ -100,10 +96,10 @@ def ready_slots(memory, sizes, OPTIONS: gl.constexpr):
             mbarrier.wait(memory.raw_full.index(slot), phase)
             if i > 0:
                 if OPTIONS.WIDENS:
-                    widen_tile(as_copied(memory, slot, OPTIONS), memory.v.index(slot))
+                    widen_tile(as_copied(memory, slot, OPTIONS), memory.v.index(slot), OPTIONS.READIERS)
                 else:
-                    turn_tile(memory.v.index(slot))
+                    turn_tile(memory.v.index(slot), OPTIONS.READIERS)
                 fence_async_shared()
             mbarrier.arrive(memory.full.index(slot), count=1)
             slot, phase = advance(slot, phase, OPTIONS.STAGES)
-        tile, tile_slot, tile_phase = received(memory.ring, tile_slot, tile_phase)
+        tile, tile_slot, tile_phase = received(memory.ring, tile_slot, tile_phase, OPTIONS.READIERS)

@@ -19,12 +19,13 @@ UNIT_DIMS = gl.constexpr(128)
 
 
 @gluon.constexpr_function
-def unit_layout(pairs):
+def unit_layout(pairs, warps):
     """The registers of a unit [32 keys, pairs of dims]: a word has two neighbouring keys, and its thread the word eight
     keys on as well."""
-    registers = [[1, 0], [8, 0], [16, 0], *([0, 2**i] for i in range(3, (pairs // 2).bit_length() - 1))]
+    registers = [[1, 0], [8, 0], [16, 0], *([0, 2**i] for i in range(3, (pairs // warps).bit_length() - 1))]
     lanes = [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]]
-    return gl.DistributedLinearLayout(registers, lanes, [[0, pairs // 2]], [], [32, pairs])
+    own = [[0, pairs // 2]] if warps == 2 else [[0, pairs // 4], [0, pairs // 2]]
+    return gl.DistributedLinearLayout(registers, lanes, own, [], [32, pairs])
 
 
 @gluon.constexpr_function
@@ -54,11 +55,11 @@ prmt.b32 $1, $2, $3, second;
 
 
 @gluon.jit
-def turn_unit(raw, turned):
+def turn_unit(raw, turned, READIERS: gl.constexpr):
     """Reads [32 keys, pairs of dims] and writes [dims, 16 pairs of keys] to the same memory."""
     PAIRS: gl.constexpr = raw.shape[1]
     # [32, PAIRS]
-    x = raw.load(unit_layout(PAIRS))
+    x = raw.load(unit_layout(PAIRS, READIERS))
     # [2, 8, PAIRS]: of every 16 keys the first and the last eight
     low, high = gl.split(gl.permute(gl.reshape(x, [2, 2, 8, PAIRS]), (0, 2, 3, 1)))
     even, odd = dims_apart(low, high)
@@ -67,7 +68,7 @@ def turn_unit(raw, turned):
 
 
 @gluon.jit
-def turn_tile(tile):
+def turn_tile(tile, READIERS: gl.constexpr):
     """Transposes [BLOCK_N, head_dim_v] as it was copied to [head_dim_v, BLOCK_N]."""
     KEYS: gl.constexpr = UNIT_KEYS
     DIMS: gl.constexpr = min(tile.shape[0], UNIT_DIMS)
@@ -78,4 +79,4 @@ def turn_tile(tile):
     turned = reinterpret(tile, gl.int16, [UNITS, DIMS, KEYS // 2], PANEL)
     for unit in gl.static_range(UNITS):
         place = reinterpret(turned.index(unit), gl.int16, [DIMS, KEYS // 2], turned_layout(DIMS))
-        turn_unit(raw.index(unit), place)
+        turn_unit(raw.index(unit), place, READIERS)
