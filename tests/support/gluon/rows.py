@@ -28,13 +28,6 @@ def across(rows: torch.Tensor, acc: torch.Tensor, layout: Any) -> torch.Tensor:
     return rows[:, threads]
 
 
-def turned(
-    acc: torch.Tensor, whole: torch.Tensor, due: torch.Tensor, factor: torch.Tensor, begins: bool, layout: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    sums = whole * across(due, acc, layout) + acc if begins else whole
-    return acc * across(factor, acc, layout), sums
-
-
 def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Bases and factors of rows, four times the same: 4 below a maximum that may grow by 4."""
     assert (base == base[:, :1]).all()
@@ -164,7 +157,6 @@ ROWS: dict[str, Any] = {
     "half_word": half_word,
     "whole_word": whole_word,
     "across": across,
-    "turned": turned,
     "raised": raised,
     "times_factor": lambda acc, factor, layout: acc * across(factor, acc, layout),
     "as_rows": lambda rows, numbers: rows,

@@ -14,12 +14,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, pin
-from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum
+from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
 from blocktune.kernels.hopper.forward.bounds import hide
 from blocktune.kernels.hopper.forward.steps import finished
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
-from blocktune.kernels.hopper.fp8.sums import begin_stretch, end_stretch, sums_are_split
 
 
 @gluon.jit
@@ -75,7 +74,7 @@ def packed(p):
 
 
 @gluon.jit
-def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
+def of_words(words, dtype: gl.constexpr, P_L: gl.constexpr):
     """The four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
     ROWS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1] * 16
@@ -85,6 +84,26 @@ def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
     # [64, BLOCK_N]
     numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
     return as_numbers(gl.convert_layout(numbers, P_L), dtype)
+
+
+@gluon.jit
+def in_float16(p, O_L: gl.constexpr):
+    KEYS: gl.constexpr = p.shape[1] * 8
+    # [64, BLOCK_N]
+    numbers = gl.reshape(pin(p), [p.shape[0], KEYS]).to(gl.float16)
+    return gl.convert_layout(numbers, gl.DotOperandLayout(0, O_L, 2))
+
+
+@gluon.jit
+def as_operand(p, O_L: gl.constexpr, WIDENS: gl.constexpr):
+    """The probabilities that `softmax` left as a loop carries them, once no product reads such registers: as float16
+    the operand itself, in 8 bits the words of which `of_words` makes it."""
+    if WIDENS == 2:
+        return p
+    elif WIDENS:
+        return in_float16(p, O_L)
+    else:
+        return packed(p)
 
 
 @gluon.jit
@@ -104,17 +123,26 @@ def scores(q, k_smem, slot, zeros):
 
 
 @gluon.jit
-def add_values(p, v_smem, slot, acc, begins):
-    """Issues acc += P V, or acc = P V where a stretch begins with nothing."""
-    v = v_smem.index(slot).permute((1, 0))
-    if sums_are_split(acc[0].shape[1]):
-        return (warpgroup_mma(p, v, acc[0], is_async=True),)
+def add_values(p, v_smem, slot, acc, dtype: gl.constexpr, O_L: gl.constexpr, WIDENS: gl.constexpr):
+    """Issues acc += P V. p: what `as_operand` gives."""
+    if WIDENS:
+        if WIDENS == 2:
+            p = in_float16(p, O_L)
+        return (warpgroup_mma(p, v_smem.index(slot), acc[0], is_async=True),)
     else:
-        return (warpgroup_mma(p, v, acc[0], use_acc=not begins, is_async=True),)
+        p = of_words(p, dtype, gl.DotOperandLayout(0, O_L, 4))
+        v = v_smem.index(slot).permute((1, 0))
+        return (warpgroup_mma(p, v, acc[0], is_async=True),)
 
 
 @gluon.jit
-def softmax(qk, base, sums, scale):
+def rescaled(due, acc, factor, O_L: gl.constexpr):
+    """What the sums of earlier stretches are due [64, 4], and the accumulator, times factors of rows [64, 4]."""
+    return due * factor, (times_factor(acc[0], factor, O_L),)
+
+
+@gluon.jit
+def softmax(qk, base, sums, scale, WIDENS: gl.constexpr):
     """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
@@ -122,33 +150,29 @@ def softmax(qk, base, sums, scale):
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
-    return half_packed(p), factor, base, sums * factor + thread_sum(p)
+    added = thread_sum(p)
+    if not WIDENS:
+        p = half_packed(p)
+    return p, factor, base, sums * factor + added
 
 
 @gluon.jit
 def step(
-    memory, kept, q, state, slot, phase, previous, column, number, mask, scale, no_acc,
-    STRETCH: gl.constexpr, SHARED: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
+    memory, q, state, slot, phase, previous, column, mask, scale, no_acc,
+    OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
-    kept: shared memory of the sums of all stretches, if they are there. number: of the block before among those of a
-    tile; every STRETCH a product is the first one of an accumulator.
-    state: sums of all stretches, if they are in registers, and the factor that they are due, the accumulator of this
-    stretch, probabilities as `packed` made them, factor of the accumulator, running maximum, base and sums of the block
-    before.
+    state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
+    `as_operand` made them, factor of the accumulator, base and sums of the block before.
     """
-    whole, due, acc, p, factor, base, sums = state
-    dtype: gl.constexpr = memory.v.dtype
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    begins = number % STRETCH == 0
-    acc = end_stretch(kept, due, acc, number, STRETCH, SHARED, O_L)
+    due, acc, p, factor, base, sums = state
     # [64, BLOCK_N]
     qk_t = scores(q, memory.k[0], slot, no_acc)
     # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
-    whole, due, acc = begin_stretch(whole, due, acc, pin(factor), begins, SHARED, O_L)
+    due, acc = rescaled(due, acc, pin(factor), O_L)
     give_back(previous, OPTIONS.CONSUMERS)
-    acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc, begins)
+    acc_t = add_values(p, memory.v, slot, acc, memory.k[0].dtype, O_L, OPTIONS.WIDENS)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
     qk = warpgroup_mma_wait(1, deps=(qk_t,))
@@ -156,10 +180,10 @@ def step(
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, factor, base, sums = softmax(qk, base, sums, scale)
+    p, factor, base, sums = softmax(qk, base, sums, scale, OPTIONS.WIDENS)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
     acc = finished(acc_t, 1)
-    return (whole, due, acc, packed(p), factor, base, sums), slot, phase, previous
+    return (due, acc, as_operand(p, O_L, OPTIONS.WIDENS), factor, base, sums), slot, phase, previous

@@ -7,7 +7,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 from blocktune.kernels.hopper.common.device_functions import in_register_order
-from blocktune.kernels.hopper.common.rows import across, times_factor
+from blocktune.kernels.hopper.common.rows import across
 
 NO_END = 1 << 30
 """Blocks of a stretch that no sequence fills."""
@@ -52,42 +52,6 @@ def sums_are_split(width):
 def has_float32_sums(consumers, width):
     """Whether shared memory has a place for sums that is larger than the output's."""
     return sums_are_shared(consumers, width) and not sums_are_split(width)
-
-
-@gluon.constexpr_function
-def turn_asm(count):
-    """Assembly for `count` registers each of an accumulator and of float32 sums: where a stretch begins, the sums are
-    multiplied with what they are due and take the accumulator over, and this is multiplied with its row's factor; all
-    of it is skipped, in one jump, by a warp that has nothing to do. Registers alternate two of row r and two of row
-    r + 8. Operands: both as results and as arguments, what the sums are due, factors, and whether a stretch begins."""
-    due, factor, begins = (place * count for place in (4, 5, 6))
-    head = ["{", ".reg .pred p, q;", f"setp.ne.s32 q, ${begins}, 0;", f"setp.neu.or.f32 p, ${factor}, 0f3F800000, q;"]
-    head += [f"setp.neu.or.f32 p, ${factor + 2}, 0f3F800000, p;", "vote.sync.any.pred p, p, 0xffffffff;"]
-    head += ["@!p bra SKIP;", "@!q bra RESCALE;"]
-    gather = [f"fma.rn.f32 ${count + i}, ${count + i}, ${due + i}, ${i};" for i in range(count)]
-    rescale = [f"mul.f32 ${i}, ${i}, ${factor + i};" for i in range(count)]
-    return "\n".join([*head, *gather, "RESCALE:", *rescale, "SKIP:", "}"])
-
-
-@gluon.constexpr_function
-def turn_constraints(count):
-    return ",".join(["=f"] * 2 * count + [str(i) for i in range(2 * count)] + ["f"] * 2 * count + ["r"] * count)
-
-
-@gluon.jit
-def turned(acc, whole, due, factor, begins, O_L: gl.constexpr):
-    """(accumulator, sums of all stretches) [64, WIDTH] before another product. due, factor: [64, 4]."""
-    PER_THREAD: gl.constexpr = acc.shape[1] // 2
-    ASM: gl.constexpr = turn_asm(PER_THREAD)
-    CONSTRAINTS: gl.constexpr = turn_constraints(PER_THREAD)
-    return gl.inline_asm_elementwise(
-        ASM,
-        CONSTRAINTS,
-        [acc, whole, across(due, acc, O_L), across(factor, acc, O_L), begins.to(gl.int32)],
-        dtype=(gl.float32, gl.float32),
-        is_pure=False,
-        pack=PER_THREAD,
-    )
 
 
 @gluon.jit
@@ -168,26 +132,16 @@ def no_stretches(WIDTH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
 
 
 @gluon.jit
-def end_stretch(kept, due, acc, number, STRETCH: gl.constexpr, SHARED: gl.constexpr, O_L: gl.constexpr):
-    """What stands before the scores beside the product of block `number`: with sums in shared memory the accumulator
-    of the stretch that ends is put aside, while there are registers for it."""
-    if SHARED and not is_one_stretch(STRETCH):
-        ends = (number > 0) & (number % STRETCH == 0)
-        if ends:
-            acc = (put_aside(kept, due, acc[0], number == STRETCH, O_L),)
-    return acc
-
-
-@gluon.jit
-def begin_stretch(whole, due, acc, factor, begins, SHARED: gl.constexpr, O_L: gl.constexpr):
-    """What stands before a second product: sums in registers take over the accumulator where a stretch begins, and the
-    accumulator is rescaled. Returns (whole, due, acc)."""
+def end_stretch(kept, whole, state, none_due, first, SHARED: gl.constexpr, O_L: gl.constexpr):
+    """Adds the accumulator of a stretch to the sums of those before it, in registers or in shared memory. Returns
+    (whole, state) of the next stretch; none_due [64, 4]: ones."""
+    due, acc, p, factor, base, sums = state
     if SHARED:
-        rescaled = times_factor(acc[0], factor, O_L)
+        begun = put_aside(kept, due, acc[0], first, O_L)
     else:
-        rescaled, sums = turned(acc[0], whole[0], due, factor, begins, O_L)
-        whole = (sums,)
-    return whole, gl.where(begins, 1.0, due) * factor, (rescaled,)
+        whole = (whole[0] * across(due, acc[0], O_L) + acc[0],)
+        begun = gl.zeros([64, acc[0].shape[1]], gl.float32, O_L)
+    return whole, (none_due, (begun,), p, factor, base, sums)
 
 
 @gluon.jit
