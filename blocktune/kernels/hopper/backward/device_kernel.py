@@ -12,6 +12,7 @@ from blocktune.kernels.hopper.backward.adders import adder
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
+from blocktune.kernels.hopper.backward.wide_halves import consumer_of_half
 from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
@@ -199,20 +200,22 @@ def flash_bwd_hopper_wide_kernel(
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
+    HALVES: gl.constexpr = BLOCK_N == 128  # each warpgroup has half of the keys
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # [PANELS, BLOCK_N, 64]
-    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK_N, 64], TILE_L)
     # [V_PANELS, BLOCK_N, 64]
-    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK, 64], TILE_L)
+    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK_N, 64], TILE_L)
     # [STAGES * PANELS, BLOCK_M, 64]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
     # [DO_STAGES * V_PANELS, BLOCK_M, 64]
     do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
     # [BLOCK_N, BLOCK_M]
-    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
-    p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    # [2, BLOCK_M, 64]
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK], TILE_L)
+    p_smem = None if HALVES else gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    # [2, BLOCK_M, 64] or [6, BLOCK_M / 2, 64]
+    dq_smem = gl.allocate_shared_memory(gl.float32, [6 if HALVES else 2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
     # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
     # [DO_STAGES, BLOCK_M]
@@ -294,7 +297,15 @@ def flash_bwd_hopper_wide_kernel(
         MASK_CODE=MASK_CODE,
         DROPOUT=DROPOUT,
     )
-    if is_ordered(FORM):
+    if HALVES:
+        gl.warp_specialize([
+            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 0, OPTIONS)),
+            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 1, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
+        ], [4, 1], [240, 24])  # fmt: skip
+    elif is_ordered(FORM):
         gl.warp_specialize([
             (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
             (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),

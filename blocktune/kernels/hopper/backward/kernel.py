@@ -35,6 +35,7 @@ from blocktune.kernels.hopper.backward.layout import (
     PANEL,
     WIDE_BLOCK_N,
     Rows,
+    added_rows,
     adds_registers,
     bytes_beside_dq,
     descriptor_width,
@@ -43,6 +44,7 @@ from blocktune.kernels.hopper.backward.layout import (
     dq_slots,
     form_arguments,
     form_of,
+    has_halves,
     is_deferred,
     is_listed,
     is_plain,
@@ -162,7 +164,7 @@ class FlashBackwardHopper(AttentionKernel):
         others start from that, wider heads with as many stages as fit."""
         stages, fold_lse, fold_delta, named = (2, 1, 1, 3) if width_of(shape) == 128 else (3, 0, 1, 3)
         if is_wide(shape):
-            stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
+            stages = 2 if max(width_of(shape), width_v(shape)) == 256 or has_halves(shape) else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
@@ -328,7 +330,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     own, causal = config.parameters, shape.causal is not Causal.NONE
     if is_wide(shape):
         first = dict(zip(("PANELS", "V_PANELS"), panels(shape), strict=True))
-        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - (not has_halves(shape))}
         first |= {"CAUSAL": causal}
     else:
         first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}
@@ -351,4 +353,4 @@ def _sums_stand_in(shape: AttentionShape) -> Any:
     from triton import language as tl
     from triton.runtime.jit import MockTensor
 
-    return sums_descriptor(MockTensor(tl.float32), 64, dq_part(shape))
+    return sums_descriptor(MockTensor(tl.float32), 64, added_rows(shape))

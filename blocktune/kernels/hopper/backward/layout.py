@@ -88,8 +88,17 @@ def is_deferred(shape: AttentionShape) -> bool:
     return width_of(shape) == 64
 
 
+def has_halves(shape: AttentionShape) -> bool:
+    """Return whether each warpgroup has half of 128 keys, though heads are wider than 128."""
+    import os
+    features = shape.features
+    return os.environ.get("X_HALVES", "1") == "1" and width_of(shape) == 192 and width_v(shape) == 128 and not (
+        features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE
+    )
+
+
 def keys_of_block(shape: AttentionShape) -> int:
-    return WIDE_BLOCK_N if is_wide(shape) else BLOCK_N
+    return WIDE_BLOCK_N if is_wide(shape) and not has_halves(shape) else BLOCK_N
 
 
 def panels(shape: AttentionShape) -> tuple[int, int]:
@@ -108,8 +117,15 @@ def dq_part(shape: AttentionShape) -> int:
     return BLOCK_M // 2 if is_deferred(shape) else 64
 
 
+def added_rows(shape: AttentionShape) -> int:
+    """Return the rows of 64 sums of dq that one copy adds to."""
+    return 32 if has_halves(shape) else dq_part(shape)
+
+
 def dq_bytes(shape: AttentionShape) -> int:
     """Return the bytes of dq of a step on its way to the sums: all of it, or two panels of a wide head."""
+    if has_halves(shape):
+        return BLOCK_M * width_of(shape) * FLOAT32_BYTES
     return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
 
 
@@ -137,6 +153,9 @@ def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:
     """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS. Of a wide head
     one of dS, one of float32 P, and a stage less of dO and its statistic."""
     row_bytes = width_of(shape) * shape.element_bytes
+    if has_halves(shape):
+        per_query = (width_of(shape) + width_v(shape)) * shape.element_bytes + 2 * FLOAT32_BYTES
+        return (BLOCK_N + num_stages * BLOCK_M) * per_query + BLOCK_M * (BLOCK_N * shape.element_bytes)
     if is_wide(shape):
         of_keys = (WIDE_BLOCK_N + num_stages * BLOCK_M) * row_bytes
         of_values = (WIDE_BLOCK_N + (num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
