@@ -27,7 +27,8 @@ BLOCK_M = 64
 BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
-"""Keys of a block whose heads are wider than 128: both warpgroups work on all of them."""
+"""Keys of a block whose heads are wider than 128, unless each warpgroup has half (`has_halves`): both warpgroups work on
+all of them."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -89,12 +90,12 @@ def is_deferred(shape: AttentionShape) -> bool:
 
 
 def has_halves(shape: AttentionShape) -> bool:
-    """Return whether each warpgroup has half of 128 keys, though heads are wider than 128."""
-    import os
+    """Return whether each warpgroup owns half of 128 keys, though heads are wider than 128 (wide_halves.py): keys of up
+    to 192 columns and values of up to 128, whose registers leave no room for a fixed order, a soft cap or biases."""
     features = shape.features
-    return os.environ.get("X_HALVES", "1") == "1" and width_of(shape) == 192 and width_v(shape) == 128 and not (
-        features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE
-    )
+    fits = is_wide(shape) and width_of(shape) == WIDE and width_v(shape) == 2 * PANEL
+    other = features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE
+    return fits and not other
 
 
 def keys_of_block(shape: AttentionShape) -> int:

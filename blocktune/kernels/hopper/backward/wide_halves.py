@@ -1,15 +1,17 @@
-"""The Hopper attention backward for values of 128 columns and keys of up to 192, in Gluon: a warpgroup has 64 of 128 keys.
+"""The Hopper attention backward for keys of up to 192 columns and values of up to 128, in Gluon: 64 of 128 keys each.
 
-dK and dV of 64 keys take 160 registers of a warpgroup, which leaves room for S and dP of 64 queries. Compared with the
-64 keys that wider heads have (wide_warps.py), a step adds half as much to the sums of dq for each key, and P stays in
-registers. Heads are panels of 64 columns. dQ of a step has three, of which a warpgroup computes one and a half.
+dK and dV of 64 keys take 160 registers of a warpgroup, which leaves room for one product of 64 keys and 64 queries at a
+time. Next to tiles of 64 keys (wide_warps.py), each key adds half as much to the sums of dq, P stays in registers, and
+a step reads half as much of Q and dO. Heads are panels of 64 columns. dQ of a step has three, one and a half for each
+warpgroup.
 
 What makes it fast, and is easily lost when the code changes:
 
-1. S of the next step is issued while dK of this one runs, as in ahead.py.
-2. dQ of a step leaves through memory of its own for all of it, a warpgroup's part in three copies of 32 columns: the
-   warpgroup waits once a step, for what left a step ago.
-3. dS of one step fits next to that. A warpgroup fills its half when the other one's dQ of the step before is complete.
+1. A step never has more than 64 registers beside the gradients. Otherwise ptxas runs the products one by one (C7512):
+   dV is issued ahead of dP, so that float32 P is gone when dP begins, and dS is computed from 16-bit P, which is
+   unpacked behind a wait (`pin_pairs`). S of the next step is not issued ahead, which would take 16 registers more.
+2. dQ of a step leaves through memory of its own, in copies of 32 columns: the warpgroup waits for what left a step ago.
+3. There is room for dS of one step. A warpgroup fills its half when the other one's dQ of the step before is complete.
 """
 
 from triton.experimental import gluon
@@ -31,12 +33,11 @@ from blocktune.kernels.hopper.backward.bounds import (
     locate_keys,
     places_of,
     query_range,
-    rotated,
     sequence,
 )
 from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked
 from blocktune.kernels.hopper.backward.steps import asked_of_pairs, head_biases, masked, per_query, probabilities
-from blocktune.kernels.hopper.backward.wide_steps import hidden_zero
+from blocktune.kernels.hopper.backward.wide_steps import accumulate, hidden_zero
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, as_block, in_register_order, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import receive
@@ -46,7 +47,7 @@ from blocktune.kernels.hopper.common.slots import receive
 
 @gluon.jit
 def product_of_half(a, b, slot, acc, W: gl.constexpr, FOLD: gl.constexpr):
-    """a b^T over all panels, of this warpgroup's rows of a and those of b in a slot, on top of `acc` if FOLD; not waited
+    """a b^T over all panels, of this warpgroup's rows of a and b's rows in a slot, on top of `acc` if FOLD; not waited
     for."""
     PANELS: gl.constexpr = a.shape[0]
     KEYS: gl.constexpr = a.shape[1] // 2
@@ -56,18 +57,6 @@ def product_of_half(a, b, slot, acc, W: gl.constexpr, FOLD: gl.constexpr):
         queries = b.index(slot * PANELS + panel).permute((1, 0))
         acc = warpgroup_mma(keys, queries, acc, use_acc=FOLD or panel > 0, is_async=True)
     return acc
-
-
-@gluon.jit
-def accumulate_panels(gradients, a, b, slot, PANELS: gl.constexpr):
-    """Every panel of the gradients plus a times that panel of b in a slot; not waited for."""
-    # panels [KEYS, 64]
-    sums = ()
-    slot = slot + hidden_zero()
-    for panel in gl.static_range(PANELS):
-        added = warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True)
-        sums = sums + (added,)  # noqa: RUF005
-    return sums
 
 
 @gluon.jit
@@ -115,57 +104,44 @@ def pin_pairs(x):
 
 
 @gluon.jit
-def issue_scores(memory, slot, phase, ready, scale_log2, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """S^T of the queries in a slot, which are waited for if `ready`; not waited for itself."""
-    mbarrier.wait(memory.q_full.index(slot), phase, pred=ready)
-    # [KEYS, BLOCK_M]
-    start = per_query(memory.lse.index(slot), -1.0 / scale_log2, OPTIONS.FOLD_LSE, memory.k.shape[1] // 2, S_L)
-    return product_of_half(memory.k, memory.q, slot, start, W, OPTIONS.FOLD_LSE)
-
-
-@gluon.jit
 def step_of_half(
-    steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, parity,
+    steps, dk, dv, m, n0, row, bounds, slot, phase, parity,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
-    """One block of queries from m on, whose S^T is on its way as s_t.
-
-    left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away.
-    """
+    """One block of queries from m on."""
     memory = steps.memory
     KEYS: gl.constexpr = memory.k.shape[1] // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
     HALF_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 32, 16])
-    next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
     # [KEYS, BLOCK_M]
     asked = asked_of_pairs(steps, m, OPTIONS, S_L)
-    s_t = issue_scores(memory, slot, phase, True, steps.scale_log2, W, OPTIONS, S_L)
+    mbarrier.wait(memory.q_full.index(slot), phase)
+    start = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, OPTIONS.FOLD_LSE, KEYS, S_L)
+    s_t = product_of_half(memory.k, memory.q, slot, start, W, OPTIONS.FOLD_LSE)
     s = warpgroup_mma_wait(0, deps=(s_t,))
-    p_all = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
-    p = masked(p_all, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L).to(memory.k.dtype)
-    p_low = gl.convert_layout(p, P_L)
+    p = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
+    p = masked(p, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L).to(memory.k.dtype)
     mbarrier.wait(memory.do_full.index(slot), phase)
     # panels [KEYS, 64]
-    dv_t = accumulate_panels(dv, p_low, memory.do, slot, 2)
+    dv_t = accumulate(dv, gl.convert_layout(p, P_L), memory.do, slot, 2)
+    # [KEYS, BLOCK_M]
     start = per_query(memory.delta.index(slot), -1.0, OPTIONS.FOLD_DELTA, KEYS, S_L)
     dp_t = product_of_half(memory.v, memory.do, slot, start, W, OPTIONS.FOLD_DELTA)
     v0, v1, dp = warpgroup_mma_wait(0, deps=(dv_t[0], dv_t[1], dp_t))
     mbarrier.wait(memory.exchanged.index(1 - W), parity ^ 1)
-    p = pin_pairs(p)
-    # [KEYS, BLOCK_M]
+    p = pin_pairs(p).to(gl.float32)
     if not OPTIONS.FOLD_DELTA:
         dp = dp - memory.delta.index(slot).load(gl.SliceLayout(0, S_L))[None, :]
-    ds = (p.to(gl.float32) * dp).to(memory.k.dtype)
+    ds = (p * dp).to(memory.k.dtype)
     memory.ds.slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, P_L)
-    bar_sync(8, 256)
+    bar_sync(8, 256)  # dS of both
+    mbarrier.arrive(memory.do_empty.index(slot), count=1)
     # [BLOCK_M, 64] and [BLOCK_M, 32], panels [KEYS, 64]
     whole_t = issue_part(memory.ds, memory.k, 2 * W, 0, S_L)
-    dk_t = accumulate_panels(dk, ds_low, memory.q, slot, 3)
+    dk_t = accumulate(dk, ds_low, memory.q, slot, 3)
     whole = warpgroup_mma_wait(3, deps=(whole_t,))
-    mbarrier.arrive(memory.do_empty.index(slot), count=1)
     give_whole(whole, memory, steps.dq_desc, row + m, W)
     half_t = issue_part(memory.ds, memory.k, 1, 32 * W, HALF_L)
     dk = warpgroup_mma_wait(1, deps=dk_t)
@@ -173,12 +149,13 @@ def step_of_half(
     half = warpgroup_mma_wait(0, deps=(half_t,))
     mbarrier.arrive(memory.exchanged.index(W), count=1)
     give_half(half, memory, steps.dq_desc, row + m, W)
-    return 0, left - 1, dk, (v0, v1), next_slot, next_phase, parity ^ 1
+    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+    return dk, (v0, v1), slot, phase, parity ^ 1
 
 
 @gluon.jit
 def head_of_half(
-    steps, s_t, left, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, parity,
+    steps, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, parity,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on."""
@@ -188,21 +165,21 @@ def head_of_half(
     if begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM)
-            s_t, left, dk, dv, slot, phase, parity = step_of_half(
-                steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, parity, W, True, OPTIONS, S_L
+            dk, dv, slot, phase, parity = step_of_half(
+                steps, dk, dv, m, n0, row, bounds, slot, phase, parity, W, True, OPTIONS, S_L
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
         m = block_at(place, first, end, BLOCK_M, FORM)
-        s_t, left, dk, dv, slot, phase, parity = step_of_half(
-            steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, parity, W, False, OPTIONS, S_L
+        dk, dv, slot, phase, parity = step_of_half(
+            steps, dk, dv, m, n0, row, bounds, slot, phase, parity, W, False, OPTIONS, S_L
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM)
-            s_t, left, dk, dv, slot, phase, parity = step_of_half(
-                steps, s_t, left, dk, dv, m, n0, row, bounds, slot, phase, parity, W, True, OPTIONS, S_L
+            dk, dv, slot, phase, parity = step_of_half(
+                steps, dk, dv, m, n0, row, bounds, slot, phase, parity, W, True, OPTIONS, S_L
             )  # fmt: skip
-    return s_t, left, dk, dv, slot, phase, parity
+    return dk, dv, slot, phase, parity
 
 
 @gluon.jit
@@ -246,10 +223,8 @@ def consumer_of_half(
         zeros = gl.zeros([KEYS, 64], gl.float32, S_L)
         dk = (zeros, zeros, zeros)
         dv = (zeros, zeros)
-        left = (end - first) // BLOCK_M * group_size
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
-        s_t = 0
         for member in range(group_size):
             row = head_row(
                 batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
@@ -263,8 +238,8 @@ def consumer_of_half(
                 biases=steps.biases,
                 head=head_biases(steps, batch_head, member, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
             )
-            s_t, left, dk, dv, slot, phase, parity = head_of_half(
-                own, s_t, left, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, parity, W, OPTIONS, S_L
+            dk, dv, slot, phase, parity = head_of_half(
+                own, dk, dv, n0, row, first, low, high, end, bounds, slot, phase, parity, W, OPTIONS, S_L
             )  # fmt: skip
         if OPTIONS.PERSISTENT:
             mbarrier.arrive(ends.kv_empty, count=1)
