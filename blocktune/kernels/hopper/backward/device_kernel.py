@@ -1,7 +1,7 @@
 """The Hopper attention backwards as they are launched, in Gluon: shared memory, barriers, and which warps do what.
 
-The warps of heads up to 128 are in warps.py, those of wider ones in wide_warps.py, and those that add dq in a fixed
-order in adders.py.
+The warps of heads up to 128 are in warps.py, those of wider ones in wide_warps.py and, where 128 keys fit,
+wide_halves.py, and those that add dq in a fixed order in adders.py.
 """
 
 from triton.experimental import gluon
@@ -12,6 +12,7 @@ from blocktune.kernels.hopper.backward.adders import adder
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
+from blocktune.kernels.hopper.backward.wide_halves import consumer_of_half
 from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
@@ -195,24 +196,29 @@ def flash_bwd_hopper_wide_kernel(
     FORM: gl.constexpr, ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
-    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero."""
+    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
+    of k and v with 128 rows ask for the warps of wide_halves.py, which add half a panel of dq at a time."""
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
+    HALVES: gl.constexpr = BLOCK_N == 128  # each warpgroup owns half of the keys
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # [PANELS, BLOCK_N, 64]
-    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK, 64], TILE_L)
+    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK_N, 64], TILE_L)
     # [V_PANELS, BLOCK_N, 64]
-    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK, 64], TILE_L)
+    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK_N, 64], TILE_L)
     # [STAGES * PANELS, BLOCK_M, 64]
     q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
     # [DO_STAGES * V_PANELS, BLOCK_M, 64]
     do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
     # [BLOCK_N, BLOCK_M]
-    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK, BLOCK], TILE_L)
-    p_smem = gl.allocate_shared_memory(gl.float32, [64, 64], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    # [2, BLOCK_M, 64]
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)  # noqa: RUF005
+    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK], TILE_L)
+    P_L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    p_smem = None if HALVES else gl.allocate_shared_memory(gl.float32, [64, 64], P_L)
+    # [2, BLOCK_M, 64], or halves of panels [2 * PANELS, BLOCK_M / 2, 64]
+    DQ: gl.constexpr = [2 * PANELS if HALVES else 2] + dq_desc.block_type.shape  # noqa: RUF005
+    dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
     # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
     # [DO_STAGES, BLOCK_M]
@@ -294,7 +300,15 @@ def flash_bwd_hopper_wide_kernel(
         MASK_CODE=MASK_CODE,
         DROPOUT=DROPOUT,
     )
-    if is_ordered(FORM):
+    if HALVES:
+        gl.warp_specialize([
+            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 0, OPTIONS)),
+            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 1, OPTIONS)),
+            (wide_producer, (
+                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
+            )),
+        ], [4, 1], [240, 24])  # fmt: skip
+    elif is_ordered(FORM):
         gl.warp_specialize([
             (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
             (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),

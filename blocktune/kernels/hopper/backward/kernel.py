@@ -3,7 +3,8 @@
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type); a fourth where groups
 are walked along in parts (parts.py). The kernel is in device_kernel.py, its device functions and what makes them fast
-in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide_warps.py). It takes what
+in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide_warps.py), or 128 where values have 128
+columns at most (wide_halves.py). It takes what
 kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256 elements, both causal masks,
 windows, a soft cap and packed sequences.
 
@@ -35,6 +36,7 @@ from blocktune.kernels.hopper.backward.layout import (
     PANEL,
     WIDE_BLOCK_N,
     Rows,
+    added_rows,
     adds_registers,
     bytes_beside_dq,
     descriptor_width,
@@ -43,6 +45,7 @@ from blocktune.kernels.hopper.backward.layout import (
     dq_slots,
     form_arguments,
     form_of,
+    has_halves,
     is_deferred,
     is_listed,
     is_plain,
@@ -128,6 +131,11 @@ class FlashBackwardHopper(AttentionKernel):
                 f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
                 f"but got {config.block_n}.",
             )
+        if has_halves(shape) and own["named_barriers"]:
+            return (
+                f"`named_barriers` 0 of {self.name} must hold for {keys_of_block(shape)} keys of heads wider than 128, "
+                f"but got {own['named_barriers']}.",
+            )
         if is_wide(shape) and own["named_barriers"] & 2:
             return (
                 f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
@@ -164,6 +172,8 @@ class FlashBackwardHopper(AttentionKernel):
         if is_wide(shape):
             stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
+        if has_halves(shape):
+            stages, fold_lse, fold_delta, named = 2, 1, 1, 0
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
         parts = default_parts(shape, self.parameters["group_parts"])
@@ -180,21 +190,22 @@ class FlashBackwardHopper(AttentionKernel):
 
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: two warpgroups own the keys and exchange dS; dQ leaves through shared memory in two halves.
-        Of wider heads than 128 they share the products, exchange P too, and have one slot of dO less; dQ leaves panel
-        by panel. In a fixed order dQ of two steps may be on its way."""
+        Of wider heads than 128 with 64 keys they share the products, exchange P too, and have one slot of dO less; dQ
+        leaves panel by panel. In a fixed order dQ of two steps may be on its way."""
         m, n, short, stages = config.block_m, config.block_n, shape.element_bytes, config.num_stages
-        d, d_v, wide = width_of(shape), width_v(shape), is_wide(shape)
-        exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if wide else []
-        slots = {"Q": stages, "dO": stages - wide}
-        statistics = {"LSE": stages, "delta": stages - wide}
+        d, d_v = width_of(shape), width_v(shape)
+        shared = is_wide(shape) and not has_halves(shape)  # products, not keys
+        exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if shared else []
+        slots = {"Q": stages, "dO": stages - shared}
+        statistics = {"LSE": stages, "delta": stages - shared}
         return OnChip(
             tiles=(
                 *(shared_tile(name, n, columns, short) for name, columns in (("K", d), ("V", d_v))),
                 *(shared_tile(name, m, columns, short, slots[name]) for name, columns in (("Q", d), ("dO", d_v))),
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
-                shared_tile("dS", n, m, short, 1 if wide else 2),
-                shared_tile("dQ on its way out", m, 2 * PANEL if wide else d, FLOAT32_BYTES, dq_slots(shape, config)),
+                shared_tile("dS", n, m, short, 1 if is_wide(shape) else 2),
+                shared_tile("dQ on its way out", m, 2 * PANEL if shared else d, FLOAT32_BYTES, dq_slots(shape, config)),
                 *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,
@@ -328,7 +339,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     own, causal = config.parameters, shape.causal is not Causal.NONE
     if is_wide(shape):
         first = dict(zip(("PANELS", "V_PANELS"), panels(shape), strict=True))
-        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - 1}
+        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - (not has_halves(shape))}
         first |= {"CAUSAL": causal}
     else:
         first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}
@@ -351,4 +362,4 @@ def _sums_stand_in(shape: AttentionShape) -> Any:
     from triton import language as tl
     from triton.runtime.jit import MockTensor
 
-    return sums_descriptor(MockTensor(tl.float32), 64, dq_part(shape))
+    return sums_descriptor(MockTensor(tl.float32), 64, added_rows(shape))

@@ -18,6 +18,7 @@ from blocktune.kernels.hopper.backward.layout import (
     FORM_ARGUMENTS,
     LIST_ARGUMENTS,
     Rows,
+    added_rows,
     adds_registers,
     bounds_of,
     descriptor_width,
@@ -287,7 +288,7 @@ def statistic_descriptor(values: Any, count: int) -> Any:
 
 def _described_sums(shape: AttentionShape, part: tuple[Any, int]) -> Any:
     sums, rows = part
-    return sums_descriptor(based(sums), rows * width_of(shape), dq_part(shape))
+    return sums_descriptor(based(sums), rows * width_of(shape), added_rows(shape))
 
 
 def _described_statistic(part: tuple[Any, int]) -> Any:

@@ -27,7 +27,8 @@ BLOCK_M = 64
 BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
-"""Keys of a block whose heads are wider than 128: both warpgroups work on all of them."""
+"""Keys of a block whose heads are wider than 128, unless each warpgroup has half (`has_halves`): both warpgroups work on
+all of them."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -88,8 +89,17 @@ def is_deferred(shape: AttentionShape) -> bool:
     return width_of(shape) == 64
 
 
+def has_halves(shape: AttentionShape) -> bool:
+    """Return whether each warpgroup owns half of 128 keys, though heads are wider than 128 (wide_halves.py): keys of up
+    to 192 columns and values of up to 128, whose registers leave no room for a fixed order, a soft cap or biases."""
+    features = shape.features
+    fits = is_wide(shape) and width_of(shape) == WIDE and width_v(shape) == 2 * PANEL
+    other = features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE
+    return fits and not other
+
+
 def keys_of_block(shape: AttentionShape) -> int:
-    return WIDE_BLOCK_N if is_wide(shape) else BLOCK_N
+    return WIDE_BLOCK_N if is_wide(shape) and not has_halves(shape) else BLOCK_N
 
 
 def panels(shape: AttentionShape) -> tuple[int, int]:
@@ -108,8 +118,15 @@ def dq_part(shape: AttentionShape) -> int:
     return BLOCK_M // 2 if is_deferred(shape) else 64
 
 
+def added_rows(shape: AttentionShape) -> int:
+    """Return the rows of 64 sums of dq that one copy adds to."""
+    return 32 if has_halves(shape) else dq_part(shape)
+
+
 def dq_bytes(shape: AttentionShape) -> int:
     """Return the bytes of dq of a step on its way to the sums: all of it, or two panels of a wide head."""
+    if has_halves(shape):
+        return BLOCK_M * width_of(shape) * FLOAT32_BYTES
     return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
 
 
@@ -137,6 +154,9 @@ def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:
     """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS. Of a wide head
     one of dS, one of float32 P, and a stage less of dO and its statistic."""
     row_bytes = width_of(shape) * shape.element_bytes
+    if has_halves(shape):
+        per_query = (width_of(shape) + width_v(shape)) * shape.element_bytes + 2 * FLOAT32_BYTES
+        return (BLOCK_N + num_stages * BLOCK_M) * per_query + BLOCK_M * (BLOCK_N * shape.element_bytes)
     if is_wide(shape):
         of_keys = (WIDE_BLOCK_N + num_stages * BLOCK_M) * row_bytes
         of_values = (WIDE_BLOCK_N + (num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes

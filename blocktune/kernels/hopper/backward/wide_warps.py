@@ -226,7 +226,8 @@ def wide_producer(
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     V_PANELS: gl.constexpr = memory.v.shape[0]
-    PANEL_BYTES: gl.constexpr = q_desc.block_type.nbytes  # of queries as of keys
+    PANEL_BYTES: gl.constexpr = q_desc.block_type.nbytes
+    KEY_BYTES: gl.constexpr = k_desc.block_type.nbytes
     STATISTIC_BYTES: gl.constexpr = lse_desc.block_type.nbytes
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
@@ -266,7 +267,7 @@ def wide_producer(
                 copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
                 if (place == first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * PANEL_BYTES)
+                    mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * KEY_BYTES)
                     copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.k, 0, PANELS, FORM)
                     copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.v, 0, V_PANELS, FORM)
                     kv_phase ^= 1
