@@ -8,11 +8,18 @@ from blocktune.cli.pages.bars.sources import RIVALS, SHORT, BenchRows, Newest, S
 from blocktune.kernels.values.shape import AttentionShape
 
 FEATURES = "-features.bench.json"
+SOFT = "-soft-features.bench.json"
 
 
 def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
     """Return the bench of each device with a suffix, next to some contenders."""
     return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)
+
+
+def soft(features: str, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
+    """Return soft caps or windows of each device, which a bench of their own has or that of all features."""
+    chosen = forwards(64, 128, features=features)
+    return (*benches(SOFT, chosen, rivals), *benches(FEATURES, chosen, rivals))
 
 
 def _biased(shape: AttentionShape) -> bool:
@@ -92,18 +99,18 @@ FORWARDS = (
         what="forward, soft cap",
         least=1.0,
         ratio="over FA3",
-        sources=benches(FEATURES, forwards(64, 128, features="softcap"), ("fa3",)),
+        sources=soft("softcap", ("fa3",)),
     ),
     Bar(
         what="forward, soft cap",
         least=1.3,
         ratio="over FA4",
-        sources=benches(FEATURES, forwards(64, 128, features="softcap"), ("fa4",)),
+        sources=soft("softcap", ("fa4",)),
     ),
     Bar(
         what="forward, window of 1024",
         least=1.0,
-        sources=benches(FEATURES, forwards(64, 128, features="window=1023:-1")),
+        sources=soft("window=1023:-1"),
     ),
     Bar(
         what="8-bit forward, 64 and 128 columns",
