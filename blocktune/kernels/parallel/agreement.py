@@ -150,12 +150,12 @@ def silent_ranks(group: ProcessGroup) -> list[int]:
     if tensor_device(group) != CPU:
         return []
     others = [peer for peer in range(dist.get_world_size(group)) if peer != dist.get_rank(group)]
-    asked = [(dist.get_global_rank(group, peer), _asked(peer, group)) for peer in others]
-    return [rank for rank, messages in asked if messages is None or not _has_answered(messages)]
+    questions = [(dist.get_global_rank(group, peer), _question_to(peer, group)) for peer in others]
+    return [rank for rank, messages in questions if messages is None or not _has_answered(messages)]
 
 
-def _asked(peer: int, group: ProcessGroup) -> Messages | None:
-    """Return the messages that a rank is asked by, None where it cannot be reached."""
+def _question_to(peer: int, group: ProcessGroup) -> Messages | None:
+    """Return a question to a rank that is under way with its answer, None where the rank cannot be reached."""
     with suppress(RankError):
         return Messages(group, [(peer, torch.zeros(1))], [(peer, torch.zeros(1))], "a sign of life", SILENCE_TAG)
     return None

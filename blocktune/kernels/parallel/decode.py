@@ -107,8 +107,8 @@ def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tens
 
 
 def _gathered(own: Tensor, group: ProcessGroup) -> Tensor:
-    """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU. The host does not wait for it
-    unless NCCL is told to (TORCH_NCCL_BLOCKING_WAIT=1), and meets a failure then, or in a later call."""
+    """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU, which the host does not
+    wait for unless TORCH_NCCL_BLOCKING_WAIT=1 is set."""
     together = own.new_empty(dist.get_world_size(group), *own.shape)
     try:
         _gather(together.view(-1), own.view(-1), group=group)
