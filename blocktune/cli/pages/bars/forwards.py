@@ -159,8 +159,8 @@ FORWARDS = (
         ratio="of the plain rate",
         sources=(of_plain("dropout"),),
         limit=(
-            "Wide products of Philox: with 64 columns two warps on one scheduler hardly cover each other's stalls. "
-            f"{BIASES}."
+            "Instructions of Philox, a third of a step at 64 columns: two warps on one scheduler hardly cover each "
+            f"other's stalls. {BIASES}."
         ),
     ),
     Bar(
@@ -171,9 +171,9 @@ FORWARDS = (
                 BenchRows(file=f"h200{FEATURES}", shapes=_biased),
                 TableRows(
                     file="h200.biases.table.json",
-                    column="over cuDNN",
-                    rival="cuDNN",
-                    rows=words("boolean", "additive"),
+                    column="over PyTorch",
+                    rival="PyTorch",
+                    rows=words("alibi", "boolean", "additive"),
                 ),
             ),
         ),
