@@ -265,7 +265,6 @@ GL = types.SimpleNamespace(
     join=lambda a, b: torch.stack((a, b), -1),
     uint8=torch.uint8,
     int16=torch.int16,
-    float16=torch.float16,
     float32=torch.float32,
     abs=torch.abs,
     convert_layout=lambda x, layout: x,
@@ -306,9 +305,8 @@ STAND_INS: dict[str, Any] = {
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
     "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),
     "await_pass": lambda: None,
-    "unit_layout": lambda pairs, warps: None,
+    "unit_layout": lambda pairs: None,
     "turned_layout": lambda dims: None,  # rows in their order
-    "part_layout": lambda width, warps: None,
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,

@@ -11,9 +11,7 @@ class Memory(NamedTuple):
     """A tile of queries for each consumer."""
     k: Any
     v: Any
-    """A tile of keys and one of values, as the second product takes them, for each stage."""
-    raw: Any
-    """A tile of values for each stage, as it was copied."""
+    """A tile of keys and one of transposed values for each stage."""
     o: Any
     """A consumer's output on its way out, or its sums."""
     q_full: Any
@@ -22,7 +20,7 @@ class Memory(NamedTuple):
     full: Any
     """A barrier for each stage."""
     raw_full: Any
-    """Another one, of values that are still to be transposed or widened. None: they come transposed."""
+    """Another one, of values that are still to be transposed. None: they come transposed."""
     ring: Any
     """Numbers of tiles, a `TileRing`."""
 
@@ -53,7 +51,4 @@ class Options(NamedTuple):
     RIGHT: Any
     ALIGNED: Any
     Q_REGISTERS: Any
-    WIDTH: Any
-    WIDENS: Any
-    READIERS: Any
     ONE_STRETCH: Any

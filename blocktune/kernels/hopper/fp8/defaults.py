@@ -9,6 +9,13 @@ WIDTHS = (64, 128, 256)
 """Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
 
 
+MOST_READERS = {
+    (64, False): 4096, (128, False): 2048, (256, False): 1024,
+    (64, True): 2048, (128, True): 1024, (256, True): 1024,
+}  # fmt: skip
+"""Queries a key, on average, up to which transposing on the chip pays, by columns of values and whether causal."""
+
+
 def tile_width(head_dim: int) -> int:
     """Return the columns of a tile that holds heads of this dimension."""
     return next(width for width in WIDTHS if width >= head_dim)
@@ -23,7 +30,7 @@ def default_values(shape: AttentionShape) -> Values:
     if width_v == 256:
         return 2 * ROWS, 64, WARPS, 4, 1, turns
     if width == width_v == 64 and shape.seqlen_q > 2 * ROWS:
-        return (4 * ROWS, 64, WARPS, 6, 0, turns) if causal or turns else (3 * ROWS, 128, WARPS, 4, 1, 0)
+        return (4 * ROWS, 64, WARPS, 6, int(not causal), turns) if causal or turns else (3 * ROWS, 128, WARPS, 4, 1, 0)
     if width == width_v == 128 and causal and turns:
         return 2 * ROWS, 64, WARPS, 6, 1, 1
     return 2 * ROWS, 128, WARPS, 3 if width == 256 else 4, int(width == 128), turns
@@ -35,4 +42,4 @@ def turns_pay(shape: AttentionShape) -> bool:
     readers = shape.seqlen_q * shape.group_size
     if shape.causal is not Causal.NONE:
         readers //= 2
-    return readers <= (2048 if tile_width(shape.head_dim_v) == 64 and shape.causal is not Causal.NONE else 1024)
+    return readers <= MOST_READERS[tile_width(shape.head_dim_v), shape.causal is not Causal.NONE]

@@ -9,7 +9,7 @@ from blocktune.kernels.hopper.forward.arguments import Sizes
 from blocktune.kernels.hopper.forward.device_kernel import tiles
 from blocktune.kernels.hopper.fp8.arguments import Memory, Options, Scales
 from blocktune.kernels.hopper.fp8.sums import has_float32_sums
-from blocktune.kernels.hopper.fp8.ready_values import readier, values
+from blocktune.kernels.hopper.fp8.turn_values import TURNERS, turner, values
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right")
@@ -23,7 +23,7 @@ def flash_fwd_fp8_kernel(
     scale_qb, scale_qh, scale_kb, scale_kh, scale_vb, scale_vh,
     seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, WIDENS: gl.constexpr, READIERS: gl.constexpr, ONE_STRETCH: gl.constexpr,
+    ALIGNED: gl.constexpr, Q_REGISTERS: gl.constexpr, TURNS: gl.constexpr, ONE_STRETCH: gl.constexpr,
     CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q and k (e4m3) and the output with blocks of 64 (q, output) or BLOCK_N rows (k), of the values as
@@ -45,30 +45,29 @@ def flash_fwd_fp8_kernel(
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
     # [STAGES, BLOCK_N, head_dim]
     k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
-    # [STAGES, head_dim_v, BLOCK_N], or widened [STAGES, BLOCK_N, head_dim_v]
-    v_smem, raw_smem = values(dtype, STAGES, V_W, BLOCK_N, V_L, TURNS, WIDENS)
+    # [STAGES, head_dim_v, BLOCK_N]
+    v_smem = values(dtype, STAGES, V_W, BLOCK_N, V_L, TURNS)
     # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
-    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) and not WIDENS else 64, V_W, 1, O_L)
+    o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
     memory = Memory(
         q=q_smem,
         k=k_smem,
         v=v_smem,
-        raw=raw_smem,
         o=o_smem,
         q_full=new_barriers(CONSUMERS),
         q_empty=new_barriers(CONSUMERS),
         full=new_barriers(STAGES),
-        raw_full=new_barriers(STAGES) if TURNS or WIDENS else None,
+        raw_full=new_barriers(STAGES) if TURNS else None,
         ring=new_tile_ring(new_tile_numbers()),
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)
     for i in gl.static_range(STAGES):
-        mbarrier.init(memory.full.index(i), count=2 if TURNS or WIDENS else 1)
-        if TURNS or WIDENS:
+        mbarrier.init(memory.full.index(i), count=2 if TURNS else 1)
+        if TURNS:
             mbarrier.init(memory.raw_full.index(i), count=1)
     for i in gl.static_range(2):
-        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS + 1 if TURNS or WIDENS else CONSUMERS)
+        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS + 1 if TURNS else CONSUMERS)
     fence_async_shared()
     scales = Scales(
         log2=scale_log2,
@@ -100,9 +99,6 @@ def flash_fwd_fp8_kernel(
         RIGHT=RIGHT,
         ALIGNED=ALIGNED,
         Q_REGISTERS=Q_REGISTERS,
-        WIDTH=V_W,
-        WIDENS=WIDENS,
-        READIERS=READIERS,
         ONE_STRETCH=ONE_STRETCH,
     )
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
@@ -112,23 +108,23 @@ def flash_fwd_fp8_kernel(
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
-            (readier, (memory, sizes, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, READIERS, 1], [C_REGS, P_REGS, P_REGS])  # fmt: skip
+        ], [4, TURNERS, 1], [C_REGS, P_REGS, P_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
-            (readier, (memory, sizes, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, READIERS, 1], [C_REGS, C_REGS, P_REGS, P_REGS])  # fmt: skip
+        ], [4, 4, TURNERS, 1], [C_REGS, C_REGS, P_REGS, P_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
             (consumer, (o_desc, lse, memory, scales, sizes, 0, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 1, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 2, OPTIONS)),
             (consumer, (o_desc, lse, memory, scales, sizes, 3, OPTIONS)),
-            (readier, (memory, sizes, OPTIONS)),
+            (turner, (memory, sizes, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
-        ], [4, 4, 4, READIERS, 1], [C_REGS, C_REGS, C_REGS, P_REGS, P_REGS])  # fmt: skip
+        ], [4, 4, 4, TURNERS, 1], [C_REGS, C_REGS, C_REGS, P_REGS, P_REGS])  # fmt: skip

@@ -51,7 +51,7 @@ class FlashForwardFp8(AttentionKernel):
         "num_warps": (4,),
         "num_stages": (2, 3, 4, 5, 6),
         "q_registers": (0, 1),
-        "turn_values": (0, 1, 2, 3, 4, 5),
+        "turn_values": (0, 1),
     }
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -75,10 +75,8 @@ class FlashForwardFp8(AttentionKernel):
         """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another
         half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-        of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) and not widens_values(config) else 2
-        of_value = 2 if widens_values(config) else 1
-        slots = config.num_stages * config.block_n * (width + of_value * width_v)
-        return config.block_m * (width + of_sum * width_v) + slots
+        of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
+        return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
@@ -141,22 +139,8 @@ class FlashForwardFp8(AttentionKernel):
 
 
 def turns_values(config: KernelConfig) -> bool:
-    """Return whether the attention itself makes the values ready, and no pass before it."""
+    """Return whether the attention itself transposes the values, and no pass before it."""
     return bool(config.parameters["turn_values"])
-
-
-def readiers(config):
-    return 4 if config.parameters["turn_values"] in (4, 5) else 2
-
-
-def registers(config):
-    consumers = config.block_m // ROWS
-    return {2: (232, 24), 3: (152, 24), 4: (112, 32)}[consumers] if readiers(config) == 4 else REGISTERS[consumers]
-
-
-def widens_values(config: KernelConfig) -> bool:
-    """Return whether the second product has 16 bits."""
-    return config.parameters["turn_values"] in (2, 3, 5)
 
 
 def _blocks(config: KernelConfig, shape: AttentionShape) -> tuple[tuple[int, int], ...]:
@@ -189,12 +173,10 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "RIGHT": causal,
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
-        "TURNS": config.parameters["turn_values"] in (1, 4),
-        "WIDENS": {2: 1, 3: 2, 5: 1}.get(config.parameters["turn_values"], 0),
-        "READIERS": readiers(config),
-        "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS or widens_values(config),
-        "CONSUMER_REGS": registers(config)[0],
-        "PRODUCER_REGS": registers(config)[1],
+        "TURNS": turns_values(config),
+        "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS,
+        "CONSUMER_REGS": REGISTERS[consumers][0],
+        "PRODUCER_REGS": REGISTERS[consumers][1],
     }
 
 

@@ -74,7 +74,7 @@ def packed(p):
 
 
 @gluon.jit
-def of_words(words, dtype: gl.constexpr, P_L: gl.constexpr):
+def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
     """The four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
     ROWS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1] * 16
@@ -84,26 +84,6 @@ def of_words(words, dtype: gl.constexpr, P_L: gl.constexpr):
     # [64, BLOCK_N]
     numbers = gl.reshape(gl.join(first, second), [ROWS, KEYS])
     return as_numbers(gl.convert_layout(numbers, P_L), dtype)
-
-
-@gluon.jit
-def in_float16(p, O_L: gl.constexpr):
-    KEYS: gl.constexpr = p.shape[1] * 8
-    # [64, BLOCK_N]
-    numbers = gl.reshape(pin(p), [p.shape[0], KEYS]).to(gl.float16)
-    return gl.convert_layout(numbers, gl.DotOperandLayout(0, O_L, 2))
-
-
-@gluon.jit
-def as_operand(p, O_L: gl.constexpr, WIDENS: gl.constexpr):
-    """The probabilities that `softmax` left as a loop carries them, once no product reads such registers: as float16
-    the operand itself, in 8 bits the words of which `of_words` makes it."""
-    if WIDENS == 2:
-        return p
-    elif WIDENS:
-        return in_float16(p, O_L)
-    else:
-        return packed(p)
 
 
 @gluon.jit
@@ -123,16 +103,9 @@ def scores(q, k_smem, slot, zeros):
 
 
 @gluon.jit
-def add_values(p, v_smem, slot, acc, dtype: gl.constexpr, O_L: gl.constexpr, WIDENS: gl.constexpr):
-    """Issues acc += P V. p: what `as_operand` gives."""
-    if WIDENS:
-        if WIDENS == 2:
-            p = in_float16(p, O_L)
-        return (warpgroup_mma(p, v_smem.index(slot), acc[0], is_async=True),)
-    else:
-        p = of_words(p, dtype, gl.DotOperandLayout(0, O_L, 4))
-        v = v_smem.index(slot).permute((1, 0))
-        return (warpgroup_mma(p, v, acc[0], is_async=True),)
+def add_values(p, v_smem, slot, acc):
+    """Issues acc += P V."""
+    return (warpgroup_mma(p, v_smem.index(slot).permute((1, 0)), acc[0], is_async=True),)
 
 
 @gluon.jit
@@ -142,7 +115,7 @@ def rescaled(due, acc, factor, O_L: gl.constexpr):
 
 
 @gluon.jit
-def softmax(qk, base, sums, scale, WIDENS: gl.constexpr):
+def softmax(qk, base, sums, scale):
     """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
@@ -150,10 +123,7 @@ def softmax(qk, base, sums, scale, WIDENS: gl.constexpr):
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
-    added = thread_sum(p)
-    if not WIDENS:
-        p = half_packed(p)
-    return p, factor, base, sums * factor + added
+    return half_packed(p), factor, base, sums * factor + thread_sum(p)
 
 
 @gluon.jit
@@ -164,15 +134,17 @@ def step(
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
-    `as_operand` made them, factor of the accumulator, base and sums of the block before.
+    `packed` made them, factor of the accumulator, base and sums of the block before.
     """
     due, acc, p, factor, base, sums = state
+    dtype: gl.constexpr = memory.v.dtype
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     # [64, BLOCK_N]
     qk_t = scores(q, memory.k[0], slot, no_acc)
     # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
     due, acc = rescaled(due, acc, pin(factor), O_L)
     give_back(previous, OPTIONS.CONSUMERS)
-    acc_t = add_values(p, memory.v, slot, acc, memory.k[0].dtype, O_L, OPTIONS.WIDENS)
+    acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
     qk = warpgroup_mma_wait(1, deps=(qk_t,))
@@ -180,10 +152,10 @@ def step(
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, factor, base, sums = softmax(qk, base, sums, scale, OPTIONS.WIDENS)
+    p, factor, base, sums = softmax(qk, base, sums, scale)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
     acc = finished(acc_t, 1)
-    return (due, acc, as_operand(p, O_L, OPTIONS.WIDENS), factor, base, sums), slot, phase, previous
+    return (due, acc, packed(p), factor, base, sums), slot, phase, previous

@@ -9,9 +9,13 @@ apart, and `stmatrix` writes words of the four keys that a thread of the product
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from blocktune.kernels.hopper.common.device_functions import reinterpret
+from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, locate, reinterpret
+from blocktune.kernels.hopper.forward.bounds import key_range
 
+TURNERS = gl.constexpr(2)
+"""Warps that transpose."""
 UNIT_KEYS = gl.constexpr(32)
 """Keys of a unit, and bytes of a row of what it becomes."""
 UNIT_DIMS = gl.constexpr(128)
@@ -19,13 +23,42 @@ UNIT_DIMS = gl.constexpr(128)
 
 
 @gluon.constexpr_function
-def unit_layout(pairs, warps):
+def unit_layout(pairs):
     """The registers of a unit [32 keys, pairs of dims]: a word has two neighbouring keys, and its thread the word eight
     keys on as well."""
-    registers = [[1, 0], [8, 0], [16, 0], *([0, 2**i] for i in range(3, (pairs // warps).bit_length() - 1))]
+    registers = [[1, 0], [8, 0], [16, 0], *([0, 2**i] for i in range(3, (pairs // 2).bit_length() - 1))]
     lanes = [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]]
-    own = [[0, pairs // 2]] if warps == 2 else [[0, pairs // 4], [0, pairs // 2]]
-    return gl.DistributedLinearLayout(registers, lanes, own, [], [32, pairs])
+    return gl.DistributedLinearLayout(registers, lanes, [[0, pairs // 2]], [], [32, pairs])
+
+
+@gluon.jit
+def values(
+    dtype: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr, COPIED: gl.constexpr,
+    TURNS: gl.constexpr,
+):  # fmt: skip
+    """Shared memory of transposed values [STAGES, WIDTH, BLOCK_N], with the alignment of what is copied there."""
+    if TURNS:
+        DIMS: gl.constexpr = min(WIDTH, UNIT_DIMS)
+        copied = gl.allocate_shared_memory(dtype, [STAGES, WIDTH * BLOCK_N // DIMS, DIMS], COPIED)
+        TURNED: gl.constexpr = gl.NVMMASharedLayout(UNIT_KEYS, element_bitwidth=8, rank=2)
+        return reinterpret(copied, dtype, [STAGES, WIDTH, BLOCK_N], TURNED)
+    else:
+        return gl.allocate_shared_memory(dtype, [STAGES, WIDTH, BLOCK_N], COPIED)
+
+
+@gluon.jit
+def load_values(desc, batch, head, key, barrier, memory, place):
+    """Copies keys key .. of all dimensions of a head into tile `place` of values; zeros beyond the last."""
+    tile = memory.v.index(place)
+    if memory.raw_full is None:
+        copy_in(desc, [batch, head, 0, key], barrier, as_block(desc, tile))
+    else:
+        ROWS: gl.constexpr = desc.block_type.shape[2]
+        WIDTH: gl.constexpr = desc.block_type.shape[3]
+        BLOCKS: gl.constexpr = tile.shape[1] // ROWS
+        blocks = reinterpret(tile, tile.dtype, [BLOCKS, ROWS, WIDTH], tile.layout)
+        for part in gl.static_range(BLOCKS):
+            copy_in(desc, [batch, head, key + part * ROWS, 0], barrier, as_block(desc, blocks.index(part)))
 
 
 @gluon.constexpr_function
@@ -55,11 +88,11 @@ prmt.b32 $1, $2, $3, second;
 
 
 @gluon.jit
-def turn_unit(raw, turned, READIERS: gl.constexpr):
+def turn_unit(raw, turned):
     """Reads [32 keys, pairs of dims] and writes [dims, 16 pairs of keys] to the same memory."""
     PAIRS: gl.constexpr = raw.shape[1]
     # [32, PAIRS]
-    x = raw.load(unit_layout(PAIRS, READIERS))
+    x = raw.load(unit_layout(PAIRS))
     # [2, 8, PAIRS]: of every 16 keys the first and the last eight
     low, high = gl.split(gl.permute(gl.reshape(x, [2, 2, 8, PAIRS]), (0, 2, 3, 1)))
     even, odd = dims_apart(low, high)
@@ -68,7 +101,7 @@ def turn_unit(raw, turned, READIERS: gl.constexpr):
 
 
 @gluon.jit
-def turn_tile(tile, READIERS: gl.constexpr):
+def turn_tile(tile):
     """Transposes [BLOCK_N, head_dim_v] as it was copied to [head_dim_v, BLOCK_N]."""
     KEYS: gl.constexpr = UNIT_KEYS
     DIMS: gl.constexpr = min(tile.shape[0], UNIT_DIMS)
@@ -79,4 +112,48 @@ def turn_tile(tile, READIERS: gl.constexpr):
     turned = reinterpret(tile, gl.int16, [UNITS, DIMS, KEYS // 2], PANEL)
     for unit in gl.static_range(UNITS):
         place = reinterpret(turned.index(unit), gl.int16, [DIMS, KEYS // 2], turned_layout(DIMS))
-        turn_unit(raw.index(unit), place, READIERS)
+        turn_unit(raw.index(unit), place)
+
+
+@gluon.jit
+def received(ring, place, parity):
+    """`receive` of kernels/hopper/common/slots.py for these warps."""
+    mbarrier.wait(ring.full.index(place), parity)
+    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [TURNERS], [0])).item()
+    mbarrier.arrive(ring.empty.index(place), count=1)
+    place, parity = advance(place, parity, 2)
+    return tile, place, parity
+
+
+@gluon.jit
+def turner(memory, sizes, OPTIONS: gl.constexpr):
+    """Transposes the values of every tile of this block, unless they come transposed."""
+    if memory.raw_full is not None:
+        turn_slots(memory, sizes, OPTIONS)
+
+
+@gluon.jit
+def turn_slots(memory, sizes, OPTIONS: gl.constexpr):
+    """Transposes slot by slot, and says of each that it is full: of the first of a tile, which has no values, as
+    well."""
+    BLOCK_M: gl.constexpr = 64 * OPTIONS.CONSUMERS
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    RIGHT: gl.constexpr = OPTIONS.RIGHT
+    seqlen_q, batch_heads = sizes.seqlen_q, sizes.batch_heads
+    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
+    slot = 0
+    phase = 0
+    tile_slot = 0
+    tile_phase = 0
+    tile = gl.program_id(0)
+    while tile < q_tiles * batch_heads:
+        m, _ = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
+        first, last = key_range(m * BLOCK_M, seqlen_q, sizes.seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        for i in range(last - first + 2):
+            mbarrier.wait(memory.raw_full.index(slot), phase)
+            if i > 0:
+                turn_tile(memory.v.index(slot))
+                fence_async_shared()
+            mbarrier.arrive(memory.full.index(slot), count=1)
+            slot, phase = advance(slot, phase, OPTIONS.STAGES)
+        tile, tile_slot, tile_phase = received(memory.ring, tile_slot, tile_phase)

@@ -21,6 +21,7 @@ from blocktune.kernels.hopper.fp8.slots import announce, await_pass, await_slot,
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
     as_operand,
+    packed,
     queries,
     rescaled,
     scale_of,
@@ -37,7 +38,7 @@ from blocktune.kernels.hopper.fp8.sums import (
     sums_are_shared,
     sums_are_split,
 )
-from blocktune.kernels.hopper.fp8.ready_values import load_values
+from blocktune.kernels.hopper.fp8.turn_values import load_values
 
 
 @gluon.jit
@@ -50,9 +51,9 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
     STAGES: gl.constexpr = OPTIONS.STAGES
     RIGHT: gl.constexpr = OPTIONS.RIGHT
     # causal tiles differ in length: those fetched late leave less to the busiest block; narrower heads gain nothing
-    LATE: gl.constexpr = RIGHT and OPTIONS.WIDTH == 256
+    LATE: gl.constexpr = RIGHT and memory.v.shape[1] == 256
     K_BYTES: gl.constexpr = k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = OPTIONS.WIDTH * BLOCK_N
+    V_BYTES: gl.constexpr = memory.v.shape[1] * BLOCK_N
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
     q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -87,11 +88,11 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
             await_slot(slot, CONSUMERS)
             full, v_full = announce(memory, slot, K_BYTES, V_BYTES)
             load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
-            load_values(v_desc, batch, head_kv, row + BLOCK_N, v_full, memory, slot, OPTIONS)
+            load_values(v_desc, batch, head_kv, row + BLOCK_N, v_full, memory, slot)
             slot = following(slot, STAGES)
         await_slot(slot, CONSUMERS)  # the last step: V alone
         _, last_full = announce(memory, slot, 0, V_BYTES)
-        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory, slot, OPTIONS)
+        load_values(v_desc, batch, head_kv, first * BLOCK_N, last_full, memory, slot)
         slot = following(slot, STAGES)
         if LATE:
             tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
@@ -110,7 +111,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     ROWS: gl.constexpr = 64
     LN_2: gl.constexpr = 0.6931471805599453
     NOTHING_SEEN: gl.constexpr = -1e30  # below all scores, and finite: -inf minus -inf would be NaN
-    WIDTH: gl.constexpr = OPTIONS.WIDTH
+    WIDTH: gl.constexpr = memory.v.shape[1]
     CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
     BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
@@ -120,9 +121,9 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     ALIGNED: gl.constexpr = OPTIONS.ALIGNED
     Q_REGISTERS: gl.constexpr = OPTIONS.Q_REGISTERS
     SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
-    K_O: gl.constexpr = 16 if OPTIONS.WIDENS else 32
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, K_O])
+    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
+    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH, OPTIONS.ONE_STRETCH)
     # split sums take long: one warpgroup ends its stretches in the middle of the other one's, whose products go on
     AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) and not OPTIONS.ONE_STRETCH else 0
@@ -178,12 +179,12 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         # [64, 4]
         nothing = thread_sum(by_thread(no_acc))
-        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, OPTIONS.WIDENS)
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
         # [64, head_dim_v]
         acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(memory.full.index(slot), phase)
-        state = nothing + 1.0, acc, as_operand(p, O_L, OPTIONS.WIDENS), nothing + 1.0, base, sums
+        state = nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -205,7 +206,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
 
         # [64, head_dim_v], last step: the second product alone
         due, acc = rescaled(due, acc, factor, O_L)
-        acc_t = add_values(p, memory.v, slot, acc, dtype, O_L, OPTIONS.WIDENS)
+        acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc)
         give_back(previous, CONSUMERS)
         if not Q_REGISTERS:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
