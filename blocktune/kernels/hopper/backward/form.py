@@ -140,7 +140,8 @@ def has_short_walks(form):
 @gluon.constexpr_function
 def adds_apart(deferred, persistent, causal, form):
     """Whether warps of their own add dQ however far scores run ahead. deferred: dQ is computed one step later."""
-    return form & bits("ordered", "listed") != 0 or (deferred and persistent and is_rotated(causal, form))
+    plain = not causal and not is_general(form)
+    return form & bits("ordered", "listed") != 0 or (deferred and persistent and plain)
 
 
 @gluon.constexpr_function

@@ -128,8 +128,8 @@ def is_added_apart(shape: AttentionShape, persistent: bool) -> bool:
 
 
 def adds_registers(shape: AttentionShape, persistent: bool) -> bool:
-    """Return whether dq is added to its sums from registers, which is faster at a width of 64 where a diagonal or a
-    window lets few tiles add to the same queries at a time."""
+    """Return whether dq is added to its sums from registers, which is faster at a width of 64 under a diagonal and was
+    not compared in other forms than the plain one."""
     return is_deferred(shape) and not is_added_apart(shape, persistent)
 
 
