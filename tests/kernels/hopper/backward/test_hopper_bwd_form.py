@@ -365,7 +365,7 @@ def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
     ],
 )  # fmt: skip
 def test_warps_of_their_own_add_dq(head_dim: int, causal: Causal, features: str, apart: bool) -> None:
-    """At 64 columns in the plain form without a diagonal, and in a fixed order; wider heads have a kernel of their own."""
+    """At 64 columns in the plain form without a diagonal, and in a fixed order; of wider heads another kernel does."""
     problem = shape(256, 256, causal, features, head_dim=head_dim, head_dim_v=head_dim)
     assert is_added_apart(problem, persistent=True) == apart
     assert is_added_apart(problem, persistent=False) == (apart and "deterministic" in features)
