@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from blocktune.kernels.base.flash_kernel import AHEAD_FIXED
-from blocktune.kernels.hopper.backward.layout import runs_ahead
+from blocktune.kernels.hopper.backward.layout import is_added_apart, runs_ahead
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -68,7 +68,9 @@ def test_a_rule_drops_nothing_but_what_is_hopeless(sweeps: list[Sweep]) -> None:
 
 def has_other_code(config: KernelConfig, shape: AttentionShape) -> bool:
     """Return whether a config's code has changed since the sweeps: warps that add dq have memory of their own now."""
-    return config.kernel == "flash_bwd_hopper" and runs_ahead(shape, config)
+    if config.kernel != "flash_bwd_hopper":
+        return False
+    return runs_ahead(shape, config) or is_added_apart(shape, bool(config.parameters["persistent"]))
 
 
 def test_shared_memory_is_never_predicted_above_what_was_allocated(sweeps: list[Sweep]) -> None:

@@ -145,7 +145,7 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
 
     b, b_phase: the buffer of dS of the same step.
     """
-    if adds_apart(OPTIONS.FORM):
+    if adds_apart(OPTIONS.DEFER, OPTIONS.PERSISTENT, OPTIONS.CAUSAL, OPTIONS.FORM):
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
     elif steps.dq_sums is not None:
         add_dq_from_registers(dq, steps.dq_sums, row, W)

@@ -17,7 +17,7 @@ class Memory(NamedTuple):
     ds: Any
     """dS of two steps."""
     dq: Any
-    """A part of dQ of each warpgroup, on its way to the sums; in a fixed order of additions of one step or of two."""
+    """A part of dQ of each warpgroup, on its way to the sums; of one step or of two where other warps add it."""
     q_full: Any
     do_full: Any
     empty: Any
@@ -26,7 +26,7 @@ class Memory(NamedTuple):
     """A barrier for each dS."""
     dq_full: Any
     dq_empty: Any
-    """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
+    """Barriers of dQ that other warps add (adders.py); else None."""
 
 
 class WideMemory(NamedTuple):

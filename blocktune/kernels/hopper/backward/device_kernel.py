@@ -65,7 +65,7 @@ def flash_bwd_hopper_kernel(
     part leaves gradients of its own, which `join_parts_kernel` adds up. AHEAD: whether scores run ahead (ahead.py).
     DQ_SLOTS: of how many steps there is dQ in shared memory, two where other warps add it and that fits.
     """
-    ADDERS: gl.constexpr = AHEAD or adds_apart(FORM)  # warps of their own, for dQ
+    ADDERS: gl.constexpr = AHEAD or adds_apart(DEFER, PERSISTENT, CAUSAL, FORM)  # warps of their own, for dQ
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]

@@ -138,9 +138,10 @@ def has_short_walks(form):
 
 
 @gluon.constexpr_function
-def adds_apart(form):
-    """Whether warps of their own add dQ however the warpgroups compute it."""
-    return form & bits("ordered", "listed") != 0
+def adds_apart(deferred, persistent, causal, form):
+    """Whether warps of their own add dQ however far scores run ahead. deferred: dQ is computed one step later."""
+    plain = not causal and not is_general(form)
+    return form & bits("ordered", "listed") != 0 or (deferred and persistent and plain)
 
 
 @gluon.constexpr_function

@@ -241,7 +241,7 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
-        arguments |= {} if is_wide(shape) else _narrow_arguments(shape)
+        arguments |= {} if is_wide(shape) else _narrow_arguments(config, shape)
         arguments |= example_key_biases(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
@@ -310,13 +310,14 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _narrow_arguments(shape: AttentionShape) -> dict[str, Any]:
+def _narrow_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
     """Return what heads up to 128 alone have: sums that registers are added to, and the lists of a block mask; None for
     each that there is not."""
     values: tuple[Any, ...] = (None,) * len(LIST_ARGUMENTS)
     if is_listed(shape):
         values = (TensorArgument("int32"), 1, 1, 1)
-    sums = TensorArgument("float32") if adds_registers(shape) else None
+    registers = adds_registers(shape, bool(config.parameters["persistent"]))
+    sums = TensorArgument("float32") if registers else None
     return {"dq_sums": sums} | dict(zip(LIST_ARGUMENTS, values, strict=True))
 
 

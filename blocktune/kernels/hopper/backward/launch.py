@@ -102,7 +102,7 @@ class BackwardLaunch(BackwardLauncher):
         strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
-        wide, registers = is_wide(shape), adds_registers(shape)
+        wide, registers = is_wide(shape), adds_registers(shape, self.persistent)
         ahead = bool(self.numbers.get("AHEAD"))
         mask = MaskPass.of(extras.mask, pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}

@@ -16,6 +16,7 @@ from blocktune.kernels.hopper.backward.form import (
     SOFTCAP,
     TAIL,
     UPPER,
+    adds_apart,
 )
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -137,15 +138,21 @@ def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
     return width_of(shape) == 128 and switches.items() <= config.parameters.items()
 
 
-def adds_registers(shape: AttentionShape) -> bool:
-    """Return whether dq is added to its sums from registers, which is faster at a width of 64 in any order."""
-    return is_deferred(shape) and not (shape.features.deterministic or is_listed(shape))
+def is_added_apart(shape: AttentionShape, persistent: bool) -> bool:
+    """Return whether warps of their own add dq however far scores run ahead."""
+    causal, form = shape.causal is not Causal.NONE, form_of(shape)
+    return not is_wide(shape) and adds_apart(is_deferred(shape), persistent, causal, form)
+
+
+def adds_registers(shape: AttentionShape, persistent: bool) -> bool:
+    """Return whether dq is added to its sums from registers, which is faster at a width of 64 under a diagonal and was
+    not compared in other forms than the plain one."""
+    return is_deferred(shape) and not is_added_apart(shape, persistent)
 
 
 def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
     """Return of how many steps there is dq in shared memory: where warps of their own add it two, if they fit."""
-    added_apart = runs_ahead(shape, config) or shape.features.deterministic or is_listed(shape)
-    if not added_apart or is_wide(shape):
+    if not (runs_ahead(shape, config) or is_added_apart(shape, bool(config.parameters["persistent"]))):
         return 1
     return 2 if bytes_beside_dq(shape, config.num_stages) + 2 * dq_bytes(shape) <= SHARED_BYTES else 1
 

@@ -355,7 +355,7 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if (adds_apart(FORM) or OPTIONS.AHEAD) and not SPREAD:
+        if (adds_apart(DEFER, PERSISTENT, OPTIONS.CAUSAL, FORM) or OPTIONS.AHEAD) and not SPREAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
         if SPREAD:

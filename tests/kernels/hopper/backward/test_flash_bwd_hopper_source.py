@@ -92,7 +92,7 @@ def gradients_of(
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
     sizes = [numbers[name] for name in SIZES]
-    added = [] if is_wide(problem) else [sums if adds_registers(problem) else None]
+    added = [] if is_wide(problem) else [sums if adds_registers(problem, bound.persistent) else None]
     arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest, *constants]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]

@@ -28,6 +28,7 @@ from blocktune.kernels.hopper.backward.layout import (
     Rows,
     bounds_of,
     form_of,
+    is_added_apart,
     keys_of_block,
     scale_arguments,
     width_of,
@@ -353,3 +354,18 @@ def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
             first = head * rows.of_head + (begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M
             wanted[first : first + end - begin] -= values[head, begin:end]
     assert torch.equal(delta, wanted)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "features", "apart"),
+    [
+        (64, NO, "", True), (64, NO, "softcap", False), (64, NO, "varlen", False), (64, LOWER_RIGHT, "", False),
+        (64, NO, "window=100:40", False), (64, LOWER_RIGHT, "deterministic", True), (128, NO, "", False),
+        (128, NO, "deterministic", True), (256, NO, "deterministic", False),
+    ],
+)  # fmt: skip
+def test_warps_of_their_own_add_dq(head_dim: int, causal: Causal, features: str, apart: bool) -> None:
+    """At 64 columns in the plain form without a diagonal, and in a fixed order; of wider heads another kernel does."""
+    problem = shape(256, 256, causal, features, head_dim=head_dim, head_dim_v=head_dim)
+    assert is_added_apart(problem, persistent=True) == apart
+    assert is_added_apart(problem, persistent=False) == (apart and "deterministic" in features)
