@@ -28,8 +28,8 @@ BLOCK_M = 64
 BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
-"""Keys of a block whose heads are wider than 128, unless each warpgroup has half (`has_halves`): both warpgroups work on
-all of them."""
+"""Keys of a block whose heads are wider than 128, unless each warpgroup has half (`has_halves`): both warpgroups work
+on all of them."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
