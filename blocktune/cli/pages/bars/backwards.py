@@ -171,6 +171,6 @@ BACKWARDS = (
         least=0.75,
         ratio="of our rate without the mask, on the pairs that take part",
         sources=next_to(DENSE, block_masked, of_share=True),
-        limit="Tiles have few steps, so that what stands between two tiles counts.",
+        limit=f"Tiles have few steps, so that what stands between two tiles counts. {AHEAD}.",
     ),
 )
