@@ -173,7 +173,7 @@ class FlashBackwardHopper(AttentionKernel):
             stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if has_halves(shape):
-            stages, fold_lse, fold_delta, named = 2, 1, 1, 0
+            stages, fold_lse, fold_delta, named = 2, 0, 1, 0
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
         parts = default_parts(shape, self.parameters["group_parts"])
