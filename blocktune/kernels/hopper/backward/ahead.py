@@ -45,7 +45,7 @@ from blocktune.kernels.hopper.backward.steps import (
     wait_ds,
     weigh,
 )
-from blocktune.kernels.hopper.backward.wide_steps import hidden_zero
+from blocktune.kernels.hopper.backward.wide.steps import hidden_zero
 from blocktune.kernels.hopper.biases.of_keys import slopes_where_kept
 from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync

@@ -1,7 +1,7 @@
 """The Hopper attention backwards as they are launched, in Gluon: shared memory, barriers, and which warps do what.
 
-The warps of heads up to 128 are in warps.py, those of wider ones in wide_warps.py and, where 128 keys fit,
-wide_halves.py, and those that add dq in a fixed order in adders.py.
+The warps of heads up to 128 are in warps.py, those of wider ones in wide/warps.py and, where 128 keys fit,
+wide/halves.py, and those that add dq in a fixed order in adders.py.
 """
 
 from triton.experimental import gluon
@@ -12,8 +12,8 @@ from blocktune.kernels.hopper.backward.adders import adder
 from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
 from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
 from blocktune.kernels.hopper.backward.warps import consumer, producer
-from blocktune.kernels.hopper.backward.wide_halves import consumer_of_half
-from blocktune.kernels.hopper.backward.wide_warps import wide_consumer, wide_producer
+from blocktune.kernels.hopper.backward.wide.halves import consumer_of_half
+from blocktune.kernels.hopper.backward.wide.warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 
@@ -197,7 +197,7 @@ def flash_bwd_hopper_wide_kernel(
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
     the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
-    of k and v with 128 rows ask for the warps of wide_halves.py, which add half a panel of dq at a time."""
+    of k and v with 128 rows ask for the warps of wide/halves.py, which add half a panel of dq at a time."""
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]

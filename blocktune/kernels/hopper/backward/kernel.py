@@ -3,8 +3,8 @@
 Three launches: `prepare_kernel` (row statistics, empty dq sums), `flash_bwd_hopper_kernel`, whose blocks own 128 keys
 and add their parts of dq to float32 sums in global memory, and `finish_kernel` (dq in its type); a fourth where groups
 are walked along in parts (parts.py). The kernel is in device_kernel.py, its device functions and what makes them fast
-in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide_warps.py), or 128 where values have 128
-columns at most (wide_halves.py). It takes what
+in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide/warps.py), or 128 where values have 128
+columns at most (wide/halves.py). It takes what
 kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256 elements, both causal masks,
 windows, a soft cap and packed sequences.
 
@@ -173,7 +173,7 @@ class FlashBackwardHopper(AttentionKernel):
             stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if has_halves(shape):
-            stages, fold_lse, fold_delta, named = 2, 1, 1, 0
+            stages, fold_lse, fold_delta, named = 2, 0, 1, 0
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
         parts = default_parts(shape, self.parameters["group_parts"])

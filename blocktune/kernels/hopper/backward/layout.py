@@ -28,8 +28,9 @@ BLOCK_M = 64
 BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
-"""Keys of a block whose heads are wider than 128, unless each warpgroup has half (`has_halves`): both warpgroups work
-on all of them."""
+"""Keys of a block whose heads are wider than 128: both warpgroups work on all of them, unless `has_halves`."""
+MIN_HALVED_TILES = 768
+"""Tiles of 128 keys from which on a diagonal is faster with them than with 64: fewer lose more at the launch's end."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -91,12 +92,15 @@ def is_deferred(shape: AttentionShape) -> bool:
 
 
 def has_halves(shape: AttentionShape) -> bool:
-    """Return whether each warpgroup owns half of 128 keys, though heads are wider than 128 (wide_halves.py): keys of up
+    """Return whether each warpgroup owns half of 128 keys, though heads are wider than 128 (wide/halves.py): keys of up
     to 192 columns and values of up to 128, whose registers leave no room for a fixed order, a soft cap or biases."""
     features = shape.features
-    fits = is_wide(shape) and width_of(shape) == WIDE and width_v(shape) == 2 * PANEL
-    other = features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE
-    return fits and not other
+    if not is_wide(shape) or (width_of(shape), width_v(shape)) != (WIDE, 2 * PANEL):
+        return False
+    if features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE:
+        return False
+    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch
+    return not is_bounded(shape) or tiles >= MIN_HALVED_TILES
 
 
 def keys_of_block(shape: AttentionShape) -> int:

@@ -51,7 +51,7 @@ from blocktune.kernels.hopper.backward.bounds import (
 )
 from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked, is_ordered
 from blocktune.kernels.hopper.backward.steps import head_biases
-from blocktune.kernels.hopper.backward.wide_steps import LATE, await_last, give_panel, step_of_gradients, step_of_scores
+from blocktune.kernels.hopper.backward.wide.steps import LATE, await_last, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.slots import publish, receive
 

@@ -1,6 +1,6 @@
 """One step of the Hopper attention backward for heads wider than 128, in Gluon, of each of the two warpgroups.
 
-wide_warps.py says how they share the work.
+wide/warps.py says how they share the work.
 """
 
 from triton.experimental import gluon
@@ -27,7 +27,7 @@ from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 COPIED: TritonTrait = gl.constexpr(hasattr(tma, "async_load"))
 
 LATE = gl.constexpr(3)
-"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (wide_warps.py)."""
+"""The number of panels with which warpgroup 0 adds its second panel of dQ one step later (wide/warps.py)."""
 
 
 @gluon.jit

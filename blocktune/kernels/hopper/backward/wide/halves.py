@@ -1,7 +1,7 @@
 """The Hopper attention backward for keys of up to 192 columns and values of up to 128, in Gluon: 64 of 128 keys each.
 
 dK and dV of 64 keys take 160 registers of a warpgroup, which leaves room for one product of 64 keys and 64 queries at a
-time. Next to tiles of 64 keys (wide_warps.py), each key adds half as much to the sums of dq, P stays in registers, and
+time. Next to tiles of 64 keys (wide/warps.py), each key adds half as much to the sums of dq, P stays in registers, and
 a step reads half as much of Q and dO. Heads are panels of 64 columns. dQ of a step has three, one and a half for each
 warpgroup.
 
@@ -37,7 +37,7 @@ from blocktune.kernels.hopper.backward.bounds import (
 )
 from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked
 from blocktune.kernels.hopper.backward.steps import asked_of_pairs, head_biases, masked, per_query, probabilities
-from blocktune.kernels.hopper.backward.wide_steps import accumulate, hidden_zero
+from blocktune.kernels.hopper.backward.wide.steps import accumulate, hidden_zero
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, as_block, in_register_order, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import receive
