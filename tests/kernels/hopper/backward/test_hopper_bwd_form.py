@@ -317,7 +317,24 @@ def test_widths_and_blocks() -> None:
         asked = shape(64, 64, head_dim=dim, head_dim_v=dim_v)
         assert (width_of(asked), width_v(asked)) == columns
     assert keys_of_block(shape(64, 64)) == 128
-    assert keys_of_block(shape(64, 64, head_dim=192)) == 64
+    assert keys_of_block(shape(64, 64, head_dim=256)) == 64
+
+
+@pytest.mark.parametrize(
+    ("causal", "changes", "keys"),
+    [
+        (NO, {}, 128),
+        (LOWER_RIGHT, {"num_heads": 767, "num_heads_kv": 767}, 64),
+        (LOWER_RIGHT, {"num_heads": 768, "num_heads_kv": 768}, 128),
+        (NO, {"head_dim_v": 192}, 64),
+        (NO, {"features": "deterministic"}, 64),
+        (NO, {"features": "softcap"}, 64),
+    ],
+)
+def test_each_warpgroup_owns_half_of_128_keys_where_that_is_faster(
+    causal: Causal, changes: dict[str, Any], keys: int
+) -> None:
+    assert keys_of_block(shape(64, 64, causal, **{"head_dim": 192, "head_dim_v": 128} | changes)) == keys
 
 
 def test_a_soft_cap_goes_into_two_factors() -> None:
