@@ -1,7 +1,6 @@
-"""The Hopper attention backwards as they are launched, in Gluon: shared memory, barriers, and which warps do what.
+"""The Hopper attention backward as it is launched, in Gluon: shared memory, barriers, and which warps do what.
 
-The warps of heads up to 128 are in warps.py, those of wider ones in wide/warps.py and, where 128 keys fit,
-wide/halves.py, and those that add dq in a fixed order in adders.py.
+The warps are in warps.py, and those that add dq in adders.py. Heads wider than 128 have wide/device_kernel.py.
 """
 
 from triton.experimental import gluon
@@ -9,11 +8,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
-from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps, WideMemory, WideOptions
-from blocktune.kernels.hopper.backward.form import adds_apart, is_ordered
+from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps
+from blocktune.kernels.hopper.backward.form import adds_apart
 from blocktune.kernels.hopper.backward.warps import consumer, producer
-from blocktune.kernels.hopper.backward.wide.halves import consumer_of_half
-from blocktune.kernels.hopper.backward.wide.warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 
@@ -182,147 +179,4 @@ def flash_bwd_hopper_kernel(
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
             (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
-        ], [4, 1], [240, 24])  # fmt: skip
-
-
-@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *KEY_INTEGERS])
-def flash_bwd_hopper_wide_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
-    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
-    turns, slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
-    seed_lo, seed_hi, offset, threshold,
-    PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr, ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
-):  # fmt: skip
-    """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
-    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
-    of k and v with 128 rows ask for the warps of wide/halves.py, which add half a panel of dq at a time."""
-    dtype: gl.constexpr = q_desc.dtype
-    RANK: gl.constexpr = len(q_desc.block_type.shape)
-    BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
-    HALVES: gl.constexpr = BLOCK_N == 128  # each warpgroup owns half of the keys
-    TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    # [PANELS, BLOCK_N, 64]
-    k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK_N, 64], TILE_L)
-    # [V_PANELS, BLOCK_N, 64]
-    v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK_N, 64], TILE_L)
-    # [STAGES * PANELS, BLOCK_M, 64]
-    q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
-    # [DO_STAGES * V_PANELS, BLOCK_M, 64]
-    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
-    # [BLOCK_N, BLOCK_M]
-    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK], TILE_L)
-    P_L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
-    p_smem = None if HALVES else gl.allocate_shared_memory(gl.float32, [64, 64], P_L)
-    # [2, BLOCK_M, 64], or halves of panels [2 * PANELS, BLOCK_M / 2, 64]
-    DQ: gl.constexpr = [2 * PANELS if HALVES else 2] + dq_desc.block_type.shape  # noqa: RUF005
-    dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
-    # [STAGES, BLOCK_M]
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
-    # [DO_STAGES, BLOCK_M]
-    delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK], delta_desc.layout)
-    tile_numbers = new_tile_numbers()
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    memory = WideMemory(
-        k=k_smem,
-        v=v_smem,
-        q=q_smem,
-        do=do_smem,
-        lse=lse_smem,
-        delta=delta_smem,
-        p=p_smem,
-        ds=ds_smem,
-        dq=dq_smem,
-        q_full=new_barriers(STAGES),
-        q_empty=new_barriers(STAGES),
-        do_full=new_barriers(DO_STAGES),
-        do_empty=new_barriers(DO_STAGES),
-        exchanged=new_barriers(2),
-        dq_full=new_barriers(4) if is_ordered(FORM) else None,
-        dq_empty=new_barriers(2) if is_ordered(FORM) else None,
-    )
-    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
-    mbarrier.init(kv_full, count=1)
-    mbarrier.init(kv_empty, count=2)
-    for i in gl.static_range(STAGES):
-        open_slot(memory.q_full, memory.q_empty, i, 2)
-    for i in gl.static_range(DO_STAGES):
-        open_slot(memory.do_full, memory.do_empty, i, 2)
-    for i in gl.static_range(2):
-        mbarrier.init(memory.exchanged.index(i), count=1)
-        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
-    open_dq(memory, is_ordered(FORM))
-    fence_async_shared()
-    biases = KeyBiases(
-        slopes=slopes,
-        slope_batch=slope_batch,
-        slope_head=slope_head,
-        anchor=anchor,
-        mask=mask,
-        mask_batch=mask_batch,
-        mask_head=mask_head,
-        mask_tile=mask_tile,
-        mask_column=mask_column,
-        seed_lo=seed_lo,
-        seed_hi=seed_hi,
-        offset=offset,
-        threshold=threshold,
-    )
-    steps = Steps(
-        dq_desc=dq_desc, dq_sums=None, memory=memory, scale_log2=scale_log2, cap_in=cap_in, biases=biases, head=None
-    )
-    sizes = Sizes(
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads_kv=num_heads_kv,
-        group_size=group_size,
-        batch_heads=batch_heads,
-        head_group=head_group,
-        rows=rows,
-        upper=upper,
-        lower=lower,
-        cu_q=cu_q,
-        cu_k=cu_k,
-    )
-    OPTIONS: gl.constexpr = WideOptions(
-        STAGES=STAGES,
-        DO_STAGES=DO_STAGES,
-        CAUSAL=CAUSAL,
-        FOLD_LSE=FOLD_LSE,
-        FOLD_DELTA=FOLD_DELTA,
-        NAMED=NAMED,
-        PERSISTENT=PERSISTENT,
-        FORM=FORM,
-        ALIBI=ALIBI,
-        MASK_CODE=MASK_CODE,
-        DROPOUT=DROPOUT,
-    )
-    if HALVES:
-        gl.warp_specialize([
-            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 0, OPTIONS)),
-            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
-        ], [4, 1], [240, 24])  # fmt: skip
-    elif is_ordered(FORM):
-        gl.warp_specialize([
-            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
-            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
-            (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, True, OPTIONS)),
-            (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, True, OPTIONS)),
-        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
-            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
         ], [4, 1], [240, 24])  # fmt: skip

@@ -25,7 +25,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
@@ -64,6 +64,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
+from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.biases.arguments import (
     example_key_biases,
     example_row_biases,

@@ -12,7 +12,7 @@ from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import check_extras, lse_strides, mask_bytes
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
-from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     FORM_ARGUMENTS,
@@ -38,6 +38,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_kernel,
     prepare_rows_kernel,
 )
+from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.biases.arguments import (
     NO_KEY_BIASES,
     NO_MASK,

@@ -18,7 +18,6 @@ from blocktune.kernels.hopper.backward import launch
 from blocktune.kernels.hopper.backward.device_kernel import (
     SIZES,
     flash_bwd_hopper_kernel,
-    flash_bwd_hopper_wide_kernel,
 )
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import (
@@ -37,6 +36,7 @@ from blocktune.kernels.hopper.backward.layout import (
     scale_arguments,
     width_of,
 )
+from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
 from blocktune.kernels.hopper.biases.arguments import NO_MASK, MaskPass, alibi_code, key_biases, turned
 from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig

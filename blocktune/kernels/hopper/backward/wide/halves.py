@@ -7,9 +7,9 @@ warpgroup.
 
 What makes it fast, and is easily lost when the code changes:
 
-1. A step never has more than 64 registers beside the gradients. Otherwise ptxas runs the products one by one (C7512):
+1. A step never has more than 64 registers next to the gradients. Otherwise ptxas runs the products one by one (C7512):
    dV is issued ahead of dP, so that float32 P is gone when dP begins, and dS is computed from 16-bit P, which is
-   unpacked behind a wait (`pin_pairs`). S of the next step is not issued ahead, which would take 16 registers more.
+   unpacked after a wait (`pin_pairs`). S of the next step is not issued ahead, which would take 16 registers more.
 2. dQ of a step leaves through memory of its own, in copies of 32 columns: the warpgroup waits for what left a step ago.
 3. There is room for dS of one step. A warpgroup fills its half when the other one's dQ of the step before is complete.
 """
