@@ -6,7 +6,7 @@ float32 (float64 of such tensors) and in an order that depends on the layout alo
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
 from blocktune.kernels.parallel.messages import Message, Messages, ProcessGroup
+from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.parallel.plan.layout import Range
 from blocktune.kernels.parallel.plan.steps import Step, Transfer
 from blocktune.kernels.parallel.row_sums import AttentionSums, GradientSums
@@ -22,6 +23,11 @@ from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 
 HEAD_START_CYCLES = 30_000
 """Of a GPU's clock: about 17 us, which messages need to begin on another stream."""
+LONG_WALK = 32_768
+"""Queries of a block up to which a backward kernel walks along all of them at once."""
+SHORT_WALK = 8_192
+"""Queries of a part of a longer block. The rows of one stay in the L2 until all programs have read them: on an H200
+parts of 131,072 queries over as many keys run 1.10 times as fast as the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,10 @@ class Ring:
         first, *others = self.steps
         returned = [transfer.rows for step in others for transfer in step.sent]
         return [*(block.keys for block in first.blocks), *returned]
+
+    def in_short_walks(self) -> "Ring":
+        """Return a ring whose long blocks are parts of them, for the backward."""
+        return replace(self, steps=tuple(replace(step, blocks=_short_walks(step.blocks)) for step in self.steps))
 
     def returning(self, step: Step, found: list[Tensor], outbox: "Outbox") -> "Returned":
         """Put gradients of keys and values into the outbox, with memory for those of the rank's own."""
@@ -160,6 +170,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, r
 
 def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ring: Ring) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
+    ring = ring.in_short_walks()
     dq = GradientSums(query, query.shape, ring.queries)
     sums = [GradientSums(tensor, tensor.shape, ring.own_keys) for tensor in (key, value)]
     outbox, returned = Outbox([], []), list[Returned]()
@@ -188,6 +199,15 @@ def _add_gradients(
         of_block = gradients_of_block(*part, rows.part(*block.queries), block, ring.numbers, ring.dispatcher)
         for total, where, one in zip(sums, (block.queries, block.keys, block.keys), of_block, strict=True):
             total.add(where, one)
+
+
+def _short_walks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Return blocks, the long ones in parts of their queries."""
+    return tuple(
+        part
+        for block in blocks
+        for part in (block.in_parts(SHORT_WALK) if block.queries[1] - block.queries[0] > LONG_WALK else (block,))
+    )
 
 
 def _messages(transfers: tuple[Transfer, ...], tensors: Any) -> list[Message]:

@@ -50,6 +50,14 @@ class Block:
         """Whether every query sees every key."""
         return self.causal is Causal.NONE and self.window == (UNLIMITED, UNLIMITED) and not self.bounds_q
 
+    def in_parts(self, num_queries: int) -> "tuple[Block, ...]":
+        """Return blocks with so many of its queries each; the block itself where queries do not see all of its keys."""
+        if not self.is_plain:
+            return (self,)
+        first, last = self.queries
+        begins = range(first, last, num_queries)
+        return tuple(replace(self, queries=(begin, min(begin + num_queries, last))) for begin in begins)
+
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Queries and keys of each of its sequences."""
