@@ -67,6 +67,7 @@ DECODING = (
                 label=("batch", "queries", "cache"),
             ),
         ),
-        limit="Not profiled. [How caches of 8 bits are read](../kernels/decoding.md#caches-of-8-bits).",
+        limit="No unit is full: a tile is loaded, converted and multiplied in turn, by one or two warps a scheduler. "
+        "[Caches of 8 bits with many rows](../kernels/lab_diary.md#caches-of-8-bits-with-many-rows).",
     ),
 )
