@@ -44,7 +44,7 @@ def test_gradients_of_parts_are_those_of_the_whole(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
     drawn = [torch.randn(2, heads, 96, 64, dtype=torch.float64, generator=generator) for heads in (4, 2, 2, 4)]
     query, key, value, grad = (tensor.to(dtype) for tensor in drawn)
-    wanted = [tensor.double().requires_grad_() for tensor in (query, key, value)]
+    wanted = [tensor.double().clone().requires_grad_() for tensor in (query, key, value)]
     expected = torch.nn.functional.scaled_dot_product_attention(*wanted, scale=SCALE, enable_gqa=True)
     expected.backward(grad.double())
     given = [tensor.clone().requires_grad_() for tensor in (query, key, value)]

@@ -49,6 +49,9 @@ def some_shape(kernel: str) -> AttentionShape:
     shapes = {
         "flash_fwd_general": replace(plain, features=Features(window=(127, 0))),
         "flash_fwd_hopper": replace(plain, features=Features(mask=MaskKind.BOOLEAN)),
+        "flash_fwd_fp8": complete_shape(
+            8192, 64, batch=1, heads=8, kv_heads=2
+        ),  # many queries a key: values get a pass
         "flash_fwd_sparse": replace(plain, features=Features(mask=MaskKind.BLOCK_SPARSE)),
         "flash_bwd_hopper": replace(plain, direction=Direction.BACKWARD, features=Features(mask=MaskKind.BOOLEAN)),
         **dict.fromkeys(("flash_bwd_sparse", "flash_bwd_hopper_sparse"), sparse_backward),

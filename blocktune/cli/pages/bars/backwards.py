@@ -83,6 +83,10 @@ BACKWARDS = (
         least=1.0,
         mean=1.3,
         sources=wide(RIVALS),
+        limit=(
+            "Warps wait for loads and for each other ([counters](../kernels/backward.md#what-limits-it)): the gradients of "
+            "64 keys leave no registers to issue the next products meanwhile."
+        ),
     ),
     Bar(
         what="backward, groups of 4, 8 and 16",
@@ -107,7 +111,10 @@ BACKWARDS = (
         what="backward, 192 columns",
         least=1.0,
         sources=(PeerRows(file="h200.backward-peers.json", shapes=backwards(192)),),
-        limit="Not profiled.",
+        limit=(
+            "Warps wait for each other and for loads, and the L2 is busier than FlashAttention-4's ([counters]"
+            "(../kernels/backward.md#what-limits-it))."
+        ),
     ),
     Bar(
         what="backward, lengths that no tile divides",
