@@ -135,8 +135,8 @@ def _three_fit(shape: AttentionShape) -> bool:
 
 def _three_have_enough(shape: AttentionShape) -> bool:
     """Return whether three consumers are best under a diagonal: 0 to 7 % less time than one ring. With few of their
-    larger tiles multiprocessors end apart, which takes up to 5 % more, and with rows left over they compute more. Grouped
-    heads take 1 % more time."""
+    larger tiles multiprocessors end apart, which takes up to 5 % more, and with rows left over they compute more.
+    Grouped heads take 1 % more time."""
     tiles = -(-shape.seqlen_q // (3 * ROWS)) * shape.batch * shape.num_heads
     whole = shape.seqlen_q % (2 * ROWS) == 0 and not _loop_has_work(shape)
     return whole and shape.group_size == 1 and tiles >= 6 * MULTIPROCESSORS

@@ -51,7 +51,7 @@ class Block:
         return self.causal is Causal.NONE and self.window == (UNLIMITED, UNLIMITED) and not self.bounds_q
 
     def in_parts(self, num_queries: int) -> "tuple[Block, ...]":
-        """Return blocks with so many of its queries each; the block itself where queries do not see all of its keys."""
+        """Return blocks of this number of queries each; the block itself where queries do not see all of its keys."""
         if not self.is_plain:
             return (self,)
         first, last = self.queries
