@@ -84,8 +84,8 @@ BACKWARDS = (
         mean=1.3,
         sources=wide(RIVALS),
         limit=(
-            "Warps wait for loads and for each other ([counters](../kernels/backward.md#what-limits-it)): the gradients "
-            "of 64 keys leave no registers to issue the next products meanwhile."
+            "Warps wait for loads and for each other ([counters](../kernels/backward.md#what-limits-it)). The "
+            "gradients of 64 keys leave no registers to issue the next products meanwhile."
         ),
     ),
     Bar(
