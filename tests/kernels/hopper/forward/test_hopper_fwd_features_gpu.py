@@ -124,10 +124,10 @@ def test_packed_sequences(features: str) -> None:
 
 
 @pytest.mark.parametrize("features", [*WORDS, "alibi additive dropout"])
-@pytest.mark.parametrize(("block_m", "block_n"), list(itertools.product((128, 192, 256), (64, 128))))
+@pytest.mark.parametrize(("block_m", "block_n"), [*itertools.product((128, 192), (64, 128)), (256, 64)])
 def test_every_block(block_m: int, block_n: int, features: str) -> None:
     names = {"block_m": block_m, "block_n": block_n, "num_warps": 4, "num_stages": 2}
-    own = {"split_release": 1, "early_p": block_m // 128 % 2, "keep_p": 0, "output_panels": 0, "q_registers": 0}
+    own = {"split_release": 1, "early_p": 1, "keep_p": 0, "output_panels": 0, "q_registers": 0}
     config = KernelConfig.of(KERNEL.name, names | own)
     for problem in (shape_of(900, 900, 64, features), shape_of(700, 700, features=features, causal=Causal.UPPER_LEFT)):
         assert not KERNEL.violations(config, problem, HOPPER)
