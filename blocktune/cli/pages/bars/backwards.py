@@ -1,10 +1,8 @@
 """The bars of backwards."""
 
-from collections.abc import Collection
-
-from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar
+from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar, benches
 from blocktune.cli.pages.bars.choices import Chosen, backwards, block_masked, words
-from blocktune.cli.pages.bars.sources import RIVALS, BenchRows, Newest, PeerRows, Source, TableRows
+from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source, TableRows
 
 PEER_FILES = (
     "-apart.backward-peers.json", "-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json",
@@ -48,14 +46,12 @@ def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     )
 
 
-def wide(rivals: Collection[str]) -> tuple[Source, ...]:
-    """Return backwards of 256 columns next to some contenders on each device."""
-    return tuple(
-        BenchRows(file=f"{device}-backward-wide.bench.json", shapes=backwards(256), rivals=rivals) for device in DEVICES
-    )
-
-
-PLAIN, FEATURES, GROUPED = "-backward.bench.json", "-features.bench.json", "-grouped-features.bench.json"
+PLAIN, FEATURES, GROUPED, WIDE = (
+    "-backward.bench.json",
+    "-features.bench.json",
+    "-grouped-features.bench.json",
+    "-backward-wide.bench.json",
+)
 
 BACKWARDS = (
     Bar(
@@ -76,13 +72,13 @@ BACKWARDS = (
         least=1.0,
         mean=1.3,
         ratio="over FA4",
-        sources=wide(("fa4",)),
+        sources=benches(WIDE, backwards(256), ("fa4",)),
     ),
     Bar(
         what="backward, 256 columns",
         least=1.0,
         mean=1.3,
-        sources=wide(RIVALS),
+        sources=benches(WIDE, backwards(256)),
         limit=(
             "Warps wait for loads and for each other ([counters](../kernels/backward.md#what-limits-it)). The "
             "gradients of 64 keys leave no registers to issue the next products meanwhile."
@@ -102,8 +98,9 @@ BACKWARDS = (
         least=1.0,
         sources=(BenchRows(file=f"h200{GROUPED}", shapes=backwards(192, narrow=True)),),
         limit=(
-            "The warpgroups wait for each other's dS in every step (Nsight Compute: barriers are the first stall), and "
-            "no registers are left to issue the next scores meanwhile ([what was tried]"
+            "Warps wait for loads and for each other's dS in every step "
+            "([counters](../kernels/backward.md#what-limits-it)), and no registers are left to issue the next scores "
+            "meanwhile ([what was tried]"
             "(../kernels/lab_diary.md#keys-of-192-and-values-of-128-columns))."
         ),
     ),

@@ -1,8 +1,10 @@
 """What one kind of attention is to reach."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from blocktune.cli.pages.bars.sources import Source
+from blocktune.cli.pages.bars.choices import Chosen
+from blocktune.cli.pages.bars.sources import RIVALS, BenchRows, Source
 
 OVER_BEST = "over the best peer"
 DEVICES = ("h200", "h100")
@@ -38,3 +40,8 @@ class Bar:
     def label(self) -> str:
         mean = "" if self.mean is None else f", mean {self.mean:.2f}"
         return f"{self.least:.2f}{mean}" + ("" if self.ratio == OVER_BEST else f" {self.ratio}")
+
+
+def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
+    """Return the bench of each device with a suffix, next to some contenders."""
+    return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)

@@ -2,18 +2,13 @@
 
 from collections.abc import Collection
 
-from blocktune.cli.pages.bars.bar import BIASES, DEVICES, EIGHT_BITS, POWER, Bar
-from blocktune.cli.pages.bars.choices import Chosen, forwards, is_forward, words
+from blocktune.cli.pages.bars.bar import BIASES, EIGHT_BITS, POWER, Bar, benches
+from blocktune.cli.pages.bars.choices import forwards, is_forward, words
 from blocktune.cli.pages.bars.sources import RIVALS, SHORT, BenchRows, Newest, Source, TableRows
 from blocktune.kernels.values.shape import AttentionShape
 
 FEATURES = "-features.bench.json"
 SOFT = "-soft-features.bench.json"
-
-
-def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
-    """Return the bench of each device with a suffix, next to some contenders."""
-    return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)
 
 
 def soft(features: str, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
