@@ -85,8 +85,12 @@ def verify(
             f"The stored winners of {'; '.join(wrong)} compute wrong results. They were replaced as shown above; "
             "`tune run` searches further."
         )
-    if len(done) < len(due):
-        raise NoFeasibleConfigError("Some winners could not be verified; see above.")
+    missing = len(due) - sum(each.verified for each in done)
+    if missing:
+        raise NoFeasibleConfigError(
+            f"{missing} of {counted(len(due), 'winner')} could not be verified, for the reasons above. The store keeps "
+            "what it has of them; run the command again when those are gone."
+        )
 
 
 def _verify_kernel(
@@ -205,6 +209,8 @@ def _show(found: "Verification") -> None:
     print_table(COLUMNS, rows, title=found.before.shape.label)
     if found.after is None:
         say(f"no winner any more: {found.reason}\n")
+    elif not found.verified:
+        say(f"the winner stays, not verified: {found.reason}\n")
     elif found.after.config == found.before.config:
         say(f"the winner stays: {found.reason}\n")
     else:
