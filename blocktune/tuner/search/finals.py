@@ -159,8 +159,8 @@ def require_result(
     stopped = [trial for trial in trials if trial.config in stopped_by_machine]
     if stopped:
         raise NoFeasibleConfigError(
-            f"No config of {shape.label} was tried to its end: of {len(trials)}, {len(stopped)} failed by this machine. "
-            f"For example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
+            f"No config of {shape.label} was tried to its end: {len(stopped)} of {len(trials)} failed by this machine, "
+            f"for example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
             f"{MAKE_ROOM}, and run the command again; attention falls back to PyTorch meanwhile."
         )
     counts = Counter(trial.outcome for trial in trials).most_common()

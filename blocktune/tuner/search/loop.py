@@ -88,8 +88,8 @@ class _Ready:
 
 
 class Search:
-    """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included; `stopped_by_machine` those
-    that failed by the machine, such as by a full disk, which no store keeps.
+    """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included; `stopped_by_machine`
+    names those that failed by the machine, such as by a full disk, which no store keeps.
 
     Args:
         subject: what is tuned.

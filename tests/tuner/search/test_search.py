@@ -132,7 +132,9 @@ def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
     search.run()
     assert [trial.outcome for trial in search.trials.values()] == [Outcome.COMPILE_ERROR] * 4
     assert stored == []
-    with pytest.raises(NoFeasibleConfigError, match="4 failed by this machine.*No space left.*Make room on the disks"):
+    with pytest.raises(
+        NoFeasibleConfigError, match=r"4 of 4 failed by this machine.*No space left.*Make room on the disks"
+    ):
         require_result(list(search.trials.values()), landscape.SHAPE, search.stopped_by_machine)
 
 

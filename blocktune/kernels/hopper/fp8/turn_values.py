@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, locate, reinterpret
+from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.bounds import key_range
 
 TURNERS = gl.constexpr(2)
