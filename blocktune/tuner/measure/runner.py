@@ -214,7 +214,7 @@ class GpuRunner:
         except WorkerFailedError as failed:
             measurement = _failure(failed)
         telemetry = self._worker.telemetry
-        # behind another process's launches a config may be late through no fault of its own
+        # launches of another process make a config late through no fault of its own
         late = measurement.outcome is Outcome.RUN_TIMEOUT and bool(telemetry.other_processes)
         return replace(measurement, telemetry=telemetry, transient=measurement.transient or late)
 
