@@ -48,7 +48,8 @@ def verify(
 
     Without --all, only winners that are due: imported ones, and those measured with another driver, Triton, ptxas,
     torch or kernel source or against another default. Verified winners count as measured here. A winner that computes a
-    wrong result is replaced, and the command ends with 7 after all shapes. Ctrl-C keeps what was verified. Configs that
+    wrong result is replaced, and the command ends with 7 after all shapes. A winner that failed by the machine, such as
+    by a full disk or memory, stays, and the command ends with 3. Ctrl-C keeps what was verified. Configs that
     production found to be wrong at their first use are shown first.
 
     For autotuned kernels, it says which winners are still valid for the source and software in use. With --args, it
