@@ -44,13 +44,14 @@ def verify(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check and time winners and their runners-up again on this GPU, and store who wins now.
+    """Check and time stored winners again on this GPU.
 
-    Without --all, only winners that are due: imported ones, and those measured with another driver, Triton, ptxas,
-    torch or kernel source or against another default. Verified winners count as measured here. A winner that computes a
-    wrong result is replaced, and the command ends with 7 after all shapes. A winner that failed by the machine, such as
-    by a full disk or memory, stays, and the command ends with 3. Ctrl-C keeps what was verified. Configs that
-    production found to be wrong at their first use are shown first.
+    Each meets its runners-up and the default, and who wins is stored. Without --all, only winners that are due:
+    imported ones, and those measured with another driver, Triton, ptxas, torch or kernel source or against another
+    default. Verified winners count as measured here. A winner that computes a wrong result is replaced, and the command
+    ends with 7 after all shapes. A winner that failed by the machine, such as by a full disk or memory, stays, and the
+    command ends with 3. Ctrl-C keeps what was verified. Configs that production found to be wrong at their first use
+    are shown first.
 
     For autotuned kernels, it says which winners are still valid for the source and software in use. With --args, it
     measures all configs again, and compares the results of the winner with those of the list's first config.
