@@ -18,6 +18,7 @@ from tests.support.few_cases import mark_others_exhaustive
 from tests.support.quick_interpreter import do_less
 from tests.support.recording import pytest_addoption, pytest_configure
 from tests.support.same_draws import pytest_runtest_setup
+from tests.support.shared_files import keep_files_together
 from tests.support.triton_modes import ABSENT, INTERPRETED
 from tests.support.worker_gpus import take_turns
 
@@ -43,6 +44,7 @@ def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_others_exhaustive(items)
+    keep_files_together(items)
     _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
     _skip_without_gpu(items)
 
