@@ -15,6 +15,7 @@ import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
 from tests.support.few_cases import mark_others_exhaustive
+from tests.support.kept_objects import pytest_collection
 from tests.support.quick_interpreter import do_less
 from tests.support.recording import pytest_addoption, pytest_configure
 from tests.support.same_draws import pytest_runtest_setup
@@ -22,7 +23,8 @@ from tests.support.shared_files import keep_files_together
 from tests.support.triton_modes import ABSENT, INTERPRETED
 from tests.support.worker_gpus import take_turns
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --record, and the same draws in every run
+# --record, a garbage collector with less to do, and the same draws in every run
+__all__ = ["pytest_addoption", "pytest_collection", "pytest_configure", "pytest_runtest_setup"]
 
 os.environ |= {"BLOCKTUNE_MISSES": "off", "BLOCKTUNE_LAUNCHES": "off"}  # for the processes that tests start, too
 take_turns()
