@@ -31,7 +31,7 @@ PYTEST := $(BIN)/python -P -m pytest -q
 # Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
 # Hundreds of tests start a process, which would compile our sources again where Python may not keep them compiled.
 # What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some
-# (tests/support/shared_files.py).
+# (tests/support/suite/shared_files.py).
 PARALLEL := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 # The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
-from tests.support.few_cases import mark_others_exhaustive
-from tests.support.kept_objects import pytest_collection
 from tests.support.quick_interpreter import do_less
 from tests.support.recording import pytest_addoption, pytest_configure
-from tests.support.same_draws import pytest_runtest_setup
-from tests.support.shared_files import keep_files_together
+from tests.support.suite.few_cases import mark_others_exhaustive
+from tests.support.suite.kept_objects import pytest_collection
+from tests.support.suite.same_draws import pytest_runtest_setup
+from tests.support.suite.shared_files import keep_files_together
+from tests.support.suite.worker_gpus import take_turns
 from tests.support.triton_modes import ABSENT, INTERPRETED
-from tests.support.worker_gpus import take_turns
 
 # --record, a garbage collector with less to do, and the same draws in every run
 __all__ = ["pytest_addoption", "pytest_collection", "pytest_configure", "pytest_runtest_setup"]
