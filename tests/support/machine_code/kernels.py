@@ -1,6 +1,7 @@
 """What the compiler made of a kernel for Hopper, as tests of its instructions read it."""
 
 import re
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ def machine_code(
 
 def loops(code: list[tuple[int, str]]) -> list[list[tuple[int, str]]]:
     """From the goal of every jump back to the jump, in the order of the jumps; inner loops are parts of outer ones."""
-    found = []
-    for address, text in code:
+    found, addresses = [], [address for address, _ in code]
+    for place, (address, text) in enumerate(code):
         jump = re.search(r"\bBRA\b.*\b0x([0-9a-f]+)", text)
         if jump and int(jump[1], 16) < address:
-            found.append([(at, inside) for at, inside in code if int(jump[1], 16) <= at <= address])
+            found.append(code[bisect_left(addresses, int(jump[1], 16)) : place + 1])
     return found
 
 
