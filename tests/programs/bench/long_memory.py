@@ -4,8 +4,8 @@ python -m tests.programs.bench.long_memory results/h200.long-memory.table.json
 
 A forward takes its output, the log-sum-exp of every row and what its kernel needs; the first one of a shape also what
 it is compared with. A backward takes the gradients and what its kernel needs. Each is what PyTorch's allocator holds at
-most during the call, less what it held before. Of some backwards the most counts: autograd's thread may let go of the
-gradients of one a moment after they were handed out, when they count as held before the next.
+most during the call, less what it held before. Of some backwards the most counts: gradients of one that are still there
+when the next begins would be missing from that one's.
 """
 
 import json
