@@ -57,7 +57,7 @@ class BenchFile:
 
     def add(self, comparison: "Comparison", command: str, now: str) -> None:
         """Put a row in and write the file; command: what was typed, now: the time as ISO 8601."""
-        row = comparison.to_json() | {"commit": self._commit}
+        row = comparison.to_json() | {"commit": self._commit, "taken_at": now}
         kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
         self.document["rows"] = [*kept, row]
         self.document["created_at"] = now

@@ -1,8 +1,8 @@
 """The bars of backwards."""
 
-from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar, benches
-from blocktune.cli.pages.bars.choices import Chosen, backwards, block_masked, words
-from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source, TableRows
+from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar, benches, tables
+from blocktune.cli.pages.bars.choices import Chosen, backwards, biased, block_masked, words
+from blocktune.cli.pages.bars.sources import PeerRows, Source
 
 PEER_FILES = (
     "-apart.backward-peers.json", "-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json",
@@ -12,38 +12,27 @@ PEER_FILES = (
 FULL = "Full walks: shared memory is nearly full, and the card at its power limit."
 TURNS = "Blocks of keys add in turns and wait for each other ([how](../kernels/hopper_backward.md))."
 ANY_ORDER, DENSE = "in any order", "dense"
+FIXED_ORDER = backwards(64, 128, 256, features="deterministic")
 
 
 def rows(bench: str, chosen: Chosen) -> tuple[Source, ...]:
-    """Return the newest measurement of backwards next to peers on each device, from a bench or from the program."""
-    return tuple(
-        Newest(
-            BenchRows(file=f"{device}{bench}", shapes=chosen),
-            *(PeerRows(file=f"{device}{file}", shapes=chosen) for file in PEER_FILES),
-        )
-        for device in DEVICES
-    )
+    """Return backwards next to peers on each device, from a bench and from the program."""
+    programs = (PeerRows(file=f"{device}{file}", shapes=chosen) for device in DEVICES for file in PEER_FILES)
+    return (*benches(bench, chosen), *programs)
 
 
 def next_to(rival: str, chosen: Chosen, *, of_share: bool = False) -> tuple[Source, ...]:
-    """Return the newest measurement next to one contender on each device."""
+    """Return backwards next to one contender on each device."""
     return tuple(
-        Newest(
-            *(
-                PeerRows(file=f"{device}{file}", shapes=chosen, rivals=(rival,), of_share=of_share)
-                for file in PEER_FILES
-            )
-        )
+        PeerRows(file=f"{device}{file}", shapes=chosen, rivals=(rival,), of_share=of_share)
         for device in DEVICES
+        for file in PEER_FILES
     )
 
 
 def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     """Return backwards with a feature on each device."""
-    return tuple(
-        TableRows(file=f"{device}.backward-biases.table.json", column=column, rival=rival, rows=words(*wanted))
-        for device in DEVICES
-    )
+    return tables(".backward-biases.table.json", column, rival, words(*wanted))
 
 
 PLAIN, FEATURES, GROUPED, WIDE = (
@@ -96,7 +85,7 @@ BACKWARDS = (
     Bar(
         what="backward, keys of 192 and values of 128 columns",
         least=1.0,
-        sources=(BenchRows(file=f"h200{GROUPED}", shapes=backwards(192, narrow=True)),),
+        sources=benches(GROUPED, backwards(192, narrow=True)),
         limit=(
             "Warps wait for loads and for each other's dS in every step "
             "([counters](../kernels/backward.md#what-limits-it)), and no registers are left to issue the next scores "
@@ -107,7 +96,7 @@ BACKWARDS = (
     Bar(
         what="backward, 192 columns",
         least=1.0,
-        sources=(PeerRows(file="h200.backward-peers.json", shapes=backwards(192)),),
+        sources=rows(PLAIN, backwards(192)),
         limit=(
             "Warps wait for each other and for loads, and the L2 is busier than FlashAttention-4's ([counters]"
             "(../kernels/backward.md#what-limits-it))."
@@ -120,6 +109,15 @@ BACKWARDS = (
         limit=f"The same step, and masks of the last blocks. {STEP}.",
     ),
     Bar(
+        what="backward, 32k to 128k tokens",
+        least=1.0,
+        sources=(*benches("-backward-long.bench.json", backwards(128)), *benches("-long.bench.json", backwards(128))),
+        limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
+    ),
+)
+
+BACKWARD_FEATURES = (
+    Bar(
         what="backward, window of 1024",
         least=1.0,
         sources=rows(FEATURES, backwards(64, 128, features="window=1023:-1")),
@@ -130,27 +128,15 @@ BACKWARDS = (
         what="backward, deterministic",
         least=1.0,
         ratio="over FA4's deterministic",
-        sources=rows(FEATURES, backwards(64, 128, 256, features="deterministic")),
+        sources=(*benches(FEATURES, FIXED_ORDER, ("fa4",)), *next_to("flash-attn-4", FIXED_ORDER)),
         limit=TURNS,
     ),
     Bar(
         what="backward, deterministic",
         least=1 / 1.1,
         ratio="of our rate in any order",
-        sources=next_to(ANY_ORDER, backwards(64, 128, 256, features="deterministic")),
+        sources=next_to(ANY_ORDER, FIXED_ORDER),
         limit=TURNS,
-    ),
-    Bar(
-        what="backward, 32k to 128k tokens",
-        least=1.0,
-        sources=tuple(
-            Newest(
-                BenchRows(file=f"{device}-backward-long.bench.json"),
-                BenchRows(file=f"{device}-long.bench.json", shapes=backwards(128)),
-            )
-            for device in DEVICES
-        ),
-        limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
     ),
     Bar(
         what="backward, ALiBi",
@@ -170,6 +156,11 @@ BACKWARDS = (
         least=0.55,
         ratio="of the plain rate",
         sources=in_tables("of the plain rate", "plain call", "dropout"),
+    ),
+    Bar(
+        what="backward, ALiBi and masks",
+        least=1.2,
+        sources=benches(FEATURES, biased(backwards)),
     ),
     Bar(
         what="backward, ALiBi and masks",
