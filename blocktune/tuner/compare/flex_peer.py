@@ -54,6 +54,7 @@ def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Co
         per_head = extras.mask is not None or extras.block_mask is not None
         batch, heads = (shape.batch, shape.num_heads) if per_head else (None, None)
         block_mask = create_block_mask(seen, batch, heads, shape.seqlen_q, shape.seqlen_k, device=device)
+    torch.compiler.reset()  # PyTorch compiles a function for a handful of shapes, and a bench may have more
     return functools.partial(
         torch.compile(flex_attention, mode=COMPILE_MODE, dynamic=False, fullgraph=True),
         score_mod=_score_function(shape, extras),
