@@ -73,7 +73,8 @@ class BenchFile:
                 f"Rows in one file must share device, software, regime and kernels, but those of {path} differ in "
                 f"{', '.join(differ)}. Name another file by --out."
             )
-        self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
+        rows = [{"taken_at": there["created_at"]} | row for row in there["rows"]]  # older rows do not say when
+        self.document |= {name: there[name] for name in ("created_at", "commands")} | {"rows": rows}
 
 
 def read_bench(path: Path) -> dict[str, Any]:

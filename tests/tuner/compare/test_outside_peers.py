@@ -56,6 +56,16 @@ def test_flex_computes_gradients(words: str) -> None:
     assert problem_of(replace(shape, head_dim_v=64), flex_compute) is None
 
 
+def test_flex_is_compiled_for_more_shapes_than_pytorch_compiles_a_function_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode, **options: compiled(function, backend="eager", **options)
+    )
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    for seqlen in (64, 80, 96, 112):
+        assert problem_of(replace(SHAPE, seqlen_q=seqlen, seqlen_k=seqlen), flex_compute) is None
+
+
 def test_flex_names_what_it_cannot_say() -> None:
     shape = replace(SHAPE, features=Features.parse("dropout"))
     with pytest.raises(UsageError, match="without dropout"):
