@@ -61,9 +61,23 @@ def test_flex_is_compiled_for_more_shapes_than_pytorch_compiles_a_function_for(m
     monkeypatch.setattr(
         torch, "compile", lambda function, mode, **options: compiled(function, backend="eager", **options)
     )
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    for seqlen in (64, 80, 96, 112):
-        assert problem_of(replace(SHAPE, seqlen_q=seqlen, seqlen_k=seqlen), flex_compute) is None
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for seqlen in (64, 80, 96, 112):
+            assert problem_of(replace(SHAPE, seqlen_q=seqlen, seqlen_k=seqlen), flex_compute) is None
+
+
+@pytest.mark.parametrize(("words", "masks"), [("boolean", (1, 1)), ("block_sparse", (1, 4)), ("window=20:9", (1, 1))])
+def test_flex_lays_out_as_many_masks_as_there_are(
+    words: str, masks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def spied(function: Any, **options: Any) -> Any:
+        return lambda *tensors, **given: asked.append(given) or function(*tensors, **given)
+
+    monkeypatch.setattr(torch, "compile", spied)
+    assert problem_of(replace(SHAPE, features=Features.parse(words)), flex_compute) is None
+    assert asked[0]["block_mask"].shape[:2] == masks
 
 
 def test_flex_names_what_it_cannot_say() -> None:
