@@ -72,10 +72,14 @@ def test_flex_lays_out_as_many_masks_as_there_are(
 ) -> None:
     asked: list[dict[str, Any]] = []
 
-    def spied(function: Any, **options: Any) -> Any:
-        return lambda *tensors, **given: asked.append(given) or function(*tensors, **given)
+    def compiled(function: Any, **options: Any) -> Any:
+        def attend(*tensors: Any, **given: Any) -> Any:
+            asked.append(given)
+            return function(*tensors, **given)
 
-    monkeypatch.setattr(torch, "compile", spied)
+        return attend
+
+    monkeypatch.setattr(torch, "compile", compiled)
     assert problem_of(replace(SHAPE, features=Features.parse(words)), flex_compute) is None
     assert asked[0]["block_mask"].shape[:2] == masks
 

@@ -109,13 +109,13 @@ def _not_measured(bar: Bar) -> tuple[str, ...]:
     return (bar.kind, bar.label, "not measured", *("-",) * (len(COLUMNS) - 3))
 
 
-def _misses(standing: Standing) -> list[tuple[str, ...]]:
+def _misses(standing: Standing) -> list[list[str]]:
     """Return one line for every cell that is below the bar, and one for the mean if it is."""
     bar, device = standing.bar, standing.measured.device
     least = f"{bar.least:.2f}{bar.suffix}"
-    lines = [(bar.kind, least, device, cell.label, f"{cell.ratio:.3f}", cell.rival) for cell in standing.below]
+    lines = [[bar.kind, least, device, cell.label, f"{cell.ratio:.3f}", cell.rival] for cell in standing.below]
     if standing.mean_is_below:
-        lines.append((bar.kind, f"mean {bar.mean:.2f}{bar.suffix}", device, "all", f"{standing.mean:.3f}", "-"))
+        lines.append([bar.kind, f"mean {bar.mean:.2f}{bar.suffix}", device, "all", f"{standing.mean:.3f}", "-"])
     return lines
 
 

@@ -129,8 +129,8 @@ def test_masks_and_alibi_of_both_directions_are_told_apart() -> None:
 def bars_of(tmp_path: Path) -> tuple[Bar, ...]:
     """Return a bar that is met, one that is missed on two devices, and one that nobody measured."""
     write_bench(tmp_path / "x.bench.json", {"tuned": 100.0, "cudnn": 104.0}, {"tuned": 100.0, "cudnn": 99.0})
-    device = {"device": {"name": "NVIDIA H100 80GB HBM3"}, "regime": "sustained"}
-    write_bench(tmp_path / "y.bench.json", {"tuned": 100.0, "cudnn": 98.0}, **device)
+    device = {"name": "NVIDIA H100 80GB HBM3"}
+    write_bench(tmp_path / "y.bench.json", {"tuned": 100.0, "cudnn": 98.0}, device=device, regime="sustained")
     sources = BenchRows(file="y.bench.json"), BenchRows(file="x.bench.json")
     return (
         Bar(what="forward, met", least=0.9, sources=sources[1:]),
