@@ -1,6 +1,6 @@
 """The bars of backwards."""
 
-from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar, benches, tables
+from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, NEWEST_CUDNN, POWER, STEP, Bar, benches, tables
 from blocktune.cli.pages.bars.choices import Chosen, backwards, biased, block_masked, words
 from blocktune.cli.pages.bars.sources import PeerRows, Source
 
@@ -113,6 +113,12 @@ BACKWARDS = (
         least=1.0,
         sources=(*benches("-backward-long.bench.json", backwards(128)), *benches("-long.bench.json", backwards(128))),
         limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
+    ),
+    Bar(
+        what="backward, next to the newest cuDNN",
+        least=1.0,
+        ratio="over cuDNN 9.28",
+        sources=benches(NEWEST_CUDNN, backwards(64, 128, 256), ("cudnn",)),
     ),
 )
 

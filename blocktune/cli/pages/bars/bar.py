@@ -10,6 +10,9 @@ OVER_BEST = "over the best peer"
 DEVICES = ("h200", "h100")
 """As files of results/ begin; the first is the one that the bars are of."""
 
+NEWEST_CUDNN = "-cudnn928.bench.json"
+"""Benches with a newer cuDNN than PyTorch's own."""
+
 POWER = "The card is at its power limit, and its clock moves within one call."
 
 STEP = "[A step at head_dim 128](../kernels/lab_diary.md#a-step-at-head_dim-128)"

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from blocktune.cli.pages.bars.bar import BIASES, EIGHT_BITS, POWER, Bar, benches, tables
+from blocktune.cli.pages.bars.bar import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Bar, benches, tables
 from blocktune.cli.pages.bars.choices import biased, forwards, words
 from blocktune.cli.pages.bars.sources import RIVALS, SHORT, Source
 
@@ -63,6 +63,12 @@ FORWARDS = (
             f"{POWER} In the run of the H100 FlashAttention-3 always followed a contender that draws less power. "
             "[The table](forward.md#long-contexts) has the spread of the rounds."
         ),
+    ),
+    Bar(
+        what="forward, next to the newest cuDNN",
+        least=1.0,
+        ratio="over cuDNN 9.28",
+        sources=benches(NEWEST_CUDNN, forwards(64, 128, 256), ("cudnn",)),
     ),
 )
 
