@@ -1,8 +1,22 @@
 """The bars of backwards."""
 
-from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, NEWEST_CUDNN, POWER, STEP, Bar, benches, tables
+from collections.abc import Collection
+
+from blocktune.cli.pages.bars.bar import (
+    AHEAD,
+    BACKWARD_BIASES,
+    DEVICES,
+    NEWEST_CUDNN,
+    POWER,
+    STEP,
+    Bar,
+    benches,
+    feature_benches,
+    tables,
+)
 from blocktune.cli.pages.bars.choices import Chosen, backwards, biased, block_masked, words
 from blocktune.cli.pages.bars.sources import PeerRows, Source
+from blocktune.cli.pages.recorded.backward_peer_tables import PEERS
 
 PEER_FILES = (
     "-apart.backward-peers.json", "-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json",
@@ -15,19 +29,23 @@ ANY_ORDER, DENSE = "in any order", "dense"
 FIXED_ORDER = backwards(64, 128, 256, features="deterministic")
 
 
-def rows(bench: str, chosen: Chosen) -> tuple[Source, ...]:
-    """Return backwards next to peers on each device, from a bench and from the program."""
-    programs = (PeerRows(file=f"{device}{file}", shapes=chosen) for device in DEVICES for file in PEER_FILES)
-    return (*benches(bench, chosen), *programs)
-
-
-def next_to(rival: str, chosen: Chosen, *, of_share: bool = False) -> tuple[Source, ...]:
-    """Return backwards next to one contender on each device."""
+def programs(chosen: Chosen, rivals: Collection[str] = tuple(PEERS), *, of_share: bool = False) -> tuple[Source, ...]:
+    """Return what the program says of backwards on each device, next to some contenders."""
     return tuple(
-        PeerRows(file=f"{device}{file}", shapes=chosen, rivals=(rival,), of_share=of_share)
+        PeerRows(file=f"{device}{file}", shapes=chosen, rivals=rivals, of_share=of_share)
         for device in DEVICES
         for file in PEER_FILES
     )
+
+
+def rows(bench: str, chosen: Chosen) -> tuple[Source, ...]:
+    """Return backwards next to peers on each device, from a bench and from the program."""
+    return (*benches(bench, chosen), *programs(chosen))
+
+
+def with_features(chosen: Chosen) -> tuple[Source, ...]:
+    """Return backwards with a feature next to peers on each device, from benches and from the program."""
+    return (*feature_benches(chosen), *programs(chosen))
 
 
 def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
@@ -35,9 +53,8 @@ def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     return tables(".backward-biases.table.json", column, rival, words(*wanted))
 
 
-PLAIN, FEATURES, GROUPED, WIDE = (
+PLAIN, GROUPED, WIDE = (
     "-backward.bench.json",
-    "-features.bench.json",
     "-grouped-features.bench.json",
     "-backward-wide.bench.json",
 )
@@ -105,7 +122,7 @@ BACKWARDS = (
     Bar(
         what="backward, lengths that no tile divides",
         least=1.0,
-        sources=rows(FEATURES, backwards(64, 128, ragged=True)),
+        sources=with_features(backwards(64, 128, ragged=True)),
         limit=f"The same step, and masks of the last blocks. {STEP}.",
     ),
     Bar(
@@ -126,22 +143,22 @@ BACKWARD_FEATURES = (
     Bar(
         what="backward, window of 1024",
         least=1.0,
-        sources=rows(FEATURES, backwards(64, 128, features="window=1023:-1")),
+        sources=with_features(backwards(64, 128, features="window=1023:-1")),
         limit=f"What stands between two tiles, and a last round that is half empty. {AHEAD}.",
     ),
-    Bar(what="backward, soft cap", least=1.0, sources=rows(FEATURES, backwards(64, 128, features="softcap"))),
+    Bar(what="backward, soft cap", least=1.0, sources=with_features(backwards(64, 128, features="softcap"))),
     Bar(
         what="backward, deterministic",
         least=1.0,
         ratio="over FA4's deterministic",
-        sources=(*benches(FEATURES, FIXED_ORDER, ("fa4",)), *next_to("flash-attn-4", FIXED_ORDER)),
+        sources=(*feature_benches(FIXED_ORDER, ("fa4",)), *programs(FIXED_ORDER, ("flash-attn-4",))),
         limit=TURNS,
     ),
     Bar(
         what="backward, deterministic",
         least=1 / 1.1,
         ratio="of our rate in any order",
-        sources=next_to(ANY_ORDER, FIXED_ORDER),
+        sources=programs(FIXED_ORDER, (ANY_ORDER,)),
         limit=TURNS,
     ),
     Bar(
@@ -166,7 +183,7 @@ BACKWARD_FEATURES = (
     Bar(
         what="backward, ALiBi and masks",
         least=1.2,
-        sources=benches(FEATURES, biased(backwards)),
+        sources=feature_benches(biased(backwards)),
     ),
     Bar(
         what="backward, ALiBi and masks",
@@ -178,13 +195,13 @@ BACKWARD_FEATURES = (
         what="backward, block masks",
         least=1.0,
         ratio="over FA4",
-        sources=next_to("flash-attn-4", block_masked),
+        sources=programs(block_masked, ("flash-attn-4",)),
     ),
     Bar(
         what="backward, block masks",
         least=0.75,
         ratio="of our rate without the mask, on the pairs that take part",
-        sources=next_to(DENSE, block_masked, of_share=True),
+        sources=programs(block_masked, (DENSE,), of_share=True),
         limit=f"Tiles have few steps, so that what stands between two tiles counts. {AHEAD}.",
     ),
 )

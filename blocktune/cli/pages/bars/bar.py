@@ -10,6 +10,8 @@ OVER_BEST = "over the best peer"
 DEVICES = ("h200", "h100")
 """As files of results/ begin; the first is the one that the bars are of."""
 
+FEATURES = ("-features.bench.json", "-soft-features.bench.json", "-flex-features.bench.json")
+"""Benches of features: those with FlexAttention, which takes long to compile, stand last."""
 NEWEST_CUDNN = "-cudnn928.bench.json"
 """Benches with a newer cuDNN than PyTorch's own."""
 
@@ -71,6 +73,11 @@ class Topic:
 def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
     """Return the bench of each device with a suffix, next to some contenders."""
     return tuple(BenchRows(file=f"{device}{suffix}", shapes=chosen, rivals=rivals) for device in DEVICES)
+
+
+def feature_benches(chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
+    """Return all benches of features of each device, next to some contenders."""
+    return tuple(source for suffix in FEATURES for source in benches(suffix, chosen, rivals))
 
 
 def tables(

@@ -1,20 +1,10 @@
 """The bars of forwards."""
 
-from collections.abc import Collection
-
-from blocktune.cli.pages.bars.bar import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Bar, benches, tables
+from blocktune.cli.pages.bars.bar import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Bar, benches, feature_benches, tables
 from blocktune.cli.pages.bars.choices import biased, forwards, words
-from blocktune.cli.pages.bars.sources import RIVALS, SHORT, Source
+from blocktune.cli.pages.bars.sources import SHORT, Source
 
-FEATURES = "-features.bench.json"
-SOFT = "-soft-features.bench.json"
 GROUPED = "-grouped-features.bench.json"
-
-
-def soft(features: str, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
-    """Return soft caps or windows of each device, which a bench of their own has or that of all features."""
-    chosen = forwards(64, 128, features=features)
-    return (*benches(SOFT, chosen, rivals), *benches(FEATURES, chosen, rivals))
 
 
 def in_8_bits(*dims: int, rival: str, column: str) -> tuple[Source, ...]:
@@ -77,18 +67,18 @@ CAPPED_FORWARDS = (
         what="forward, soft cap",
         least=1.0,
         ratio="over FA3",
-        sources=soft("softcap", ("fa3",)),
+        sources=feature_benches(forwards(64, 128, features="softcap"), ("fa3",)),
     ),
     Bar(
         what="forward, soft cap",
         least=1.3,
         ratio="over FA4",
-        sources=soft("softcap", ("fa4",)),
+        sources=feature_benches(forwards(64, 128, features="softcap"), ("fa4",)),
     ),
     Bar(
         what="forward, window of 1024",
         least=1.0,
-        sources=soft("window=1023:-1"),
+        sources=feature_benches(forwards(64, 128, features="window=1023:-1")),
     ),
 )
 
@@ -150,7 +140,7 @@ BIASED_FORWARDS = (
     Bar(
         what="forward, ALiBi and masks",
         least=1.2,
-        sources=benches(FEATURES, biased(forwards)),
+        sources=feature_benches(biased(forwards)),
     ),
     Bar(
         what="forward, ALiBi and masks",
