@@ -8,8 +8,6 @@ from blocktune.cli.pages.bars.bar import DEVICES, Bar
 from blocktune.cli.pages.bars.cells import Cell, Measurement, merged
 from blocktune.cli.tune.bench import geometric_mean
 
-SUSTAINED = ", sustained"
-
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -57,5 +55,5 @@ def standings(bars: Sequence[Bar], results: Path) -> list[Standing]:
 
 
 def _rank(device: str) -> tuple[int, str]:
-    model, _, _ = device.partition(SUSTAINED)
+    model, *_ = device.split(",")  # behind which the regime stands
     return DEVICES.index(model.lower()), device

@@ -120,12 +120,9 @@ def _misses(standing: Standing) -> list[list[str]]:
 
 
 def _reasons(found: Sequence[Standing]) -> list[tuple[str, str]]:
-    """Return what limits each kind that is below a bar, each once."""
-    reasons: dict[str, str] = {}
-    for each in found:
-        if not each.is_met:
-            reasons.setdefault(each.bar.kind, each.bar.limit or NOT_PROFILED)
-    return list(reasons.items())
+    """Return what limits what is below its bar, each reason once."""
+    missed = (each.bar for each in found if not each.is_met)
+    return list(dict.fromkeys((bar.kind, bar.limit or NOT_PROFILED) for bar in missed))
 
 
 def _files(results: Path) -> str:
