@@ -132,11 +132,6 @@ class FlashBackwardHopper(AttentionKernel):
                 f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
                 f"but got {config.block_n}.",
             )
-        if has_halves(shape) and own["named_barriers"]:
-            return (
-                f"`named_barriers` 0 of {self.name} must hold for {keys_of_block(shape)} keys of heads wider than 128, "
-                f"but got {own['named_barriers']}.",
-            )
         if is_wide(shape) and own["named_barriers"] & 2:
             return (
                 f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "

@@ -29,7 +29,7 @@ BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them, unless `has_halves`."""
-MIN_HALVED_TILES = 768
+MIN_HALVED_TILES = 1
 """Tiles of 128 keys from which on a diagonal is faster with them than with 64: fewer lose more at the launch's end."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""

@@ -12,8 +12,8 @@ What makes it fast, and is easily lost when the code changes:
 2. A step never has more than 48 accumulators next to the gradients. Otherwise ptxas runs the products one by one
    (C7512): half a panel of dQ is in flight with S, a whole one with dV, and dS is computed from 16-bit P, which is
    unpacked after a wait (`pin_pairs`). S of the next step is not issued ahead, which would take 16 registers more.
-3. No step has a branch: in a tile's first one dQ belongs to `NOWHERE`, and the copy engine leaves out what lies outside
-   the sums. Behind a branch every warp would wait for its warpgroup once more.
+3. The first step of a tile, which has no dQ of a step before it, computes one all the same and leaves out the addition
+   alone: behind a longer branch every warp would wait for its warpgroup once more.
 4. Q and dO of a step are released together.
 
 Barriers. A warpgroup writes dS of step j + 1 where that of step j - 1 was, which both have read: it has seen the other
@@ -49,11 +49,6 @@ from blocktune.kernels.hopper.common.slots import receive
 
 # mypy: disable-error-code="assignment,var-annotated"
 
-SUMS = gl.constexpr(3 * 64)
-"""Rows of 64 sums that dq of 64 queries has."""
-NOWHERE = gl.constexpr(-3 * 64)
-"""Stands for the place of dq in the sums where there is none yet."""
-
 
 @gluon.jit
 def product_of_half(a, b, slot, acc, W: gl.constexpr, FOLD: gl.constexpr):
@@ -88,7 +83,8 @@ def give_half(dq, memory, dq_desc, place, W: gl.constexpr):
     room = memory.dq.index(W).slice(0, 32, dim=0)
     room.store(x)
     fence_async_shared()
-    add_out(dq_desc, [place + (2 + W) * 32, 0], room)
+    if place >= 0:
+        add_out(dq_desc, [place + (2 + W) * 32, 0], room)
 
 
 @gluon.jit
@@ -99,8 +95,9 @@ def give_whole(dq, memory, dq_desc, place, W: gl.constexpr):
     tma.store_wait(0)
     memory.dq.index(W).store(x)
     fence_async_shared()
-    for half in gl.static_range(2):
-        add_out(dq_desc, [place + (4 * W + half) * 32, 0], memory.dq.index(W).slice(half * 32, 32, dim=0))
+    if place >= 0:
+        for half in gl.static_range(2):
+            add_out(dq_desc, [place + (4 * W + half) * 32, 0], memory.dq.index(W).slice(half * 32, 32, dim=0))
 
 
 @gluon.jit
@@ -112,7 +109,7 @@ def pin_pairs(x):
 @gluon.jit
 def await_ds(memory, slot, phase, place, W: gl.constexpr, NAMED: gl.constexpr):
     """Until dS of the step before the one in `slot` is written, whose dQ belongs to `place`."""
-    if place != NOWHERE:
+    if place >= 0:
         wait_ds(memory.exchanged, slot ^ 1, phase ^ slot ^ 1, W, NAMED)
 
 
@@ -171,7 +168,7 @@ def step_of_half(
     dk = warpgroup_mma_wait(0, deps=accumulate(dk, gl.convert_layout(ds, P_L), memory.q, slot, 3))
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
-    return dk, (v0, v1), slot, phase, (row + m) // 64 * SUMS
+    return dk, (v0, v1), slot, phase, (row + m) * memory.k.shape[0]
 
 
 @gluon.jit
@@ -249,7 +246,7 @@ def consumer_of_half(
         dv = (zeros, zeros)
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
-        before = NOWHERE + 0
+        before = -1
         for member in range(sizes.group_size):
             row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
             own = Steps(
@@ -270,8 +267,9 @@ def consumer_of_half(
             number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
         else:
             number = key_tiles * sizes.batch_heads
+        tma.store_wait(0)
         for panel in gl.static_range(2):
-            give_gradient(dv[panel], dv_desc, tile, key, staging, panel, panel, FORM)
+            give_gradient(dv[panel], dv_desc, tile, key, staging.index(1 - panel), panel, FORM)
         for panel in gl.static_range(3):
-            give_gradient(dk[panel] * scale, dk_desc, tile, key, staging, panel + 2, panel, FORM)
+            give_gradient(dk[panel] * scale, dk_desc, tile, key, staging.index(1 - panel % 2), panel, FORM)
     tma.store_wait(0)

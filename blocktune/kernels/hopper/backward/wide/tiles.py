@@ -55,16 +55,11 @@ def row_of_head(tile, member, sizes, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
 
 
 @gluon.jit
-def give_gradient(gradient, desc, tile, key, staging, number: gl.constexpr, panel: gl.constexpr, FORM: gl.constexpr):
-    """Has a panel of dK or dV of 64 keys from `key` on leave from one of two places in memory, which take turns.
-
-    number: of the panel among those that leave from here.
-    """
-    if number != 1:
-        tma.store_wait(1 if number > 1 else 0)
-    half = staging.index(number % 2)
-    half.store(gradient.to(staging.dtype))
+def give_gradient(gradient, desc, tile, key, place, panel: gl.constexpr, FORM: gl.constexpr):
+    """Has a panel of dK or dV of 64 keys from `key` on leave from a place in memory that the last but one left from."""
+    tma.store_wait(1)
+    place.store(gradient.to(place.dtype))
     fence_async_shared()
     copy_rows_out(
-        desc, tile.entry, tile.head, key, panel * 64, tile.begin_k, tile.bounds.keys, as_block(desc, half), FORM
+        desc, tile.entry, tile.head, key, panel * 64, tile.begin_k, tile.bounds.keys, as_block(desc, place), FORM
     )  # fmt: skip

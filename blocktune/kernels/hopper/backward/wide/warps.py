@@ -168,11 +168,12 @@ def wide_consumer(
             number = key_tiles * sizes.batch_heads
         if is_ordered(FORM):
             await_last(memory, parity, W)
+        tma.store_wait(0)
         for panel in gl.static_range(OWN_PANELS):
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
-            give_gradient(gradient, gradient_desc, tile, tile.n0, staging, panel, panel, FORM)
+            give_gradient(gradient, gradient_desc, tile, tile.n0, staging.index(panel % 2), panel, FORM)
     tma.store_wait(0)
 
 
