@@ -29,8 +29,9 @@ BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them, unless `has_halves`."""
-MIN_HALVED_TILES = 1
-"""Tiles of 128 keys from which on a diagonal is faster with them than with 64: fewer lose more at the launch's end."""
+MIN_HALVED_TILES = 67
+"""Tiles of 128 keys from which on they are taken: up to half as many as multiprocessors leave some of them idle, which
+tiles of 64 keys do not."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -99,8 +100,7 @@ def has_halves(shape: AttentionShape) -> bool:
         return False
     if features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE:
         return False
-    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch
-    return not is_bounded(shape) or tiles >= MIN_HALVED_TILES
+    return -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch >= MIN_HALVED_TILES
 
 
 def keys_of_block(shape: AttentionShape) -> int:
