@@ -313,6 +313,7 @@ STAND_INS: dict[str, Any] = {
     "reinterpret": reinterpret,
     "is_within": lambda distances, most: (distances >= 0) & (distances <= most),
     "pin": lambda x: x,
+    "pin_pairs": lambda x: x,
     "tanh": torch.tanh,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,

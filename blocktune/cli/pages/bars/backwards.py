@@ -103,12 +103,6 @@ BACKWARDS = (
         what="backward, keys of 192 and values of 128 columns",
         least=1.0,
         sources=benches(GROUPED, backwards(192, narrow=True)),
-        limit=(
-            "Warps wait for loads and for each other's dS in every step "
-            "([counters](../kernels/backward.md#what-limits-it)), and no registers are left to issue the next scores "
-            "meanwhile ([what was tried]"
-            "(../kernels/lab_diary.md#keys-of-192-and-values-of-128-columns))."
-        ),
     ),
     Bar(
         what="backward, 192 columns",
@@ -116,7 +110,7 @@ BACKWARDS = (
         sources=rows(PLAIN, backwards(192)),
         limit=(
             "Warps wait for each other and for loads, and the L2 is busier than FlashAttention-4's ([counters]"
-            "(../kernels/backward.md#what-limits-it))."
+            "(../kernels/backward.md#what-limits-it)): 64 keys, whose gradients fill both warpgroups, add to dq more often."
         ),
     ),
     Bar(
@@ -159,7 +153,10 @@ BACKWARD_FEATURES = (
         least=1 / 1.1,
         ratio="of our rate in any order",
         sources=programs(FIXED_ORDER, (ANY_ORDER,)),
-        limit=TURNS,
+        limit=(
+            f"{TURNS} At 256 columns the longest tiles at the end take 6 %, and the two warps that add 10 % ([measured]"
+            "(../kernels/lab_diary.md#a-fixed-order-of-256-columns))."
+        ),
     ),
     Bar(
         what="backward, ALiBi",
