@@ -1,7 +1,7 @@
 """A kernel that only reads the keys and values of a decoding, in Gluon: what `flash_decode_hopper` cannot go below.
 
-Its blocks are those of the decoding and load the same words in the same order, a tile ahead. Nothing is computed, shared
-or merged.
+Its blocks are those of the decoding and load the same words in the same order, a tile ahead. Nothing is computed,
+shared or merged.
 """
 
 import functools

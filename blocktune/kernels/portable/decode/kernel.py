@@ -74,21 +74,17 @@ class FlashDecode(AttentionKernel):
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the
-        hardware for it, and a pair is two splits."""
+        hardware for it, beside which pairs were measured, and a pair is two splits."""
         problems = super().rule_violations(config, shape, limits)
-        if problems:
-            return problems
-        if config.parameters["overlap"] == EARLY and limits.cc < OVERLAPPING_CC:
+        overlap, splits = config.parameters["overlap"], config.parameters["splits"]
+        if not problems and overlap and limits.cc < OVERLAPPING_CC:
             return (
-                f"`overlap` 1 of {self.name} needs programmatic dependent launch (compute capability 9.0), but got "
-                f"{limits.name}. Take overlap 0.",
+                f"`overlap` {overlap} of {self.name} needs programmatic dependent launch (compute capability 9.0), but "
+                f"got {limits.name}. Take overlap 0.",
             )
-        if is_paired(config) and config.parameters["splits"] != 2:
-            return (
-                f"`overlap` 2 of {self.name} merges two splits, but got {config.parameters['splits']}. Take overlap 0 "
-                "or 1.",
-            )
-        return ()
+        if not problems and is_paired(config) and splits != 2:
+            return (f"`overlap` 2 of {self.name} merges two splits, but got {splits}. Take overlap 0 or 1.",)
+        return problems
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         problem = self._queries_problem(shape)
@@ -153,9 +149,7 @@ class FlashDecode(AttentionKernel):
         return default_decode_config(self, shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(
-            merge_overlaps=config.parameters["overlap"] == EARLY, merges_inside=is_paired(config)
-        )
+        return SoftmaxCost(merge_overlaps=config.parameters["overlap"] == EARLY, merges_inside=is_paired(config))
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)

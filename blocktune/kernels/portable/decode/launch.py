@@ -137,8 +137,18 @@ def _leading_with_counters(
     if not counters:
         return *leading(workspace, q, k, v, out, lse, scale, extras), None
     found = leading(0, q, k, v, out, lse, scale, extras)
-    work, zeros = scratch(q.device, counters, workspace)
+    work, zeros = _pair_memory(q.device, counters, workspace)
     return *found[:WORK], work, *found[WORK + 1 :], zeros
+
+
+def _pair_memory(device: Any, counters: int, workspace: int) -> tuple[Any, Any]:
+    """Return the workspace and the counters of pairs: those of the stream, and new ones on a CPU, where Triton's
+    interpreter runs."""
+    if device.type == "cuda":
+        return scratch(device, counters, workspace)
+    import torch
+
+    return torch.empty(workspace, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
 
 
 def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:

@@ -227,9 +227,9 @@ def flash_decode_kernel(
 
     Q [batch, num_heads, seqlen_q, HEAD_DIM]; K and V [batch, num_heads_kv, seqlen_k, HEAD_DIM(_V)], or [pages,
     num_heads_kv, PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q]
-    or None. Work: the workspace, None with one split, which writes Out itself. Counter int32: a zero for each x, which
-    is zero again at the end, if PAIRED: the later program of two splits merges; else None. Lengths int32 [batch] or None: all have
+    or None. Work: the workspace, None with one split, which writes Out itself. Lengths int32 [batch] or None: all have
     seqlen_k keys. Tree int32 [batch, seqlen_q, WORDS], with WORDS 0 none. Slopes float32 [.., num_heads] or None.
+    Counter: zeros, one for each x, and zeros at the end, if PAIRED: of two splits the later program merges; else None.
     cap_log2: the soft cap times log2(e). Key j is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right
     (RIGHT), where d is 0 (FROM_START) or length - seqlen_q. OVERLAP: once all programs run, those of the merge may be
     placed beside them.
