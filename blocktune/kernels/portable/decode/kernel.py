@@ -74,7 +74,7 @@ class FlashDecode(AttentionKernel):
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the
-        hardware for it, beside which pairs were measured, and a pair is two splits."""
+        hardware for it, on which alone pairs were measured, and a pair is two splits."""
         problems = super().rule_violations(config, shape, limits)
         overlap, splits = config.parameters["overlap"], config.parameters["splits"]
         if not problems and overlap and limits.cc < OVERLAPPING_CC:
