@@ -81,13 +81,6 @@ def tree_bits(low, high, drafts):
 
 
 @triton.jit
-def head_in_group(packed, seqlen_q):
-    """packed // seqlen_q for packed rows [BLOCK_M], which are fewer than 2^20: one multiplication a row, where a
-    division of integers takes twenty instructions before the queries can be loaded."""
-    return ((packed.to(tl.float32) + 0.5) * (1.0 / seqlen_q.to(tl.float32))).to(tl.int32)
-
-
-@triton.jit
 def decode_split(
     q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
     length, seqlen_q, diagonal, left, right, scale_log2, cap_log2,
@@ -241,9 +234,8 @@ def flash_decode_kernel(
     head_kv = (batch_head % num_heads_kv).to(tl.int64)
     packed = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = packed < group_size * seqlen_q
-    in_group = head_in_group(packed, seqlen_q)
-    heads = head_kv * group_size + in_group
-    rows = packed - in_group * seqlen_q
+    heads = head_kv * group_size + packed // seqlen_q
+    rows = packed % seqlen_q
     length = seqlen_k
     if Lengths is not None:
         length = tl.minimum(tl.load(Lengths + batch), seqlen_k)

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
-from blocktune.kernels.portable.decode.tiles import head_in_group
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import Causal
@@ -21,7 +18,7 @@ from tests.kernels.portable.decode.test_flash_decode import (
     run,
     shape_of,
 )
-from tests.support.triton_modes import DEVICE, runs
+from tests.support.triton_modes import runs
 
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.
 pytestmark = [
@@ -96,18 +93,3 @@ def test_in_a_graph_beside_its_stream() -> None:
     wanted, _ = expected(case)
     for out in outs:
         assert (out.double() - wanted).norm() <= TOLERANCE["bfloat16"] * wanted.norm()
-
-
-@triton.jit(do_not_specialize=["seqlen_q"])
-def heads_kernel(Out, seqlen_q, ROWS: tl.constexpr):
-    rows = tl.arange(0, ROWS)
-    tl.store(Out + rows, head_in_group(rows, seqlen_q))
-
-
-@runs
-@pytest.mark.parametrize("seqlen_q", [1, 2, 3, 7, 32, 63, 64, 100, 255, 256])
-def test_rows_find_their_head(seqlen_q: int) -> None:
-    rows = 1 << 15
-    found = torch.empty(rows, dtype=torch.int32, device=DEVICE)
-    heads_kernel[(1,)](found, seqlen_q, rows)
-    assert torch.equal(found.cpu(), torch.arange(rows, dtype=torch.int32) // seqlen_q)
