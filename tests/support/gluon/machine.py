@@ -310,7 +310,7 @@ STAND_INS: dict[str, Any] = {
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
-    "is_within": lambda distances, most: (distances >= 0) & (distances <= most),
+    "is_within": lambda distances, count: (distances >= 0) & (distances < count),
     "pin": lambda x: x,
     "tanh": torch.tanh,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),

@@ -15,15 +15,15 @@ def bits(*words):
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
     order = (
-        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
     )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK = (
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT = (
     bits(word)
     for word in (
-        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
     )
 )  # fmt: skip
 """The bits of FORM on the host."""
@@ -132,9 +132,9 @@ def is_listed(form):
 
 @gluon.constexpr_function
 def has_short_walks(form):
-    """Whether tiles are so short, under a window or a block mask, that it pays to end one while the next one begins;
-    not in a fixed order, where that spills."""
-    return form & bits("lower", "listed") != 0 and not is_ordered(form)
+    """Whether tiles are so short, under a window, a block mask or a short diagonal, that it pays to end one while the
+    next one begins; not in a fixed order, where that spills."""
+    return form & bits("lower", "listed", "short") != 0 and not is_ordered(form)
 
 
 @gluon.constexpr_function
