@@ -17,8 +17,8 @@ from triton.experimental.gluon import language as gl
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
     goes_back,
+    has_diagonal_and_ends,
     has_edge,
-    has_last_masks,
     has_lower,
     has_moving_bounds,
     has_tail,
@@ -217,46 +217,51 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 
 @gluon.jit
 def is_within(distances, count):
-    """Whether 0 <= distances < count, by one unsigned comparison."""
+    """Whether 0 <= distances < count, by one unsigned comparison: of two ptxas packs predicates into registers."""
     return distances.to(gl.uint32, bitcast=True) < count.to(gl.uint32, bitcast=True)
 
 
 @gluon.jit
-def queries_that_see(keys, hidden_from, bounds, FORM: gl.constexpr):
-    """(begin, end) of the queries that see each key; none see those that are not before `hidden_from`. Where a walk has
-    no last masks, `end` says nothing."""
-    begin = keys * 0
-    end = begin + bounds.queries
-    if has_upper(FORM):
-        begin = keys - bounds.upper
-    if has_lower(FORM):
-        end = gl.minimum(end, keys - bounds.lower + 1)
-    if has_edge(FORM):
-        begin = gl.where(keys < hidden_from, begin, 1 << 30)  # past any query
-    return begin, end
+def keep_under_diagonal(p, queries, keys, first_hidden, bounds):
+    """`keep_seen` with a diagonal and both lengths ragged: a key is seen by queries from its diagonal to the last one.
+
+    A thread has two keys and sixteen queries, so that numbers of a key cost least. With a comparison for each bound
+    ptxas leaves no registers to issue dP ahead of the probabilities.
+    """
+    # [KEYS]
+    begin = keys - bounds.upper
+    end = gl.where(keys < first_hidden, bounds.queries, begin)
+    count = gl.maximum(end - begin, 0)
+    # [KEYS, BLOCK_M]
+    return gl.where(is_within(queries[None, :] - begin[:, None], count[:, None]), p, 0.0)
 
 
 @gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
-    """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was.
-
-    A thread has two keys and sixteen queries: what a pair is compared with belongs to its key. With a comparison for
-    each bound, ptxas issues dP behind the probabilities for lack of registers.
-    """
+    """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
     KEYS: gl.constexpr = p.shape[0]
-    hidden_from = bounds.keys
+    first_hidden = bounds.keys
     if is_listed(FORM):
-        hidden_from = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, hidden_from)
-    # [KEYS] and [BLOCK_M]
-    keys = key + gl.arange(0, KEYS, gl.SliceLayout(1, S_L))
+        first_hidden = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, first_hidden)
+    # [BLOCK_M] and [KEYS]
     queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
-    begin, end = queries_that_see(keys, hidden_from, bounds, FORM)
+    keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
-    if has_last_masks(FORM):
-        count = gl.maximum(end - begin, 0)
-        return gl.where(is_within(queries[None, :] - begin[:, None], count[:, None]), p, 0.0)
+    if has_diagonal_and_ends(FORM):
+        p = keep_under_diagonal(p, queries, keys, first_hidden, bounds)
     else:
-        return gl.where(queries[None, :] >= begin[:, None], p, 0.0)
+        if has_upper(FORM) and has_lower(FORM):
+            count = bounds.upper - bounds.lower + 1
+            p = gl.where(is_within(keys[:, None] - (queries + bounds.lower)[None, :], count), p, 0.0)
+        elif has_upper(FORM):
+            p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
+        elif has_lower(FORM):
+            p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
+        if has_edge(FORM):
+            p = gl.where((keys < first_hidden)[:, None], p, 0.0)
+        if has_tail(FORM):
+            p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
+    return p
 
 
 # ---- copies
