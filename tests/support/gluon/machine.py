@@ -311,6 +311,7 @@ STAND_INS: dict[str, Any] = {
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
     "is_within": lambda distances, count: (distances >= 0) & (distances < count),
+    "prefetch": lambda place, size: None,
     "pin": lambda x: x,
     "tanh": torch.tanh,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),

@@ -103,8 +103,10 @@ class MaskPass:
         rows = turned(mask)
         laid = LaidMask.of(rows)
         tiles = laid.programs * laid.tile, torch.int32 if laid.boolean else mask.dtype
-        step = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(rows, seen_by_keys(bounds)), MASK_OPTIONS, pins=pins)
-        return cls((step,), tiles, (*laid.strides(rows), int(rows.stride(3) != 0)))
+        moves = rows.stride(3) != 0
+        arguments = laid.arguments(rows, seen_by_keys(bounds) if moves else (None, None))
+        step = Step(lay_out_mask_kernel, (laid.programs,), arguments, MASK_OPTIONS, pins=pins)
+        return cls((step,), tiles, (*laid.strides(rows), int(moves)))
 
 
 NO_MASK = MaskPass((), None, (None,) * 4)
