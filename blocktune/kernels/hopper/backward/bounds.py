@@ -28,6 +28,7 @@ from blocktune.kernels.hopper.backward.form import (
     is_ordered,
     is_packed,
     is_rotated,
+    tiles_together,
 )
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
@@ -69,8 +70,11 @@ def places_of(first, low, high, end, FORM: gl.constexpr):
 @gluon.jit
 def rotated(place, n0, low, high, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """The place of the walk that a tile of keys from n0 on has at `place`. Where tiles would add dQ of the same queries
-    at the same time, each begins its part without masks, from low to high, with queries of its own."""
+    at the same time, each begins its part without masks, from low to high, with queries of its own, or of a few."""
     if is_rotated(CAUSAL, FORM):
+        APART: gl.constexpr = 128 * tiles_together(FORM)
+        if APART > 128:
+            n0 = n0 // APART * APART
         moved = place + n0 % gl.maximum(high - low, 1)
         moved = gl.where(moved < high, moved, moved - (high - low))
         return gl.where((place >= low) & (place < high), moved, place)

@@ -1,8 +1,8 @@
 """What a launch of the Hopper backward has, as two numbers that are known at compile time: FORM and NAMED.
 
-FORM is 0 or `SHORT` in the plain form: 128 divides both lengths, and nothing is masked but the diagonal of equal
-lengths. In every other one it is a sum of bits, `GENERAL` among them. NAMED says which of the warpgroups' barriers are
-the hardware's named ones.
+In the plain form FORM is 0, or has `SHORT` and `TOGETHER` alone: 128 divides both lengths, and nothing is masked but
+the diagonal of equal lengths. In every other one it is a sum of bits, `GENERAL` among them. NAMED says which of the
+warpgroups' barriers are the hardware's named ones.
 """
 
 from triton.experimental import gluon
@@ -16,14 +16,16 @@ def bits(*words):
     """
     order = (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
+        "together",
     )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT = (
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT, TOGETHER = (
     bits(word)
     for word in (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
+        "together",
     )
 )  # fmt: skip
 """The bits of FORM on the host."""
@@ -97,6 +99,12 @@ def ends_masked(form):
 def is_rotated(causal, form):
     """Whether walks would take the same blocks of queries at the same time: then each tile begins with another one."""
     return not causal and form & bits("upper", "lower", "ordered", "listed") == 0
+
+
+@gluon.constexpr_function
+def tiles_together(form):
+    """How many tiles of a head begin with the same queries where walks are rotated."""
+    return 8 if form & bits("together") else 1
 
 
 @gluon.constexpr_function

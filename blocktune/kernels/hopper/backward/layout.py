@@ -16,8 +16,10 @@ from blocktune.kernels.hopper.backward.form import (
     SHORT,
     SOFTCAP,
     TAIL,
+    TOGETHER,
     UPPER,
     adds_apart,
+    is_rotated,
 )
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
@@ -202,8 +204,14 @@ def is_short(shape: AttentionShape) -> bool:
 
 def form_of(shape: AttentionShape) -> int:
     """Return `FORM` of the device code."""
-    if is_plain(shape):
-        return SHORT if is_short(shape) else 0
+    form = SHORT if is_short(shape) else 0
+    form |= 0 if is_plain(shape) else _general_form(shape)
+    grouped = width_of(shape) == 128 and shape.group_size > 1
+    return form | (TOGETHER if grouped and is_rotated(shape.causal is not Causal.NONE, form) else 0)
+
+
+def _general_form(shape: AttentionShape) -> int:
+    """Return the bits of another form than the plain one."""
     features, (left, _right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
     bounded, listed = is_bounded(shape), is_listed(shape)
     has_diagonal = bounded or left != UNLIMITED or features.alibi
@@ -218,7 +226,6 @@ def form_of(shape: AttentionShape) -> int:
         PACKED: features.varlen,
         LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
-        SHORT: is_short(shape),
         GENERAL: True,
     }
     return sum(bit for bit, wanted in bits.items() if wanted)
