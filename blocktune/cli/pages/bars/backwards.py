@@ -110,7 +110,8 @@ BACKWARDS = (
         sources=rows(PLAIN, backwards(192)),
         limit=(
             "Warps wait for each other and for loads, and the L2 is busier than FlashAttention-4's ([counters]"
-            "(../kernels/backward.md#what-limits-it)): 64 keys, whose gradients fill both warpgroups, add to dq more often."
+            "(../kernels/backward.md#what-limits-it)): 64 keys, whose gradients fill both warpgroups, add to dq more "
+            "often."
         ),
     ),
     Bar(
