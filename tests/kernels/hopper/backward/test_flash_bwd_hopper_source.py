@@ -137,7 +137,7 @@ def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
     """A mask as the launch before lays it out with keys as rows, and where the kernel finds it."""
     if mask is None:
         return None, *NO_MASK.place
-    return laid_out(turned(mask)), *MaskPass.of(mask, pins=False).place
+    return laid_out(turned(mask)), *MaskPass.of(mask, (None, None), pins=False).place
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
