@@ -8,12 +8,12 @@ a half for each warpgroup.
 What makes it fast, and is easily lost when the code changes:
 
 1. dQ of a step is computed in the next one. There is room for dS of two steps, so that neither warpgroup waits for the
-   other one unless that is a step behind: while one computes a softmax, the products of the other run.
+   other one unless that one is a step late: while one computes a softmax, the products of the other run.
 2. A step never has more than 48 accumulators next to the gradients. Otherwise ptxas runs the products one by one
    (C7512): half a panel of dQ is in flight with S, a whole one with dV, and dS is computed from 16-bit P, which is
    unpacked after a wait (`pin_pairs`). S of the next step is not issued ahead, which would take 16 registers more.
 3. The first step of a tile, which has no dQ of a step before it, computes one all the same and leaves out the addition
-   alone: behind a longer branch every warp would wait for its warpgroup once more.
+   alone: after a longer branch every warp would wait for its warpgroup once more.
 4. Q and dO of a step are released together.
 
 Barriers. A warpgroup writes dS of step j + 1 where that of step j - 1 was, which both have read: it has seen the other
