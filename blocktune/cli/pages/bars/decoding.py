@@ -33,12 +33,14 @@ DECODING = (
             lambda cells: cells[1] != "contiguous",
             ("batch", "page"),
         ),
+        limit=f"The number of the first page is one more load before the first key. {BATCH_1}.",
     ),
     Bar(
         what="decoding, batch 1, 8192 keys",
         least=1.5,
         sources=benches("-decode.bench.json", _one_long_query),
-        limit=f"The launch and the wait for the first bytes; the bar would leave no time for the merge. {BATCH_1}.",
+        limit="The launch and the wait for the first bytes; after reading alone the bar leaves less time than the merge "
+        f"takes. {BATCH_1}.",
     ),
     Bar(
         what="decoding, 8-bit caches, batch 8 and 64",
