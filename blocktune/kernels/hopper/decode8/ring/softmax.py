@@ -15,6 +15,7 @@ HEIGHT = gl.constexpr(7.0)
 """log2 of what the largest number of a row is when its reference moves: float16 has 2^-14 and 2^15 around it."""
 LIMIT = gl.constexpr(15.0)
 """log2 of what none may exceed."""
+GREATEST = gl.constexpr("redux.sync.max.s32 $0, $1, 0xffffffff;")
 
 
 @gluon.constexpr_function
@@ -28,10 +29,8 @@ def everyone_layout(warps):
 @gluon.jit
 def greatest_of_warp(x):
     """The greatest number >= 0 of a warp whose threads have one each, in all of them."""
-    greatest = gl.inline_asm_elementwise(
-        "redux.sync.max.s32 $0, $1, 0xffffffff;", "=r,r", [x.to(gl.int32, bitcast=True)], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
+    bits = x.to(gl.int32, bitcast=True)
+    greatest = gl.inline_asm_elementwise(GREATEST, "=r,r", [bits], dtype=gl.int32, is_pure=False, pack=1)
     return greatest.to(gl.float32, bitcast=True)
 
 
