@@ -47,10 +47,23 @@ def copy_layout(warps, words):
     return gl.BlockedLayout([1, 4], [128 // words, words // 4], [warps, 1], [1, 0])
 
 
+@gluon.constexpr_function
+def key_memory():
+    """Of the words of keys. Eight threads load 64 bytes each of two keys at one time: these halves of rows are swizzled
+    against each other."""
+    return gl.SwizzledSharedLayout(16, 1, 2, [1, 0])
+
+
+@gluon.constexpr_function
+def value_memory():
+    """Of the words of values. A warp loads two times 16 bytes of four keys at one time, which are every other one."""
+    return gl.SwizzledSharedLayout(4, 1, 8, [1, 0])
+
+
 @gluon.jit
-def new_words(STAGES: gl.constexpr, KEYS: gl.constexpr, WORDS: gl.constexpr):
+def new_words(STAGES: gl.constexpr, KEYS: gl.constexpr, WORDS: gl.constexpr, LAYOUT: gl.constexpr):
     """Memory for the words of as many tiles."""
-    return gl.allocate_shared_memory(gl.int32, [STAGES, KEYS, WORDS], gl.SwizzledSharedLayout(4, 1, 8, [1, 0]))
+    return gl.allocate_shared_memory(gl.int32, [STAGES, KEYS, WORDS], LAYOUT)
 
 
 @gluon.jit
@@ -63,7 +76,7 @@ def new_scales(STAGES: gl.constexpr, KEYS: gl.constexpr):
 def read_keys(cache, tile, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
     """[KEYS]: the keys that are read for those of a tile: instead of what lies behind the last key, which may be NaN
     that no probability of zero would undo, that key is read again."""
-    return gl.minimum(tile * KEYS + gl.arange(0, KEYS, LAYOUT), cache.stop_key - 1)
+    return gl.maximum(gl.minimum(tile * KEYS + gl.arange(0, KEYS, LAYOUT), cache.stop_key - 1), 0)
 
 
 @gluon.jit

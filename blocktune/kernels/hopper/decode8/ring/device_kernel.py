@@ -21,9 +21,11 @@ from blocktune.kernels.hopper.decode8.ring.copies import (
     Ring,
     copy_layout,
     copy_tile,
+    key_memory,
     load_pages,
     new_scales,
     new_words,
+    value_memory,
 )
 from blocktune.kernels.hopper.decode8.ring.operands import (
     column_of,
@@ -35,7 +37,7 @@ from blocktune.kernels.hopper.decode8.ring.operands import (
     values_of,
 )
 from blocktune.kernels.hopper.decode8.ring.results import store_share
-from blocktune.kernels.hopper.decode8.ring.softmax import any_above, raised, thread_sums
+from blocktune.kernels.hopper.decode8.ring.softmax import announce, any_above, raised, thread_sums
 from blocktune.kernels.hopper.decode8.tiles import in_range, magnitude_log2, scales_of_head
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES
 
@@ -133,8 +135,8 @@ def flash_decode8_ring_kernel(
         stop_key=stop_key,
     )
     ring = Ring(
-        k=new_words(STAGES, KEYS, WIDTH // 4),
-        v=new_words(STAGES, KEYS, WIDTH // 4),
+        k=new_words(STAGES, KEYS, WIDTH // 4, key_memory()),
+        v=new_words(STAGES, KEYS, WIDTH // 4, value_memory()),
         k_scales=new_scales(STAGES, KEYS) if OF_TOKENS else None,
         v_scales=new_scales(STAGES, KEYS) if OF_TOKENS else None,
     )
@@ -143,14 +145,14 @@ def flash_decode8_ring_kernel(
         copy_tile(ring, ahead, cache, first + ahead, pages, PAGE_SIZE, COPIES)
         pages = load_pages(cache, first + ahead + 1, PAGE_SIZE, KEYS, gl.SliceLayout(1, COPIES))
 
-    # [ROWS, WIDTH] and, of the probabilities, [KEYS, ROWS] in float16
+    # [ROWS, WIDTH] and, of the probabilities, [2, KEYS, ROWS] in float16
     q_memory = gl.allocate_shared_memory(
         gl.float16, [ROWS, WIDTH], gl.NVMMASharedLayout.get_default_for([ROWS, WIDTH], gl.float16)
     )
     p_memory = gl.allocate_shared_memory(
-        gl.float16, [KEYS, ROWS], gl.NVMMASharedLayout.get_default_for([KEYS, ROWS], gl.float16)
+        gl.float16, [2, KEYS, ROWS], gl.NVMMASharedLayout.get_default_for([KEYS, ROWS], gl.float16)
     )
-    flags = gl.allocate_shared_memory(gl.float32, [W, 32], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    flags = gl.allocate_shared_memory(gl.float32, [2, W, 32], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
     q_offsets = query_offsets(
         batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS, gl.SliceLayout(1, Q_L)
     )
@@ -167,12 +169,13 @@ def flash_decode8_ring_kernel(
     acc = gl.zeros([WIDTH, ROWS], gl.float32, PRODUCT)
     references = gl.zeros([ROWS], gl.float32, PER_ROW)
     sums = thread_sums(nothing)
+    k = keys_of(ring.k.index(0).load(K_L), INT8, OPERAND)
+    scores = warpgroup_mma(k, q_memory.permute((1, 0)), nothing, is_async=True, use_acc=False)
+    v = values_of(ring.v.index(0).load(V_L), INT8, OPERAND)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
     place = 0
     for tile in range(first, stop):
-        # [KEYS, ROWS]
-        k = keys_of(ring.k.index(place).load(K_L), INT8, OPERAND)
-        scores = warpgroup_mma(k, q_memory.permute((1, 0)), nothing, is_async=True, use_acc=False)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
+        half = tile % 2
         if OF_TOKENS:
             scores *= ring.k_scales.index(place).load(PER_KEY)[:, None]
         if (tile + 1) * KEYS > seen_by_all:
@@ -183,23 +186,35 @@ def flash_decode8_ring_kernel(
             # [KEYS]
             v_scales = ring.v_scales.index(place).load(PER_KEY)
             heights = scores + gl.maximum(magnitude_log2(v_scales), -80.0)[:, None]
-        async_copy.wait_group(STAGES - 2)
-        if any_above(heights, flags) or tile == first:
-            references, sums, acc, move = raised(heights, references, sums, acc, tile == first)
-            scores -= move[None, :]
+        announce(heights, flags.index(half))
         p = gl.exp2(scores)
-        sums += thread_sums(p)
+        added = sums + thread_sums(p)
         if OF_TOKENS:
             p *= v_scales[:, None]
-        p_memory.store(p.to(gl.float16))
+        p_memory.index(half).store(p.to(gl.float16))
         fence_async_shared()
-        v = values_of(ring.v.index(place).load(V_L), INT8, OPERAND)
+        async_copy.wait_group(STAGES - 2)
         block_barrier()
-        acc = warpgroup_mma(v, p_memory, acc, is_async=True)
+        if any_above(flags.index(half)) or tile == first:
+            references, sums, acc, move = raised(heights, references, sums, acc, tile == first)
+            p = gl.exp2(scores - move[None, :])
+            added = sums + thread_sums(p)
+            if OF_TOKENS:
+                p *= v_scales[:, None]
+            p_memory.index(half).store(p.to(gl.float16))
+            fence_async_shared()
+            block_barrier()
+        sums = added
+        acc = warpgroup_mma(v, p_memory.index(half), acc, is_async=True)
         copy_tile(ring, place, cache, tile + STAGES, pages, PAGE_SIZE, COPIES)
         pages = load_pages(cache, tile + STAGES + 1, PAGE_SIZE, KEYS, gl.SliceLayout(1, COPIES))
-        acc = warpgroup_mma_wait(0, deps=(acc,))
         place = place + 1 if place < STAGES - 1 else 0
+        # behind the last tile of the share the place holds an older one, whose products are not used
+        k = keys_of(ring.k.index(place).load(K_L), INT8, OPERAND)
+        scores = warpgroup_mma(k, q_memory.permute((1, 0)), nothing, is_async=True, use_acc=False)
+        acc = warpgroup_mma_wait(1, deps=(acc,))
+        v = values_of(ring.v.index(place).load(V_L), INT8, OPERAND)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
     async_copy.wait_group(0)
 
     # [ROWS, WIDTH], [ROWS], [ROWS]

@@ -88,8 +88,8 @@ class FlashDecode8Ring(FlashDecode8):
         del limits
         scales = 2 * FLOAT32_BYTES if shape.features.token_scales else 0
         ring_bytes = config.num_stages * config.block_n * (2 * WIDTH * shape.kv_bytes + scales)
-        told_bytes = config.num_warps * (FLAG_BYTES + config.block_m * FLOAT32_BYTES)
-        return ring_bytes + config.block_m * (WIDTH + config.block_n) * 2 + told_bytes
+        told_bytes = config.num_warps * (2 * FLAG_BYTES + config.block_m * FLOAT32_BYTES)
+        return ring_bytes + config.block_m * (WIDTH + 2 * config.block_n) * 2 + told_bytes
 
     most_shared_bytes = shared_bytes
 
@@ -121,8 +121,8 @@ class FlashDecode8Ring(FlashDecode8):
                 shared_tile("V", n, WIDTH, shape.kv_bytes, config.num_stages),
                 *scales,
                 register_tile("K or V, in float16", n, WIDTH, 2),
-                shared_tile("P", m, n, 2),
-                shared_tile("flags of warps", config.num_warps, FLAG_BYTES, 1),
+                shared_tile("P", m, n, 2, 2),
+                shared_tile("flags of warps", config.num_warps, FLAG_BYTES, 1, 2),
                 shared_tile("greatest scores of warps", config.num_warps, m, FLOAT32_BYTES),
                 register_tile("S", m, n, FLOAT32_BYTES),
                 register_tile("O", m, WIDTH, FLOAT32_BYTES),

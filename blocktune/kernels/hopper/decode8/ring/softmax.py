@@ -35,8 +35,8 @@ def greatest_of_warp(x):
 
 
 @gluon.jit
-def any_above(heights, flags):
-    """Whether any of heights [keys, rows] exceeds LIMIT: a barrier of the block. flags: memory [warps, 32]."""
+def announce(heights, flags):
+    """Tell all warps the greatest of heights [keys, rows] that this one has, by flags: memory [warps, 32]."""
     W: gl.constexpr = gl.num_warps()
     KEYS: gl.constexpr = heights.shape[0]
     ROWS: gl.constexpr = heights.shape[1]
@@ -45,8 +45,12 @@ def any_above(heights, flags):
     # [W, 8, 4], of every thread its own
     x = gl.maximum(gl.max(gl.max(gl.max(gl.max(x, 6), 4), 2), 0), 0.0)
     flags.store(gl.reshape(greatest_of_warp(x), [W, 32]))
-    block_barrier()
-    found = flags.slice(0, 1, dim=1).load(everyone_layout(W))
+
+
+@gluon.jit
+def any_above(flags):
+    """Whether any warp has announced a number above LIMIT."""
+    found = flags.slice(0, 1, dim=1).load(everyone_layout(gl.num_warps()))
     return gl.max(found, 0).item() > LIMIT
 
 
