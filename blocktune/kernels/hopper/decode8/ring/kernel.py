@@ -49,7 +49,7 @@ class FlashDecode8Ring(FlashDecode8):
         "block_m": (16, 32, 64),
         "block_n": (64,),
         "num_warps": (4,),
-        "num_stages": (3, 4, 5),
+        "num_stages": (2, 3, 4, 5),
         "splits": (1, 2, 4, 8, 16, 32, 64, 128),
         "overlap": (0, 1),
     }
