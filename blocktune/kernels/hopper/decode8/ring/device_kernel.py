@@ -61,17 +61,11 @@ def load_queries(Q, offsets, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def visible(scores, tile, stop_key, diagonal, seqlen_q, CAUSAL: gl.constexpr):
-    """scores [keys, rows] of a tile: -inf where a row does not see the key."""
+def visible(scores, tile, last):
+    """scores [keys, rows] of a tile, of which row r sees the keys up to last[r]: -inf elsewhere."""
     KEYS: gl.constexpr = scores.shape[0]
-    LAYOUT: gl.constexpr = scores.type.layout
-    PER_ROW: gl.constexpr = gl.SliceLayout(0, LAYOUT)
-    # [rows]
-    last = gl.full([scores.shape[1]], stop_key - 1, gl.int32, PER_ROW)
-    if CAUSAL:
-        last = gl.minimum(last, gl.arange(0, scores.shape[1], PER_ROW) % seqlen_q + diagonal)
     # [keys]
-    keys = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT))
+    keys = tile * KEYS + gl.arange(0, KEYS, gl.SliceLayout(1, scores.type.layout))
     return gl.where(keys[:, None] <= last[None, :], scores, float("-inf"))
 
 
@@ -88,8 +82,8 @@ def flash_decode8_ring_kernel(
 ):  # fmt: skip
     """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
 
-    Arguments as of `flash_decode8_hopper_kernel`; keys and values have WIDTH columns. With several splits the shares are
-    left in Work, as `merge_splits_kernel` reads them; OVERLAP: once all programs run, its programs may start.
+    Arguments as of `flash_decode8_hopper_kernel`; keys and values have WIDTH columns. With several splits the shares
+    are left in Work, as `merge_splits_kernel` reads them; OVERLAP: once all programs run, its programs may start.
     """
     if OVERLAP:
         launch_merge_early(num_heads)
@@ -158,6 +152,11 @@ def flash_decode8_ring_kernel(
     )
     q, row_scale = load_queries(Q, q_offsets, WIDTH, Q_L)
     q_memory.store(q)
+    if CAUSAL:
+        # [ROWS], which few tiles need
+        last_memory = gl.allocate_shared_memory(gl.int32, [ROWS], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        query = gl.arange(0, ROWS, PER_ROW) % seqlen_q
+        last_memory.store(gl.minimum(query + diagonal, stop_key - 1))
     # [ROWS]
     row_scale = gl.convert_layout(row_scale, PER_ROW) * (scale_log2 * k_scale)
     async_copy.wait_group(STAGES - 1)
@@ -179,7 +178,10 @@ def flash_decode8_ring_kernel(
         if OF_TOKENS:
             scores *= ring.k_scales.index(place).load(PER_KEY)[:, None]
         if (tile + 1) * KEYS > seen_by_all:
-            scores = visible(scores, tile, stop_key, diagonal, seqlen_q, CAUSAL)
+            last = gl.full([ROWS], stop_key - 1, gl.int32, PER_ROW)
+            if CAUSAL:
+                last = last_memory.load(PER_ROW)
+            scores = visible(scores, tile, last)
         scores = scores * row_scale[None, :] - references[None, :]
         heights = scores
         if OF_TOKENS:

@@ -26,7 +26,7 @@ from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.kernel import ELEMENTS, FlashDecode8
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 WIDTH = 128
 """Columns of keys and of values: others were not measured."""
@@ -88,8 +88,9 @@ class FlashDecode8Ring(FlashDecode8):
         del limits
         scales = 2 * FLOAT32_BYTES if shape.features.token_scales else 0
         ring_bytes = config.num_stages * config.block_n * (2 * WIDTH * shape.kv_bytes + scales)
+        last_bytes = 0 if shape.causal is Causal.NONE else config.block_m * FLOAT32_BYTES
         told_bytes = config.num_warps * (2 * FLAG_BYTES + config.block_m * FLOAT32_BYTES)
-        return ring_bytes + config.block_m * (WIDTH + 2 * config.block_n) * 2 + told_bytes
+        return ring_bytes + config.block_m * (WIDTH + 2 * config.block_n) * 2 + told_bytes + last_bytes
 
     most_shared_bytes = shared_bytes
 
@@ -109,6 +110,7 @@ class FlashDecode8Ring(FlashDecode8):
         """Return the tiles: bytes of keys and values in shared memory, and one of either, converted, in registers."""
         del limits
         m, n = config.block_m, config.block_n
+        last = () if shape.causal is Causal.NONE else (shared_tile("last keys of rows", m, 1, FLOAT32_BYTES),)
         scales = (
             (shared_tile("scales of K and V", n, 2, FLOAT32_BYTES, config.num_stages),)
             if shape.features.token_scales
@@ -120,6 +122,7 @@ class FlashDecode8Ring(FlashDecode8):
                 shared_tile("K", n, WIDTH, shape.kv_bytes, config.num_stages),
                 shared_tile("V", n, WIDTH, shape.kv_bytes, config.num_stages),
                 *scales,
+                *last,
                 register_tile("K or V, in float16", n, WIDTH, 2),
                 shared_tile("P", m, n, 2, 2),
                 shared_tile("flags of warps", config.num_warps, FLAG_BYTES, 1, 2),

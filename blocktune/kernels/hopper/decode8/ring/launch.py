@@ -6,6 +6,7 @@ from typing import Any
 
 from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.steps import new_memory
+from blocktune.kernels.hopper.decode.kernel import packed_rows
 from blocktune.kernels.hopper.decode.strides import sizes, trailing
 from blocktune.kernels.hopper.decode8.ring.device_kernel import flash_decode8_ring_kernel
 from blocktune.kernels.portable.decode.launch import DecodeLaunch, decode_launch, workspace_elements
@@ -16,7 +17,14 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 
 
 def ring_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
-    """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`."""
+    """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`.
+
+    Raises:
+        ValueError: there are more rows than the tile has, of which a block would leave out the last ones.
+    """
+    rows = packed_rows(shape)
+    if rows > config.block_m:
+        raise ValueError(f"The tile has {config.block_m} rows, but {shape.label} has {rows}. Take a larger block_m.")
     fixed = (*sizes(shape).values(), *constants(config, shape).values())
     return replace(
         decode_launch(config, shape, batch_invariant=batch_invariant),
@@ -48,7 +56,7 @@ def constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
 def _leading(
     workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
-    """Return the arguments that change with every call, a new workspace of so many elements among them, if any."""
+    """Return the arguments that change with every call, a new workspace of `workspace` elements among them, if any."""
     work = None
     if workspace:
         import torch

@@ -1,4 +1,4 @@
-"""The softmax of a tile whose rows have references that seldom move, in Gluon: device functions.
+"""The softmax of a tile, for rows whose references rarely move, in Gluon: device functions.
 
 exp2(score - reference) is right for any reference of a row that keeps it in the range of float16, and the largest score
 is only one of them. So the references move, and what was accumulated with them, only where a number leaves that range.
@@ -8,7 +8,6 @@ Whether any does is one number for all warps, where the maxima of all rows would
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.decode.merges import block_barrier
 from blocktune.kernels.hopper.decode8.ring.operands import bits
 
 HEIGHT = gl.constexpr(7.0)
