@@ -28,8 +28,8 @@ from blocktune.kernels.hopper.decode8.ring.copies import (
     value_memory,
 )
 from blocktune.kernels.hopper.decode8.ring.operands import (
-    column_of,
     in_order,
+    in_order_of_keys,
     key_layout,
     keys_of,
     product_layout,
@@ -51,13 +51,19 @@ def launch_merge_early(number):
 
 @gluon.jit
 def load_queries(Q, offsets, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
-    """(Q [rows, WIDTH] as float16, in the order of columns that K has, [1, rows] what the scores of each row are to be
-    multiplied with); offsets [rows]."""
-    ROWS: gl.constexpr = offsets.shape[0]
-    columns = column_of(gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT)))
-    q = gl.load(Q + offsets[:, None] + columns[None, :])
+    """Q [rows, WIDTH]; offsets [rows]."""
+    columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    return gl.load(Q + offsets[:, None] + columns[None, :])
+
+
+@gluon.jit
+def as_operand(q):
+    """(Q [rows, WIDTH] as float16, in the order of columns that K has, [rows] what the scores of each row are to be
+    multiplied with)."""
+    ROWS: gl.constexpr = q.shape[0]
+    WIDTH: gl.constexpr = q.shape[1]
     q, row_scale = in_range(gl.reshape(gl.permute(q, (1, 0)), [1, WIDTH, ROWS]))
-    return gl.permute(gl.reshape(q, [WIDTH, ROWS]), (1, 0)), gl.reshape(row_scale, [ROWS])
+    return in_order_of_keys(gl.permute(gl.reshape(q, [WIDTH, ROWS]), (1, 0))), gl.reshape(row_scale, [ROWS])
 
 
 @gluon.jit
@@ -97,8 +103,6 @@ def flash_decode8_ring_kernel(
     K_L: gl.constexpr = key_layout(W, KEYS, WIDTH // 4)
     V_L: gl.constexpr = value_layout(W, KEYS, WIDTH // 4)
     Q_L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [W, 1], [1, 0])
-    OUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [W, 1], [1, 0])
-    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, OUT)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
     rows = group_size * seqlen_q
@@ -134,10 +138,19 @@ def flash_decode8_ring_kernel(
         k_scales=new_scales(STAGES, KEYS) if OF_TOKENS else None,
         v_scales=new_scales(STAGES, KEYS) if OF_TOKENS else None,
     )
-    pages = load_pages(cache, first, PAGE_SIZE, KEYS, gl.SliceLayout(1, COPIES))
+    # the queries first: after the tiles they would arrive last, and the first product waits for them
+    q_offsets = query_offsets(
+        batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS, gl.SliceLayout(1, Q_L)
+    )
+    queries = load_queries(Q, q_offsets, WIDTH, Q_L)
+    PAGES: gl.constexpr = gl.SliceLayout(1, COPIES)
+    # all pages before any copy, which waits for one
+    first_pages = (load_pages(cache, first, PAGE_SIZE, KEYS, PAGES),)
+    for ahead in gl.static_range(1, STAGES + 1):
+        first_pages += (load_pages(cache, first + ahead, PAGE_SIZE, KEYS, PAGES),)
     for ahead in gl.static_range(STAGES):
-        copy_tile(ring, ahead, cache, first + ahead, pages, PAGE_SIZE, COPIES)
-        pages = load_pages(cache, first + ahead + 1, PAGE_SIZE, KEYS, gl.SliceLayout(1, COPIES))
+        copy_tile(ring, ahead, cache, first + ahead, first_pages[ahead], PAGE_SIZE, COPIES)
+    pages = first_pages[STAGES]
 
     # [ROWS, WIDTH] and, of the probabilities, [2, KEYS, ROWS] in float16
     q_memory = gl.allocate_shared_memory(
@@ -147,10 +160,7 @@ def flash_decode8_ring_kernel(
         gl.float16, [2, KEYS, ROWS], gl.NVMMASharedLayout.get_default_for([KEYS, ROWS], gl.float16)
     )
     flags = gl.allocate_shared_memory(gl.float32, [2, W, 32], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
-    q_offsets = query_offsets(
-        batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS, gl.SliceLayout(1, Q_L)
-    )
-    q, row_scale = load_queries(Q, q_offsets, WIDTH, Q_L)
+    q, row_scale = as_operand(queries)
     q_memory.store(q)
     if CAUSAL:
         # [ROWS], which few tiles need
@@ -183,12 +193,12 @@ def flash_decode8_ring_kernel(
                 last = last_memory.load(PER_ROW)
             scores = visible(scores, tile, last)
         scores = scores * row_scale[None, :] - references[None, :]
-        heights = scores
+        # [KEYS]: log2 of what probabilities are multiplied with
+        magnitudes = gl.zeros([KEYS], gl.float32, PER_KEY)
         if OF_TOKENS:
-            # [KEYS]
             v_scales = ring.v_scales.index(place).load(PER_KEY)
-            heights = scores + gl.maximum(magnitude_log2(v_scales), -80.0)[:, None]
-        announce(heights, flags.index(half))
+            magnitudes = gl.maximum(magnitude_log2(v_scales), -80.0)
+        announce(scores, magnitudes, flags.index(half))
         p = gl.exp2(scores)
         added = sums + thread_sums(p)
         if OF_TOKENS:
@@ -198,6 +208,7 @@ def flash_decode8_ring_kernel(
         async_copy.wait_group(STAGES - 2)
         block_barrier()
         if any_above(flags.index(half)) or tile == first:
+            heights = scores + magnitudes[:, None]
             references, sums, acc, move = raised(heights, references, sums, acc, tile == first)
             p = gl.exp2(scores - move[None, :])
             added = sums + thread_sums(p)
@@ -209,7 +220,7 @@ def flash_decode8_ring_kernel(
         sums = added
         acc = warpgroup_mma(v, p_memory.index(half), acc, is_async=True)
         copy_tile(ring, place, cache, tile + STAGES, pages, PAGE_SIZE, COPIES)
-        pages = load_pages(cache, tile + STAGES + 1, PAGE_SIZE, KEYS, gl.SliceLayout(1, COPIES))
+        pages = load_pages(cache, tile + STAGES + 1, PAGE_SIZE, KEYS, PAGES)
         place = place + 1 if place < STAGES - 1 else 0
         # behind the last tile of the share the place holds an older one, whose products are not used
         k = keys_of(ring.k.index(place).load(K_L), INT8, OPERAND)
@@ -220,7 +231,8 @@ def flash_decode8_ring_kernel(
     async_copy.wait_group(0)
 
     # [ROWS, WIDTH], [ROWS], [ROWS]
-    o = gl.convert_layout(in_order(acc), OUT) * v_scale
+    o = in_order(acc) * v_scale
+    OUT_ROWS: gl.constexpr = gl.SliceLayout(1, o.type.layout)
     l = gl.convert_layout(gl.sum(gl.sum(sums, 0), 0), OUT_ROWS)
     m = gl.where(l == 0.0, float("-inf"), gl.convert_layout(references, OUT_ROWS))
     start = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q

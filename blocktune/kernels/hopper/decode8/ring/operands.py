@@ -2,8 +2,8 @@
 
 Both products have the packed rows as their columns: S^T = K Q^T and O^T = V^T P^T. So keys and values are operand A,
 which a warpgroup reads from registers: a converted number never goes through shared memory. A product does not care for
-the order of the dimension that it sums over: a thread takes 16 neighbouring columns of a key, and Q is read in the same
-order (`column_of`). The columns of V come out permuted, and `in_order` puts them back.
+the order of the dimension that it sums over: a thread takes 16 neighbouring columns of a key, and the columns of Q are
+put into the same order (`in_order_of_keys`). The columns of V come out permuted, and `in_order` puts them back.
 """
 
 from triton.experimental import gluon
@@ -46,9 +46,20 @@ def value_layout(warps, keys, words):
     return gl.DistributedLinearLayout(registers, lanes, warp_bases, [], [keys, words])
 
 
+@gluon.constexpr_function
+def result_layout(warps, rows, width):
+    """Of the output [rows, width] as the second product leaves it: a thread has neighbouring columns, four of 128."""
+    own = width // (8 * warps)
+    registers = [[0, 1 << bit] for bit in range(bits(own))] + [[1, 0]]
+    registers += [[8 << bit, 0] for bit in range(bits(rows) - 3)]
+    lanes = [[2, 0], [4, 0]] + [[0, own << bit] for bit in range(3)]
+    warp_bases = [[0, (8 * own) << bit] for bit in range(bits(warps))]
+    return gl.DistributedLinearLayout(registers, lanes, warp_bases, [], [rows, width])
+
+
 @gluon.jit
 def keys_of(words, INT8: gl.constexpr, OPERAND: gl.constexpr):
-    """K [keys, WIDTH] in float16 of words [keys, WIDTH / 4], its columns in the order that `column_of` says."""
+    """K [keys, WIDTH] in float16 of words [keys, WIDTH / 4], its columns in an order of their own."""
     KEYS: gl.constexpr = words.shape[0]
     PARTS: gl.constexpr = words.shape[1] // 16
     low, high = pairs_of_columns(gl.reshape(words, [KEYS, PARTS, 4, 4]), INT8)
@@ -58,9 +69,13 @@ def keys_of(words, INT8: gl.constexpr, OPERAND: gl.constexpr):
 
 
 @gluon.jit
-def column_of(place):
-    """The column of K that stands at a place of `keys_of`."""
-    return place // 64 * 64 + place // 2 % 4 * 16 + place // 16 % 4 * 4 + place // 8 % 2 * 2 + place % 2
+def in_order_of_keys(q):
+    """Q [rows, WIDTH] with its columns in the order that those of `keys_of` have."""
+    ROWS: gl.constexpr = q.shape[0]
+    PARTS: gl.constexpr = q.shape[1] // 64
+    # [ROWS, part, lane, word, half, 2] -> [ROWS, part, word, half, lane, 2]
+    q = gl.permute(gl.reshape(q, [ROWS, PARTS, 4, 4, 2, 2]), (0, 1, 3, 4, 2, 5))
+    return gl.reshape(q, [ROWS, 64 * PARTS])
 
 
 @gluon.jit
@@ -87,4 +102,5 @@ def in_order(acc):
     ROWS: gl.constexpr = acc.shape[1]
     # [pair, W, column, lane, ROWS] -> [ROWS, W, lane, pair, column]
     o = gl.reshape(acc, [WIDTH // (16 * W), W, 2, 8, ROWS])
-    return gl.reshape(gl.permute(o, (4, 1, 3, 0, 2)), [ROWS, WIDTH])
+    o = gl.reshape(gl.permute(o, (4, 1, 3, 0, 2)), [ROWS, WIDTH])
+    return gl.convert_layout(o, result_layout(W, ROWS, WIDTH), assert_trivial=True)

@@ -34,15 +34,19 @@ def greatest_of_warp(x):
 
 
 @gluon.jit
-def announce(heights, flags):
-    """Tell all warps the greatest of heights [keys, rows] that this one has, by flags: memory [warps, 32]."""
+def announce(scores, magnitudes, flags):
+    """Tell all warps the greatest height that this one has, of scores [keys, rows] plus the magnitudes [keys] of what
+    their probabilities are multiplied with, by flags: memory [warps, 32]."""
     W: gl.constexpr = gl.num_warps()
-    KEYS: gl.constexpr = heights.shape[0]
-    ROWS: gl.constexpr = heights.shape[1]
+    PARTS: gl.constexpr = scores.shape[0] // (16 * W)
+    ROWS: gl.constexpr = scores.shape[1]
     # part of the keys | warp | + 8 | lane / 4 | row / 8 | lane % 4 | pair
-    x = gl.reshape(heights, [KEYS // (16 * W), W, 2, 8, ROWS // 8, 4, 2])
+    x = gl.reshape(scores, [PARTS, W, 2, 8, ROWS // 8, 4, 2])
+    x = gl.max(gl.max(x, 6), 4)
+    magnitudes = gl.reshape(magnitudes, [PARTS, W, 2, 8])
+    x += gl.convert_layout(magnitudes, gl.SliceLayout(4, x.type.layout), assert_trivial=True)[:, :, :, :, None]
     # [W, 8, 4], of every thread its own
-    x = gl.maximum(gl.max(gl.max(gl.max(gl.max(x, 6), 4), 2), 0), 0.0)
+    x = gl.maximum(gl.max(gl.max(x, 2), 0), 0.0)
     flags.store(gl.reshape(greatest_of_warp(x), [W, 32]))
 
 
