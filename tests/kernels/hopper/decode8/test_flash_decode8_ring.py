@@ -14,6 +14,7 @@ import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.decode8.ring.kernel import FlashDecode8Ring
+from blocktune.kernels.registry import default_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -82,6 +83,29 @@ def test_a_tile_holds_all_rows() -> None:
 def test_default_config_breaks_no_rule(seqlen_k: int, rows: int) -> None:
     shape = shape_of(seqlen_q=1, num_heads=8 * rows, seqlen_k=seqlen_k)
     assert KERNEL.violations(KERNEL.default_config(shape, HOPPER), shape, HOPPER) == ()
+
+
+@pytest.mark.parametrize(
+    ("batch", "seqlen_q", "wanted"),
+    [
+        (8, 16, "64x64 w4 s4 overlap=1 splits=4"),
+        (64, 16, "64x64 w4 s4 overlap=0 splits=1"),
+        (8, 8, "32x64 w4 s5 overlap=1 splits=4"),
+        (8, 4, "16x64 w4 s5 overlap=1 splits=4"),
+    ],
+)
+def test_two_blocks_share_a_multiprocessor(batch: int, seqlen_q: int, wanted: str) -> None:
+    config = KERNEL.default_config(shape_of(batch=batch, seqlen_q=seqlen_q), HOPPER)
+    assert config.label == f"{KERNEL.name} {wanted}"
+
+
+def test_it_is_the_default_from_17_to_64_rows() -> None:
+    found = {queries: default_kernel(shape_of(seqlen_q=queries), HOPPER) for queries in (4, 5, 16)}
+    assert {queries: kernel and kernel.name == KERNEL.name for queries, kernel in found.items()} == {
+        4: False,
+        5: True,
+        16: True,
+    }
 
 
 # ---- machine code

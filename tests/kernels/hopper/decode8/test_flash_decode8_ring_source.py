@@ -81,6 +81,7 @@ def check(config: KernelConfig, short: Short) -> None:
     assert_close(run(config, short), expected(short.wide), short.wide.shape.dtype)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -89,6 +90,7 @@ def test_scales_of_all_kinds(kind: str, scales: str, dtype: str) -> None:
     check(config_of(shape), short_of(shape, (500, 0, 33), scales))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize("stages", [3, 5])
 @pytest.mark.parametrize("seqlen_q", [1, 4, 7, 16])
@@ -103,6 +105,7 @@ def test_what_every_query_sees(causal: Causal) -> None:
     check(config_of(shape), short_of(shape, (500, 7)))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("scales", ["head", "token"])
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 def test_paged_cache(page_size: int, scales: str) -> None:
