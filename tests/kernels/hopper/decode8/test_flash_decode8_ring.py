@@ -129,6 +129,16 @@ def test_two_blocks_share_a_multiprocessor_without_spills(features: str, seqlen_
 
 
 @compiled_here
+def test_one_share_of_causal_rows_spills_nothing_in_its_loop(tmp_path: Path) -> None:
+    """4 bytes are stored before it and loaded after it."""
+    shape = shape_of(causal=Causal.LOWER_RIGHT)
+    config = config_of(shape, splits=1)
+    assert compile_resources(KERNEL, config, shape, (9, 0)).spill_bytes <= 4
+    (loop,) = loops(machine_code(KERNEL, config, shape, tmp_path))
+    assert not [text for _, text in loop if mnemonic(text).startswith(("LDL", "STL"))]
+
+
+@compiled_here
 @pytest.mark.parametrize("kind", KINDS)
 def test_bytes_are_copied_and_converted_in_words(kind: str, tmp_path: Path) -> None:
     """Of 32 words a thread, those of keys are loaded four at once; both products read them from registers."""
@@ -180,11 +190,12 @@ def test_scales_of_all_kinds(kind: str, scales: str, dtype: str) -> None:
 @on_gpu
 @pytest.mark.parametrize("rows", [4, 32, 64])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_tile(kind: str, rows: int) -> None:
+def test_tiles_and_places_of_the_ring(kind: str, rows: int) -> None:
     shape = shape_of(f"kv={kind}", batch=2, seqlen_q=1, num_heads=2 * rows, num_heads_kv=2, seqlen_k=700)
     short = short_of(shape)
     for config in configs_of(KERNEL):
-        if config.parameters["splits"] in (1, 8) and not KERNEL.violations(config, shape, HOPPER):
+        shares = config.parameters["splits"], config.parameters["overlap"]
+        if shares in ((1, 0), (8, 1)) and config.num_stages in (2, 5) and not KERNEL.violations(config, shape, HOPPER):
             check(config, short)
 
 
