@@ -174,7 +174,7 @@ class Copies:
         self.groups: list[list[tuple[Shared, Tile]]] = []
         self.open: list[tuple[Shared, Tile]] = []
 
-    def async_copy_global_to_shared(self, memory: Shared, pointer: Pointer) -> None:
+    def copy_ahead(self, memory: Shared, pointer: Pointer) -> None:
         memory.store(allocated(memory.dtype, memory.shape, None).load(None))
         self.open.append((memory, load(pointer)))
 
@@ -247,12 +247,14 @@ GL = types.SimpleNamespace(
     store=store,
     atomic_add=atomic_add,
 )
+COPIES = Copies()
 STAND_INS: dict[str, Any] = {
     "gl": GL,
     "mma_v2": mma_v2,
     "warpgroup_mma": warpgroup_mma,
     "warpgroup_mma_wait": lambda pending, deps: deps[0],
-    "async_copy": Copies(),
+    "async_copy": COPIES,
+    "copy_ahead": COPIES.copy_ahead,
     "block_barrier": lambda: None,
     "fence_async_shared": lambda: None,
     "launch_merge_early": lambda number: None,

@@ -10,6 +10,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+# Triton 3.9 renamed the copy.
+copy_ahead = getattr(async_copy, "async_load", None) or async_copy.async_copy_global_to_shared
+
 
 class Cache(NamedTuple):
     """Where the keys of a key head are.
@@ -106,7 +109,7 @@ def copy_words(memory, base, offsets, LAYOUT: gl.constexpr):
     """Start to copy the rows at these offsets [KEYS] to memory [KEYS, words]."""
     # [words]
     words = gl.arange(0, memory.shape[1], gl.SliceLayout(0, LAYOUT))
-    async_copy.async_copy_global_to_shared(memory, base + offsets[:, None] + words[None, :])
+    copy_ahead(memory, base + offsets[:, None] + words[None, :])
 
 
 @gluon.jit
@@ -120,6 +123,6 @@ def copy_tile(ring, place, cache, tile, pages, PAGE_SIZE: gl.constexpr, LAYOUT: 
         if ring.k_scales is not None:
             k_scales = cache.k_scales + row_offsets(keys, pages, cache.stride_ks, PAGE_SIZE)
             v_scales = cache.v_scales + row_offsets(keys, pages, cache.stride_vs, PAGE_SIZE)
-            async_copy.async_copy_global_to_shared(ring.k_scales.index(place), k_scales)
-            async_copy.async_copy_global_to_shared(ring.v_scales.index(place), v_scales)
+            copy_ahead(ring.k_scales.index(place), k_scales)
+            copy_ahead(ring.v_scales.index(place), v_scales)
     async_copy.commit_group()

@@ -84,16 +84,13 @@ class FlashDecode8Ring(FlashDecode8):
         return words_problem(self.name, k, v) or super().layout_problem(q, k, v)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of the ring, queries and probabilities of 16 bits, and what warps tell each other: whether
-        references move, and the greatest scores of their rows."""
-        del limits
-        scales = 2 * FLOAT32_BYTES if shape.features.token_scales else 0
-        ring_bytes = config.num_stages * config.block_n * (2 * WIDTH * shape.kv_bytes + scales)
-        last_bytes = 0 if shape.causal is Causal.NONE else config.block_m * FLOAT32_BYTES
-        told_bytes = config.num_warps * (2 * FLAG_BYTES + config.block_m * FLOAT32_BYTES)
-        return ring_bytes + config.block_m * (WIDTH + 2 * config.block_n) * 2 + told_bytes + last_bytes
+        """Return the bytes of the ring, queries, probabilities, the warps' flags and the last keys of causal rows."""
+        return self.own_tiles(config, shape, limits).shared_bytes
 
-    most_shared_bytes = shared_bytes
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return an upper bound: warps exchange the largest scores of their rows, in Triton 3.6 all of them."""
+        exchanged_bytes = config.num_warps * config.block_m * FLOAT32_BYTES
+        return self.shared_bytes(config, shape, limits) + exchanged_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the lowest tile of rows, the shares of two blocks a multiprocessor, and the most places of the ring
@@ -110,7 +107,7 @@ class FlashDecode8Ring(FlashDecode8):
 
     def _resident(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the blocks for which a multiprocessor has the shared memory."""
-        block_bytes = self.shared_bytes(config, shape, limits) + limits.shared_reserved_bytes
+        block_bytes = self.most_shared_bytes(config, shape, limits) + limits.shared_reserved_bytes
         return limits.shared_per_sm_bytes // block_bytes
 
     def steps_back(self, shape: AttentionShape) -> bool:
@@ -120,24 +117,19 @@ class FlashDecode8Ring(FlashDecode8):
     def own_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> OnChip:
         """Return the tiles: bytes of keys and values in shared memory, and one of either, converted, in registers."""
         del limits
-        m, n = config.block_m, config.block_n
-        last = () if shape.causal is Causal.NONE else (shared_tile("last keys of rows", m, 1, FLOAT32_BYTES),)
-        scales = (
-            (shared_tile("scales of K and V", n, 2, FLOAT32_BYTES, config.num_stages),)
-            if shape.features.token_scales
-            else ()
-        )
+        m, n, stages = config.block_m, config.block_n, config.num_stages
+        scales = (shared_tile("scales of K and V", n, 2, FLOAT32_BYTES, stages),)
+        last = (shared_tile("last keys of rows", m, 1, FLOAT32_BYTES),)
         return OnChip(
             tiles=(
                 shared_tile("Q", m, WIDTH, 2),
-                shared_tile("K", n, WIDTH, shape.kv_bytes, config.num_stages),
-                shared_tile("V", n, WIDTH, shape.kv_bytes, config.num_stages),
-                *scales,
-                *last,
+                shared_tile("K", n, WIDTH, shape.kv_bytes, stages),
+                shared_tile("V", n, WIDTH, shape.kv_bytes, stages),
+                *(scales if shape.features.token_scales else ()),
+                *(() if shape.causal is Causal.NONE else last),
                 register_tile("K or V, in float16", n, WIDTH, 2),
                 shared_tile("P", m, n, 2, 2),
                 shared_tile("flags of warps", config.num_warps, FLAG_BYTES, 1, 2),
-                shared_tile("greatest scores of warps", config.num_warps, m, FLOAT32_BYTES),
                 register_tile("S", m, n, FLOAT32_BYTES),
                 register_tile("O", m, WIDTH, FLOAT32_BYTES),
             ),
