@@ -90,7 +90,7 @@ def test_default_config_breaks_no_rule(seqlen_k: int, rows: int) -> None:
     [
         (8, 16, "64x64 w4 s4 overlap=1 splits=4"),
         (64, 16, "64x64 w4 s4 overlap=0 splits=1"),
-        (8, 8, "32x64 w4 s5 overlap=1 splits=4"),
+        (8, 8, "32x64 w4 s4 overlap=1 splits=4"),
         (8, 4, "16x64 w4 s5 overlap=1 splits=4"),
     ],
 )

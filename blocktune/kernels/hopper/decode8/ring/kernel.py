@@ -36,7 +36,7 @@ RESIDENT = 2
 """Blocks of a multiprocessor."""
 FLAG_BYTES = 128
 """Of a warp, from which all warps read whether references move."""
-BLOCK_N = 64
+BLOCK_N, DEEP_STAGES = 64, (4, 5)
 FEW_ROWS = 16
 """Up to which the ring gains nothing: on an H200 4 % slower to 4 % faster than the better of the other two kernels."""
 
@@ -93,17 +93,16 @@ class FlashDecode8Ring(FlashDecode8):
         return self.shared_bytes(config, shape, limits) + exchanged_bytes
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
-        """Return the lowest tile of rows, the shares of two blocks a multiprocessor, and the most places of the ring
-        that leave room for both."""
+        """Return the lowest tile of rows, the shares of two blocks a multiprocessor, and four places of the ring, or
+        five where four leave room for a third block, which not all multiprocessors would get."""
         block_m = next(block for block in self.parameters["block_m"] if packed_rows(shape) <= block)
         blocks, rows = shape.batch * shape.num_heads_kv, shape.batch * shape.num_heads * shape.seqlen_q
         splits = fastest_splits(
             self.parameters["splits"], blocks, RESIDENT * MULTIPROCESSORS, visible_keys(shape), BLOCK_N, rows
         )
         shares = (("splits", splits), ("overlap", int(splits > 1)))
-        stages = reversed(self.parameters["num_stages"])
-        deepest = (KernelConfig(self.name, block_m, BLOCK_N, WARPGROUP_WARPS, count, shares) for count in stages)
-        return next(config for config in deepest if self._resident(config, shape, limits) >= RESIDENT)
+        deep = (KernelConfig(self.name, block_m, BLOCK_N, WARPGROUP_WARPS, stages, shares) for stages in DEEP_STAGES)
+        return next(config for config in deep if self._resident(config, shape, limits) == RESIDENT)
 
     def _resident(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the blocks for which a multiprocessor has the shared memory."""
