@@ -147,7 +147,8 @@ def flash_decode8_ring_kernel(
     # all pages before any copy, which waits for one
     first_pages = (load_pages(cache, first, PAGE_SIZE, KEYS, PAGES),)
     for ahead in gl.static_range(1, STAGES + 1):
-        first_pages += (load_pages(cache, first + ahead, PAGE_SIZE, KEYS, PAGES),)
+        # a tuple grows while it is compiled
+        first_pages += (load_pages(cache, first + ahead, PAGE_SIZE, KEYS, PAGES),)  # type: ignore[assignment]
     for ahead in gl.static_range(STAGES):
         copy_tile(ring, ahead, cache, first + ahead, first_pages[ahead], PAGE_SIZE, COPIES)
     pages = first_pages[STAGES]
