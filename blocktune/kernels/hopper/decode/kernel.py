@@ -184,13 +184,7 @@ class FlashDecodeHopper(AttentionKernel):
         )
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        for name, tensor in (("key", k), ("value", v)):
-            if not is_describable(tensor) or tensor.shape[2] * word_stride(tensor, 2) >= MAX_WORD_OFFSET:
-                return (
-                    f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
-                    f"keys of an entry must span less than 8 GiB, for {self.name}"
-                )
-        return super().layout_problem(q, k, v)
+        return words_problem(self.name, k, v) or super().layout_problem(q, k, v)
 
     @cached_property
     def source_hash(self) -> str:
@@ -266,6 +260,18 @@ def rows_of_tile(shape: AttentionShape) -> int:
     if rows > MAX_ROWS:
         raise ValueError(f"One tile has at most {MAX_ROWS} rows, but {shape.label} has {rows}. Take flash_decode.")
     return HALF_TILE if rows <= HALF_TILE else 2 * HALF_TILE
+
+
+def words_problem(kernel: str, k: Any, v: Any) -> str | None:
+    """Return why keys and values cannot be read in words of 32 bits, four at once, for the kernel of this name; or
+    None."""
+    for name, tensor in (("key", k), ("value", v)):
+        if not is_describable(tensor) or tensor.shape[2] * word_stride(tensor, 2) >= MAX_WORD_OFFSET:
+            return (
+                f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
+                f"keys of an entry must span less than 8 GiB, for {kernel}"
+            )
+    return None
 
 
 def packed_rows(shape: AttentionShape) -> int:
