@@ -68,7 +68,6 @@ def _ladder(path: Path) -> str:
 
 
 BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
-    (lambda path: path.name == bar_tables.FILE, lambda path: bar_tables.block(path.parent)),
     (lambda path: path.name == FLEET, lambda path: fleet_table(sweeps_in(path))),
     (counter_tables.is_counters, counter_tables.block),
     (shipped_tables.is_shipped, shipped_tables.block),
@@ -98,7 +97,7 @@ def with_results(page: str, folder: Path) -> str:
     folder/FILE.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
-    `facts#NAME` holds sentences (recorded/facts.py), `bars` what all files say of the bars (bars/tables.py).
+    `facts#NAME` holds sentences (recorded/facts.py), `bars#NAME` what all files say of the bars (bars/tables.py).
 
     Raises:
         UsageError: a file is neither a bench nor what its name says.
@@ -107,6 +106,8 @@ def with_results(page: str, folder: Path) -> str:
     def filled(match: re.Match[str]) -> str:
         if match["file"] == facts.FILE:
             return f"<!-- results {match['place']} -->\n{facts.fact(match['part'], folder)}\n<!-- /results -->"
+        if match["file"] == bar_tables.FILE:
+            return f"<!-- results {match['place']} -->\n{bar_tables.block(match['part'], folder)}\n<!-- /results -->"
         path = folder / match["file"]
         block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
         if block is None and path.name.endswith(REPLAY):

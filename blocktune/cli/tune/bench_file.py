@@ -57,7 +57,7 @@ class BenchFile:
 
     def add(self, comparison: "Comparison", command: str, now: str) -> None:
         """Put a row in and write the file; command: what was typed, now: the time as ISO 8601."""
-        row = comparison.to_json() | {"commit": self._commit}
+        row = comparison.to_json() | {"commit": self._commit, "taken_at": now}
         kept = [other for other in self.document["rows"] if other["shape"] != row["shape"]]
         self.document["rows"] = [*kept, row]
         self.document["created_at"] = now
@@ -73,7 +73,8 @@ class BenchFile:
                 f"Rows in one file must share device, software, regime and kernels, but those of {path} differ in "
                 f"{', '.join(differ)}. Name another file by --out."
             )
-        self.document |= {name: there[name] for name in ("created_at", "commands", "rows")}
+        rows = [{"taken_at": there["created_at"]} | row for row in there["rows"]]  # older rows do not say when
+        self.document |= {name: there[name] for name in ("created_at", "commands")} | {"rows": rows}
 
 
 def read_bench(path: Path) -> dict[str, Any]:

@@ -51,9 +51,9 @@ def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Co
     seen = _visible(shape, extras)
     block_mask = None
     if seen is not None:
-        per_head = extras.mask is not None or extras.block_mask is not None
-        batch, heads = (shape.batch, shape.num_heads) if per_head else (None, None)
+        batch, heads = _masks(extras)
         block_mask = create_block_mask(seen, batch, heads, shape.seqlen_q, shape.seqlen_k, device=device)
+    torch.compiler.reset()  # PyTorch compiles a function for a handful of shapes, and a bench may have more
     return functools.partial(
         torch.compile(flex_attention, mode=COMPILE_MODE, dynamic=False, fullgraph=True),
         score_mod=_score_function(shape, extras),
@@ -61,6 +61,12 @@ def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Co
         scale=softmax_scale(shape),
         enable_gqa=shape.group_size > 1,
     )
+
+
+def _masks(extras: Extras) -> tuple[int, int]:
+    """Return how many masks there are, over the batch and over the heads: what all share is laid out and read once."""
+    mask = extras.mask if extras.block_mask is None else extras.block_mask.mask
+    return (1, 1) if mask is None else (mask.size(0), mask.size(1))
 
 
 def _visible(shape: AttentionShape, extras: Extras) -> Visible | None:

@@ -140,10 +140,13 @@ def test_an_interrupted_bench_keeps_its_rows_and_goes_on(
     assert first["environment"]["power_limit_w"] == 700
     assert first["rows"][0]["commit"] == "c0ffee"
     assert [row["label"] for row in first["rows"]] == ["b32 h32 s512 d64 bf16"]
+    assert first["rows"][0].pop("taken_at") == first["created_at"]
+    out.write_text(json.dumps(first | {"created_at": "2026-01-02T03:04:05+00:00"}))  # as older benches have it
     result = tune("bench", "--seq", 1024, "--dim", 64, "--out", out, "--json")
     assert result.exit_code == 0, result.output
     second = json.loads(out.read_text())
     assert [row["shape"]["seqlen_q"] for row in second["rows"]] == [512, 1024]
+    assert [row["taken_at"] for row in second["rows"]] == ["2026-01-02T03:04:05+00:00", second["created_at"]]
     assert json.loads(result.stdout) == second
     assert len(list(tmp_path.glob("*.new"))) == 0
 

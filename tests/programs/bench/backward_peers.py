@@ -251,6 +251,7 @@ def main() -> None:
         for shape in ROWS[name]():
             problem = Problem(shape)
             row = {"commit": source_commit(), "shape": shape.to_json(), "time_us": times_of(contenders(problem), flush)}
+            row |= {"taken_at": datetime.now(UTC).isoformat(timespec="seconds")}
             row |= {"share": round(share_of(problem.mask, shape), 4)} if problem.mask is not None else {}
             others = [other for other in document["rows"] if other["shape"] != row["shape"]]
             document["rows"] = [*others, row]

@@ -34,6 +34,7 @@ from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs
 from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from tests.kernels.hopper.decode.reading import reading
 from tests.support.ranks.document import new_document, table
 
 ROUNDS = 32
@@ -124,13 +125,14 @@ def launch_of(shape: AttentionShape, config: KernelConfig) -> Run:
 
 
 def peers(shape: AttentionShape) -> dict[str, Run]:
-    """Return cuDNN, FlashAttention-2 and -3, where they are installed."""
+    """Return cuDNN, FlashAttention-2 and -3, where they are installed, and what only reads the keys and values."""
     question = questions_of(shape, device="cuda", seed=2)[0]
     computes = {name: sdpa_compute(shape, backend) for name, backend in BACKENDS.items()}
     if FLASH_PEERS["fa3"].version is not None:
         computes["fa3"] = FLASH_PEERS["fa3"].compute(shape, question)
     tensors = question.q, question.k, question.v
-    return {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
+    found = {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
+    return found | {"reading alone": reading(shape, served(shape), question.k, question.v)}
 
 
 def timed(

@@ -56,6 +56,34 @@ def test_flex_computes_gradients(words: str) -> None:
     assert problem_of(replace(shape, head_dim_v=64), flex_compute) is None
 
 
+def test_flex_is_compiled_for_more_shapes_than_pytorch_compiles_a_function_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda function, mode, **options: compiled(function, backend="eager", **options)
+    )
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for seqlen in (64, 80, 96, 112):
+            assert problem_of(replace(SHAPE, seqlen_q=seqlen, seqlen_k=seqlen), flex_compute) is None
+
+
+@pytest.mark.parametrize(("words", "masks"), [("boolean", (1, 1)), ("block_sparse", (1, 4)), ("window=20:9", (1, 1))])
+def test_flex_lays_out_as_many_masks_as_there_are(
+    words: str, masks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def compiled(function: Any, **options: Any) -> Any:
+        def attend(*tensors: Any, **given: Any) -> Any:
+            asked.append(given)
+            return function(*tensors, **given)
+
+        return attend
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    assert problem_of(replace(SHAPE, features=Features.parse(words)), flex_compute) is None
+    assert asked[0]["block_mask"].shape[:2] == masks
+
+
 def test_flex_names_what_it_cannot_say() -> None:
     shape = replace(SHAPE, features=Features.parse("dropout"))
     with pytest.raises(UsageError, match="without dropout"):

@@ -1,8 +1,22 @@
 """The bars of backwards."""
 
-from blocktune.cli.pages.bars.bar import AHEAD, BACKWARD_BIASES, DEVICES, POWER, STEP, Bar, benches
-from blocktune.cli.pages.bars.choices import Chosen, backwards, block_masked, words
-from blocktune.cli.pages.bars.sources import BenchRows, Newest, PeerRows, Source, TableRows
+from collections.abc import Collection
+
+from blocktune.cli.pages.bars.bar import (
+    AHEAD,
+    BACKWARD_BIASES,
+    DEVICES,
+    NEWEST_CUDNN,
+    POWER,
+    STEP,
+    Bar,
+    benches,
+    feature_benches,
+    tables,
+)
+from blocktune.cli.pages.bars.choices import Chosen, backwards, biased, block_masked, words
+from blocktune.cli.pages.bars.sources import PeerRows, Source
+from blocktune.cli.pages.recorded.backward_peer_tables import PEERS
 
 PEER_FILES = (
     "-apart.backward-peers.json", "-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json",
@@ -15,43 +29,35 @@ FULL = (
 )
 TURNS = "Blocks of keys add in turns and wait for each other ([how](../kernels/hopper_backward.md))."
 ANY_ORDER, DENSE = "in any order", "dense"
+FIXED_ORDER = backwards(64, 128, 256, features="deterministic")
+
+
+def programs(chosen: Chosen, rivals: Collection[str] = tuple(PEERS), *, of_share: bool = False) -> tuple[Source, ...]:
+    """Return what the program says of backwards on each device, next to some contenders."""
+    return tuple(
+        PeerRows(file=f"{device}{file}", shapes=chosen, rivals=rivals, of_share=of_share)
+        for device in DEVICES
+        for file in PEER_FILES
+    )
 
 
 def rows(bench: str, chosen: Chosen) -> tuple[Source, ...]:
-    """Return the newest measurement of backwards next to peers on each device, from a bench or from the program."""
-    return tuple(
-        Newest(
-            BenchRows(file=f"{device}{bench}", shapes=chosen),
-            *(PeerRows(file=f"{device}{file}", shapes=chosen) for file in PEER_FILES),
-        )
-        for device in DEVICES
-    )
+    """Return backwards next to peers on each device, from a bench and from the program."""
+    return (*benches(bench, chosen), *programs(chosen))
 
 
-def next_to(rival: str, chosen: Chosen, *, of_share: bool = False) -> tuple[Source, ...]:
-    """Return the newest measurement next to one contender on each device."""
-    return tuple(
-        Newest(
-            *(
-                PeerRows(file=f"{device}{file}", shapes=chosen, rivals=(rival,), of_share=of_share)
-                for file in PEER_FILES
-            )
-        )
-        for device in DEVICES
-    )
+def with_features(chosen: Chosen) -> tuple[Source, ...]:
+    """Return backwards with a feature next to peers on each device, from benches and from the program."""
+    return (*feature_benches(chosen), *programs(chosen))
 
 
 def in_tables(column: str, rival: str, *wanted: str) -> tuple[Source, ...]:
     """Return backwards with a feature on each device."""
-    return tuple(
-        TableRows(file=f"{device}.backward-biases.table.json", column=column, rival=rival, rows=words(*wanted))
-        for device in DEVICES
-    )
+    return tables(".backward-biases.table.json", column, rival, words(*wanted))
 
 
-PLAIN, FEATURES, GROUPED, WIDE = (
+PLAIN, GROUPED, WIDE = (
     "-backward.bench.json",
-    "-features.bench.json",
     "-grouped-features.bench.json",
     "-backward-wide.bench.json",
 )
@@ -99,61 +105,62 @@ BACKWARDS = (
     Bar(
         what="backward, keys of 192 and values of 128 columns",
         least=1.0,
-        sources=(BenchRows(file=f"h200{GROUPED}", shapes=backwards(192, narrow=True)),),
-        limit=(
-            "Warps wait for loads and for each other's dS in every step "
-            "([counters](../kernels/backward.md#what-limits-it)), and no registers are left to issue the next scores "
-            "meanwhile ([what was tried]"
-            "(../kernels/lab_diary.md#keys-of-192-and-values-of-128-columns))."
-        ),
+        sources=benches(GROUPED, backwards(192, narrow=True)),
     ),
     Bar(
         what="backward, 192 columns",
         least=1.0,
-        sources=(PeerRows(file="h200.backward-peers.json", shapes=backwards(192)),),
+        sources=rows(PLAIN, backwards(192)),
         limit=(
             "Warps wait for each other and for loads, and the L2 is busier than FlashAttention-4's ([counters]"
-            "(../kernels/backward.md#what-limits-it))."
+            "(../kernels/backward.md#what-limits-it)): 64 keys, whose gradients fill both warpgroups, add to dq more "
+            "often."
         ),
     ),
     Bar(
         what="backward, lengths that no tile divides",
         least=1.0,
-        sources=rows(FEATURES, backwards(64, 128, ragged=True)),
+        sources=with_features(backwards(64, 128, ragged=True)),
         limit=f"The same step; 4000 queries are 50 steps of FlashAttention-4's 80, and 62.5 of ours. {STEP}.",
     ),
     Bar(
+        what="backward, 32k to 128k tokens",
+        least=1.0,
+        sources=(*benches("-backward-long.bench.json", backwards(128)), *benches("-long.bench.json", backwards(128))),
+        limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
+    ),
+    Bar(
+        what="backward, next to the newest cuDNN",
+        least=1.0,
+        ratio="over cuDNN 9.28",
+        sources=benches(NEWEST_CUDNN, backwards(64, 128, 256), ("cudnn",)),
+    ),
+)
+
+BACKWARD_FEATURES = (
+    Bar(
         what="backward, window of 1024",
         least=1.0,
-        sources=rows(FEATURES, backwards(64, 128, features="window=1023:-1")),
+        sources=with_features(backwards(64, 128, features="window=1023:-1")),
         limit=f"What stands between two tiles, and a last round that is half empty. {AHEAD}.",
     ),
-    Bar(what="backward, soft cap", least=1.0, sources=rows(FEATURES, backwards(64, 128, features="softcap"))),
+    Bar(what="backward, soft cap", least=1.0, sources=with_features(backwards(64, 128, features="softcap"))),
     Bar(
         what="backward, deterministic",
         least=1.0,
         ratio="over FA4's deterministic",
-        sources=rows(FEATURES, backwards(64, 128, 256, features="deterministic")),
+        sources=(*feature_benches(FIXED_ORDER, ("fa4",)), *programs(FIXED_ORDER, ("flash-attn-4",))),
         limit=TURNS,
     ),
     Bar(
         what="backward, deterministic",
         least=1 / 1.1,
         ratio="of our rate in any order",
-        sources=next_to(ANY_ORDER, backwards(64, 128, 256, features="deterministic")),
-        limit=TURNS,
-    ),
-    Bar(
-        what="backward, 32k to 128k tokens",
-        least=1.0,
-        sources=tuple(
-            Newest(
-                BenchRows(file=f"{device}-backward-long.bench.json"),
-                BenchRows(file=f"{device}-long.bench.json", shapes=backwards(128)),
-            )
-            for device in DEVICES
+        sources=programs(FIXED_ORDER, (ANY_ORDER,)),
+        limit=(
+            f"{TURNS} At 256 columns the longest tiles at the end take 6 %, and the two warps that add 10 % ([measured]"
+            "(../kernels/lab_diary.md#a-fixed-order-of-256-columns))."
         ),
-        limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
     ),
     Bar(
         what="backward, ALiBi",
@@ -177,6 +184,11 @@ BACKWARDS = (
     Bar(
         what="backward, ALiBi and masks",
         least=1.2,
+        sources=feature_benches(biased(backwards)),
+    ),
+    Bar(
+        what="backward, ALiBi and masks",
+        least=1.2,
         ratio="over PyTorch's fastest",
         sources=in_tables("over PyTorch", "PyTorch", "alibi", "boolean", "additive"),
     ),
@@ -184,13 +196,13 @@ BACKWARDS = (
         what="backward, block masks",
         least=1.0,
         ratio="over FA4",
-        sources=next_to("flash-attn-4", block_masked),
+        sources=programs(block_masked, ("flash-attn-4",)),
     ),
     Bar(
         what="backward, block masks",
         least=0.75,
         ratio="of our rate without the mask, on the pairs that take part",
-        sources=next_to(DENSE, block_masked, of_share=True),
+        sources=programs(block_masked, (DENSE,), of_share=True),
         limit=f"Tiles have few steps, so that what stands between two tiles counts. {AHEAD}.",
     ),
 )

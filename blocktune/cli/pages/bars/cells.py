@@ -1,9 +1,21 @@
 """Ratios that were measured, with where and when."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """Where a ratio is from.
+
+    file: its name in results/. taken_at: as ISO 8601. commit: of the kernels; empty where the file does not say it.
+    """
+
+    file: str
+    taken_at: str
+    commit: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,29 +28,49 @@ class Cell:
     label: str
     ratio: float
     rival: str
+    record: Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """The cells of one file.
+    """The cells of one device.
 
-    taken_at: when, as ISO 8601. software: versions by name. rivals: everyone who was timed in some cell, but ours.
+    software: versions by name. rivals: everyone who was timed in some cell, but ours.
     """
 
     device: str
-    taken_at: str
-    commits: tuple[str, ...]
-    software: Mapping[str, str]
+    software: Mapping[str, frozenset[str]]
     rivals: tuple[str, ...]
     cells: tuple[Cell, ...]
 
 
-def fastest(label: str, own_us: float, rivals_us: Mapping[str, float]) -> Cell | None:
+def merged(measurements: Iterable[Measurement]) -> list[Measurement]:
+    """Return one measurement for every device, in their order, with the newest cell of every shape."""
+    by_device: dict[str, Measurement] = {}
+    for measurement in measurements:
+        earlier = by_device.get(measurement.device)
+        by_device[measurement.device] = measurement if earlier is None else _both(earlier, measurement)
+    return list(by_device.values())
+
+
+def _both(one: Measurement, other: Measurement) -> Measurement:
+    cells = {cell.label: cell for cell in one.cells}
+    for cell in other.cells:
+        there = cells.get(cell.label)
+        if there is None or there.record.taken_at < cell.record.taken_at:
+            cells[cell.label] = cell
+    names = dict.fromkeys((*one.software, *other.software))
+    software = {name: one.software.get(name, frozenset()) | other.software.get(name, frozenset()) for name in names}
+    rivals = tuple(sorted({*one.rivals, *other.rivals}, key=str.casefold))
+    return replace(one, software=software, rivals=rivals, cells=tuple(cells.values()))
+
+
+def fastest(label: str, own_us: float, rivals_us: Mapping[str, float], record: Record) -> Cell | None:
     """Return the cell of a shape next to the fastest of some rivals; None where none was timed."""
     if not rivals_us:
         return None
     name = min(rivals_us, key=rivals_us.__getitem__)
-    return Cell(label=label, ratio=rivals_us[name] / own_us, rival=name)
+    return Cell(label=label, ratio=rivals_us[name] / own_us, rival=name, record=record)
 
 
 def short_device(name: str) -> str:

@@ -44,6 +44,16 @@ def backwards(*dims: int, **rest: Any) -> Chosen:
     return lambda shape: not is_forward(shape) and chosen(replace(shape, direction=Direction.FORWARD))
 
 
+def biased(direction: Callable[..., Chosen]) -> Chosen:
+    """Return which shapes of 64 and 128 columns have ALiBi or a mask of all pairs, and nothing else.
+
+    Args:
+        direction: `forwards` or `backwards`.
+    """
+    kinds = [direction(64, 128, features=features) for features in ("alibi", "boolean", "additive")]
+    return lambda shape: any(chosen(shape) for chosen in kinds)
+
+
 def is_forward(shape: AttentionShape) -> bool:
     return shape.direction is Direction.FORWARD
 

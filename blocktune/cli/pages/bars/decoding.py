@@ -1,7 +1,6 @@
 """The bars of decoding."""
 
-from blocktune.cli.pages.bars.bar import BATCH_1, Bar
-from blocktune.cli.pages.bars.sources import BenchRows, TableRows
+from blocktune.cli.pages.bars.bar import BATCH_1, Bar, benches, tables
 from blocktune.kernels.values.shape import AttentionShape
 
 
@@ -14,14 +13,12 @@ DECODING = (
         what="decoding, 2 to 16 queries, batch 1 and 8",
         least=0.95,
         ratio="of one query's GB/s",
-        sources=(
-            TableRows(
-                file="h200.decode-queries.table.json",
-                column="of one query's",
-                rival="one query",
-                rows=lambda cells: cells[0] in ("1", "8") and cells[1] != "1",
-                label=("batch", "queries"),
-            ),
+        sources=tables(
+            ".decode-queries.table.json",
+            "of one query's",
+            "one query",
+            lambda cells: cells[0] in ("1", "8") and cells[1] != "1",
+            ("batch", "queries"),
         ),
         limit=f"Partial results grow with the rows, and copies by `cp.async` cannot leave the L2 first. {BATCH_1}.",
     ),
@@ -29,43 +26,30 @@ DECODING = (
         what="decoding, pages of 16 to 256",
         least=0.97,
         ratio="of a contiguous cache",
-        sources=(
-            TableRows(
-                file="h200.decode-pages.table.json",
-                column="of contiguous",
-                rival="contiguous",
-                rows=lambda cells: cells[1] != "contiguous",
-                label=("batch", "page"),
-            ),
+        sources=tables(
+            ".decode-pages.table.json",
+            "of contiguous",
+            "contiguous",
+            lambda cells: cells[1] != "contiguous",
+            ("batch", "page"),
         ),
     ),
     Bar(
         what="decoding, batch 1, 8192 keys",
         least=1.5,
-        sources=(
-            BenchRows(file="h200-decode.bench.json", shapes=_one_long_query),
-            TableRows(
-                file="h200.decode-peers.table.json",
-                column="ours is times as fast",
-                rival="cuDNN",
-                rows=lambda cells: cells[:2] == ["1", "cudnn"],
-                label=("batch",),
-            ),
-        ),
+        sources=benches("-decode.bench.json", _one_long_query),
         limit=f"The launch and the wait for the first bytes; the bar would leave no time for the merge. {BATCH_1}.",
     ),
     Bar(
         what="decoding, 8-bit caches, batch 8 and 64",
         least=1.7,
         ratio="over our 16 bits",
-        sources=(
-            TableRows(
-                file="h200.decode8.table.json",
-                column="times as fast as 16 bits",
-                rival="16 bits",
-                rows=lambda cells: cells[0] in ("8", "64") and cells[2].startswith("kv="),
-                label=("batch", "queries", "cache"),
-            ),
+        sources=tables(
+            ".decode8.table.json",
+            "times as fast as 16 bits",
+            "16 bits",
+            lambda cells: cells[0] in ("8", "64") and cells[2].startswith("kv="),
+            ("batch", "queries", "cache"),
         ),
         limit="No unit is full: a tile is loaded, converted and multiplied in turn, by one or two warps a scheduler. "
         "[Caches of 8 bits with many rows](../kernels/lab_diary.md#caches-of-8-bits-with-many-rows).",

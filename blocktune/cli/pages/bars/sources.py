@@ -2,12 +2,12 @@
 table have written."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.pages.bars.cells import Cell, Measurement, fastest, in_order, short_device, short_label
+from blocktune.cli.pages.bars.cells import Cell, Measurement, Record, fastest, in_order, short_device, short_label
 from blocktune.cli.pages.bench_tables import GUESTS, BenchRow
 from blocktune.cli.pages.recorded import backward_peer_tables, plain_tables
 from blocktune.cli.tune.bench_file import read_bench
@@ -29,11 +29,16 @@ class Source(Protocol):
     """Some cells of one device."""
 
     def read(self, results: Path) -> list[Measurement]:
-        """Return what a folder of results has of them, one for every file."""
+        """Return what a folder of results has of them; nothing where it has no such file."""
 
 
 def every(shape: AttentionShape) -> bool:
     """Return that it is wanted, whichever shape it is."""
+    return True
+
+
+def every_row(cells: Sequence[str]) -> bool:
+    """Return that it is wanted, whatever stands in it."""
     return True
 
 
@@ -49,27 +54,25 @@ class BenchRows:
         if not (results / self.file).exists():
             return []
         document = read_bench(results / self.file)
-        rows = [(row, BenchRow(row)) for row in document["rows"]]
-        wanted = [(row, bench) for row, bench in rows if self.shapes(bench.shape)]
-        timed = {name for _, bench in wanted for name in self.rivals if bench.timing(name)}
-        cells = [cell for _, bench in wanted if (cell := self._cell(bench))]
+        rows = [(BenchRow(row), _record(self.file, document, row)) for row in document["rows"]]
+        wanted = [(bench, record) for bench, record in rows if self.shapes(bench.shape)]
+        timed = {name for bench, _ in wanted for name in self.rivals if bench.timing(name)}
+        cells = [cell for bench, record in wanted if (cell := self._cell(bench, record))]
         if not cells:
             return []
         sustained = ", sustained" if document["regime"] == "sustained" else ""
         measurement = Measurement(
             device=short_device(document["device"]["name"]) + sustained,
-            taken_at=document["created_at"],
-            commits=tuple(dict.fromkeys(row.get("commit") or "" for row, _ in wanted)),
             software=_peer_versions(document["environment"]),
             rivals=tuple(SHORT[name] for name in in_order(timed, SHORT)),
             cells=tuple(cells),
         )
         return [measurement]
 
-    def _cell(self, bench: BenchRow) -> Cell | None:
+    def _cell(self, bench: BenchRow, record: Record) -> Cell | None:
         own = bench.timing(bench.own)
         times = {SHORT[name]: timing["median_us"] for name in self.rivals if (timing := bench.timing(name))}
-        return None if own is None else fastest(short_label(bench.shape), own["median_us"], times)
+        return None if own is None else fastest(short_label(bench.shape), own["median_us"], times, record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,26 +94,24 @@ class PeerRows:
             results / self.file, "results", backward_peer_tables.FORMAT, backward_peer_tables.SCHEMA
         )
         wanted = [row for row in document["rows"] if self.shapes(AttentionShape.from_json(row["shape"]))]
-        found = [(row, cell) for row in wanted if (cell := self._cell(row))]
+        found = [(row, cell) for row in wanted if (cell := self._cell(row, _record(self.file, document, row)))]
         if not found:
             return []
         timed = {name for row, _ in found for name in self.rivals if name in row["time_us"]}
         measurement = Measurement(
             device=short_device(document["device"]),
-            taken_at=document["created_at"],
-            commits=tuple(dict.fromkeys(row["commit"] for row, _ in found)),
             software=_versions(document["environment"]),
             rivals=tuple(SHORT.get(name, name) for name in in_order(timed, self.rivals)),
             cells=tuple(cell for _, cell in found),
         )
         return [measurement]
 
-    def _cell(self, row: Mapping[str, Any]) -> Cell | None:
+    def _cell(self, row: Mapping[str, Any], record: Record) -> Cell | None:
         shape, times = AttentionShape.from_json(row["shape"]), row["time_us"]
         own_us = times.get(backward_peer_tables.DEFAULT) or _in_parts(shape, times)
         share = row["share"] if self.of_share else 1.0
         rivals = {SHORT.get(name, name): share * times[name] for name in self.rivals if name in times}
-        return None if own_us is None else fastest(short_label(shape), own_us, rivals)
+        return None if own_us is None else fastest(short_label(shape), own_us, rivals, record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class TableRows:
     file: str
     column: str
     rival: str
-    rows: Callable[[Sequence[str]], bool] = lambda cells: True
+    rows: Callable[[Sequence[str]], bool] = every_row
     label: Sequence[str] = ()
 
     def read(self, results: Path) -> list[Measurement]:
@@ -136,13 +137,15 @@ class TableRows:
             return []
         place = columns.index(self.column)
         rows = [row for row in document["rows"] if self.rows(row) and row[place] != "-"]
-        cells = [Cell(label=self._label(columns, row), ratio=float(row[place]), rival=self.rival) for row in rows]
+        record = _record(self.file, document, document)
+        cells = [
+            Cell(label=self._label(columns, row), ratio=float(row[place]), rival=self.rival, record=record)
+            for row in rows
+        ]
         if not cells:
             return []
         measurement = Measurement(
             device=short_device(document["device"]),
-            taken_at=document["created_at"],
-            commits=(document["commit"],),
             software=_versions(document["environment"]),
             rivals=(self.rival,),
             cells=tuple(cells),
@@ -153,23 +156,6 @@ class TableRows:
         return ", ".join(f"{name} {row[columns.index(name)]}" for name in self.label) or row[0]
 
 
-class Newest:
-    """Several sources of the same cells, of which each is that of the file that was measured last."""
-
-    def __init__(self, *sources: Source) -> None:
-        self._sources = sources
-
-    def read(self, results: Path) -> list[Measurement]:
-        found = [measurement for source in self._sources for measurement in source.read(results)]
-        seen: set[str] = set()
-        kept = []
-        for measurement in sorted(found, key=lambda each: each.taken_at, reverse=True):
-            cells = tuple(cell for cell in measurement.cells if cell.label not in seen)
-            seen |= {cell.label for cell in cells}
-            kept += [replace(measurement, cells=cells)] if cells else []
-        return kept
-
-
 def _in_parts(shape: AttentionShape, times: Mapping[str, float]) -> float | None:
     """Return the time of a group of heads in as many parts as the default has; None where parts were not timed."""
     prefix = backward_peer_tables.PARTS
@@ -177,11 +163,16 @@ def _in_parts(shape: AttentionShape, times: Mapping[str, float]) -> float | None
     return by_parts[default_parts(shape, tuple(by_parts))] if by_parts else None
 
 
-def _versions(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: environment[name] for name in VERSIONS if "." in (environment.get(name) or "")}
+def _record(file: str, document: Mapping[str, Any], row: Mapping[str, Any]) -> Record:
+    """Return what a row was measured with; older rows do not say when, and their document stands for them."""
+    return Record(file=file, taken_at=row.get("taken_at", document["created_at"]), commit=row.get("commit") or "")
 
 
-def _peer_versions(environment: Mapping[str, Any]) -> dict[str, str]:
+def _versions(environment: Mapping[str, str]) -> dict[str, frozenset[str]]:
+    return {name: frozenset({environment[name]}) for name in VERSIONS if "." in (environment.get(name) or "")}
+
+
+def _peer_versions(environment: Mapping[str, Any]) -> dict[str, frozenset[str]]:
     """Return the versions of a bench, which names the packages of its peers in words."""
     peers = dict(words.rsplit(" ", 1) for words in environment.get("peers", {}).values())
     return _versions({**environment, **peers})

@@ -32,8 +32,9 @@ BLOCK_N = 128
 """Keys of a block, 64 for each of its two computing warpgroups."""
 WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them, unless `has_halves`."""
-MIN_HALVED_TILES = 768
-"""Tiles of 128 keys from which on a diagonal is faster with them than with 64: fewer lose more at the launch's end."""
+MIN_HALVED_TILES = 67
+"""Tiles of 128 keys from which on they are taken: up to half as many as multiprocessors leave some of them idle, which
+tiles of 64 keys do not."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -105,8 +106,7 @@ def has_halves(shape: AttentionShape) -> bool:
         return False
     if features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE:
         return False
-    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch
-    return not is_bounded(shape) or tiles >= MIN_HALVED_TILES
+    return -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch >= MIN_HALVED_TILES
 
 
 def keys_of_block(shape: AttentionShape) -> int:
@@ -136,8 +136,6 @@ def added_rows(shape: AttentionShape) -> int:
 
 def dq_bytes(shape: AttentionShape) -> int:
     """Return the bytes of dq of a step on its way to the sums: all of it, or two panels of a wide head."""
-    if has_halves(shape):
-        return BLOCK_M * width_of(shape) * FLOAT32_BYTES
     return 2 * 64 * dq_part(shape) * FLOAT32_BYTES
 
 
@@ -169,11 +167,11 @@ def dq_slots(shape: AttentionShape, config: KernelConfig) -> int:
 
 def bytes_beside_dq(shape: AttentionShape, num_stages: int) -> int:
     """Return the bytes of K and V; the stages of Q, dO and two float32 statistics; two buffers of dS. Of a wide head
-    one of dS, one of float32 P, and a stage less of dO and its statistic."""
+    one of dS, one of float32 P, and a stage less of dO and its statistic, unless a warpgroup owns half of its keys."""
     row_bytes = width_of(shape) * shape.element_bytes
     if has_halves(shape):
         per_query = (width_of(shape) + width_v(shape)) * shape.element_bytes + 2 * FLOAT32_BYTES
-        return (BLOCK_N + num_stages * BLOCK_M) * per_query + BLOCK_M * (BLOCK_N * shape.element_bytes)
+        return (BLOCK_N + num_stages * BLOCK_M) * per_query + 2 * BLOCK_N * BLOCK_M * shape.element_bytes
     if is_wide(shape):
         of_keys = (WIDE_BLOCK_N + num_stages * BLOCK_M) * row_bytes
         of_values = (WIDE_BLOCK_N + (num_stages - 1) * BLOCK_M) * width_v(shape) * shape.element_bytes
