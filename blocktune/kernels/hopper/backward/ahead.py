@@ -124,7 +124,7 @@ def step_ahead(
     """One block of queries from m on, whose S^T is on its way as s_t. b, b_phase: the buffer of dS.
 
     left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away. loaded: of the mask, where it is loaded a step ahead; returned for the queries from
+    in the slot, to be thrown away. loaded: of the mask, where the step `asks_ahead`; returned for the queries from
     `following` on.
     """
     memory = steps.memory
@@ -167,13 +167,19 @@ def step_ahead(
     dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
     dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
     hand_over(in_register_order(dq), memory, b, b_phase, W, AWAIT=False)
-    if ASK_AHEAD:
+    if ASK_AHEAD:  # into the registers that dQ had
         loaded = mask_of_pairs(steps, following, OPTIONS, S_L)
     s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
     dk = warpgroup_mma_wait(1, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     b, b_phase = advance(b, b_phase, 2)
     return s_t, loaded, left - 1, dk, dv, next_slot, next_phase, b, b_phase
+
+
+@gluon.jit
+def next_block(place, n0, low, high, end, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
+    """The block of queries after the one at a place of a walk that `asks_ahead`; of the last one itself."""
+    return rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, OPTIONS.FORM)
 
 
 @gluon.jit
@@ -191,22 +197,25 @@ def head_ahead(
     if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
-            following = rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, FORM)
+            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
         m = block_at(rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
-        following = rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, FORM)
+        following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
         s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-            steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
+            steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+            W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
-            following = rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, FORM)
+            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     return s_t, left, dk, dv, slot, phase, b, b_phase
 

@@ -15,8 +15,8 @@ def bits(*words):
     Triton hashes this text, but no numbers that a constexpr function takes from its module.
     """
     order = (
-        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
-        "together",
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "short", "together",
     )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
@@ -24,8 +24,8 @@ def bits(*words):
 UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT, TOGETHER = (
     bits(word)
     for word in (
-        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back", "short",
-        "together",
+        "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "short", "together",
     )
 )  # fmt: skip
 """The bits of FORM on the host."""

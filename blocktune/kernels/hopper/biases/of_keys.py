@@ -71,7 +71,8 @@ def tile_of_mask(biases, batch, head, key, keys, TILE: gl.constexpr):
 
 @gluon.constexpr_function
 def prefetch_asm(size):
-    return f"{{ .reg .pred p; elect.sync _|p, 0xffffffff; @p cp.async.bulk.prefetch.L2.global [$1], {size}; mov.b32 $0, 0; }}"
+    one = "elect.sync _|p, 0xffffffff;"
+    return f"{{ .reg .pred p; {one} @p cp.async.bulk.prefetch.L2.global [$1], {size}; mov.b32 $0, 0; }}"
 
 
 @gluon.jit

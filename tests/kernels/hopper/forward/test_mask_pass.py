@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from blocktune.kernels.base.feature_arguments import mask_bytes
-from blocktune.kernels.hopper.biases.arguments import MaskPass, seen_by_keys, turned
 from blocktune.kernels.hopper.backward.layout import mask_bounds
+from blocktune.kernels.hopper.biases.arguments import MaskPass, seen_by_keys, turned
 from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.hopper.forward.launch import seen_bounds
 from blocktune.kernels.values.features import Features, MaskKind
