@@ -23,6 +23,8 @@ class Memory(NamedTuple):
     """Another one, of values that are still to be transposed. None: they come transposed."""
     ring: Any
     """Numbers of tiles, a `TileRing`."""
+    ones: Any
+    """Eight columns of ones, by which the tensor cores add probabilities up."""
 
 
 class Scales(NamedTuple):

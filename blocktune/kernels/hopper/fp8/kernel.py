@@ -27,7 +27,7 @@ from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
 from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.sums import ONE_STRETCH_KEYS, has_float32_sums
+from blocktune.kernels.hopper.fp8.sums import STRETCH_KEYS, has_float32_sums
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper.fp8.turn_values import UNIT_DIMS, UNIT_KEYS
 from blocktune.kernels.values.config import KernelConfig
@@ -72,8 +72,8 @@ class FlashForwardFp8(AttentionKernel):
         return problems
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another
-        half KiB."""
+        """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers and ones take
+        another KiB and a half."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
         return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
@@ -174,7 +174,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
         "TURNS": turns_values(config),
-        "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS,
+        "ONE_STRETCH": shape.seqlen_k <= STRETCH_KEYS,
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

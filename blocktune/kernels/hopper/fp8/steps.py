@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, pin
-from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
+from blocktune.kernels.hopper.common.rows import beside, by_thread, times_factor
 from blocktune.kernels.hopper.forward.bounds import hide
-from blocktune.kernels.hopper.forward.steps import finished
+from blocktune.kernels.hopper.fp8.row_sums import add_up, joined
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
@@ -103,29 +103,35 @@ def scores(q, k_smem, slot, zeros):
 
 
 @gluon.jit
-def add_values(p, v_smem, slot, acc):
-    """Issues acc += P V."""
-    return (warpgroup_mma(p, v_smem.index(slot).permute((1, 0)), acc[0], is_async=True),)
+def add_values(p, memory, slot, acc):
+    """Issues acc += P V and the sums of the rows of P."""
+    return warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True), add_up(p, memory.ones)
+
+
+@gluon.jit
+def finished(products, sums, factor):
+    """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of the blocks before, still to
+    be multiplied by the factor."""
+    acc, added = warpgroup_mma_wait(0, deps=products)
+    return acc, joined(sums, factor, added)
 
 
 @gluon.jit
 def rescaled(due, acc, factor, O_L: gl.constexpr):
     """What the sums of earlier stretches are due [64, 4], and the accumulator, times factors of rows [64, 4]."""
-    return due * factor, (times_factor(acc[0], factor, O_L),)
+    return due * factor, times_factor(acc, factor, O_L)
 
 
 @gluon.jit
-def softmax(qk, base, sums, scale):
-    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
+def softmax(qk, base, scale):
+    """(`half_packed` probabilities, factor of older sums, base of the exponents)."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
     # [64, 4]
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
-    # the compiler keeps this order, in which the kernel was timed
-    added = thread_sum(p)
-    return half_packed(p), factor, base, sums * factor + added
+    return half_packed(p), factor, base
 
 
 @gluon.jit
@@ -136,7 +142,7 @@ def step(
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
-    `packed` made them, factor of the accumulator, base and sums of the block before.
+    `packed` made them, factor of the accumulator and of the sums of rows, base, and these sums without the block before.
     """
     due, acc, p, factor, base, sums = state
     dtype: gl.constexpr = memory.v.dtype
@@ -146,18 +152,18 @@ def step(
     # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
     due, acc = rescaled(due, acc, pin(factor), O_L)
     give_back(previous, OPTIONS.CONSUMERS)
-    acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc)
+    products = add_values(as_operand(p, dtype, P_L), memory, slot, acc)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
-    qk = warpgroup_mma_wait(1, deps=(qk_t,))
+    qk = warpgroup_mma_wait(2, deps=(qk_t,))
     if OPTIONS.RIGHT and not OPTIONS.ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, factor, base, sums = softmax(qk, base, sums, scale)
+    p, next_factor, base = softmax(qk, base, scale)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
-    acc = finished(acc_t, 1)
-    return (due, acc, packed(p), factor, base, sums), slot, phase, previous
+    acc, sums = finished(products, sums, factor)
+    return (due, acc, packed(p), next_factor, base, sums), slot, phase, previous

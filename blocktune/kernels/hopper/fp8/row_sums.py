@@ -1,0 +1,35 @@
+"""The sums of rows of probabilities in the 8-bit Hopper forward: device functions of kernels/hopper/fp8/steps.py.
+
+The tensor cores add them up, as one more product of the probabilities: with ones, in the eight columns that a product
+has at least. Threads would need an addition for every score, one of every five instructions of a step. What is added is
+what the values are multiplied with, probabilities that are rounded to e4m3.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
+
+from blocktune.kernels.hopper.common.rows import by_thread, of_threads
+
+
+@gluon.jit
+def ones_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Shared memory [8, BLOCK_N] of ones in e4m3."""
+    ONE: gl.constexpr = 0x38
+    L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    ones = gl.full([8, BLOCK_N], ONE, gl.uint8, L).to(dtype, bitcast=True)
+    return gl.allocate_shared_memory(dtype, [8, BLOCK_N], gl.NVMMASharedLayout(BLOCK_N, 8, rank=2), ones)
+
+
+@gluon.jit
+def add_up(p, ones):
+    """Issues the sums [64, 8] of the rows of P, eight times the same. They begin at zero in every block: what 8-bit
+    wgmma cuts off stays small, and sums of blocks are added in float32."""
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 32])
+    return warpgroup_mma(p, ones.permute((1, 0)), gl.zeros([64, 8], gl.float32, L), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def joined(sums, factor, added):
+    """Sums of rows [64, 4] times a factor, with those that `add_up` gave."""
+    return sums * factor + gl.convert_layout(of_threads(by_thread(added)), sums.type.layout)
