@@ -24,7 +24,7 @@ class Memory(NamedTuple):
     ring: Any
     """Numbers of tiles, a `TileRing`."""
     ones: Any
-    """Eight columns of ones, by which the tensor cores add probabilities up."""
+    """What probabilities are multiplied with to add them up."""
 
 
 class Scales(NamedTuple):

@@ -50,7 +50,7 @@ def flash_fwd_fp8_kernel(
     v_smem = values(dtype, STAGES, V_W, BLOCK_N, V_L, TURNS)
     # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
     o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
-    # [8, BLOCK_N]
+    # [ONES_COLUMNS, BLOCK_N]
     ones = ones_of(dtype, BLOCK_N)
     memory = Memory(
         q=q_smem,

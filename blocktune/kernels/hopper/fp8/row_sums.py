@@ -11,22 +11,27 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from blocktune.kernels.hopper.common.rows import by_thread, of_threads
 
+ONES_COLUMNS = gl.constexpr(8)
+"""Columns of ones: as many as a product has at least."""
+
 
 @gluon.jit
 def ones_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Shared memory [8, BLOCK_N] of ones in e4m3."""
+    """Shared memory [ONES_COLUMNS, BLOCK_N] of ones in e4m3."""
     ONE: gl.constexpr = 0x38
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    ones = gl.full([8, BLOCK_N], ONE, gl.uint8, L).to(dtype, bitcast=True)
-    return gl.allocate_shared_memory(dtype, [8, BLOCK_N], gl.NVMMASharedLayout(BLOCK_N, 8, rank=2), ones)
+    ones = gl.full([ONES_COLUMNS, BLOCK_N], ONE, gl.uint8, L).to(dtype, bitcast=True)
+    ONES_L: gl.constexpr = gl.NVMMASharedLayout(BLOCK_N, element_bitwidth=8, rank=2)
+    return gl.allocate_shared_memory(dtype, [ONES_COLUMNS, BLOCK_N], ONES_L, ones)
 
 
 @gluon.jit
 def add_up(p, ones):
-    """Issues the sums [64, 8] of the rows of P, eight times the same. They begin at zero in every block: what 8-bit
-    wgmma cuts off stays small, and sums of blocks are added in float32."""
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 8, 32])
-    return warpgroup_mma(p, ones.permute((1, 0)), gl.zeros([64, 8], gl.float32, L), use_acc=False, is_async=True)
+    """Issues the sums [64, ONES_COLUMNS] of the rows of P, the same in all columns. They begin at zero in every block:
+    what 8-bit wgmma cuts off stays small, and sums of blocks are added in float32."""
+    N: gl.constexpr = ONES_COLUMNS
+    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 32])
+    return warpgroup_mma(p, ones.permute((1, 0)), gl.zeros([64, N], gl.float32, L), use_acc=False, is_async=True)
 
 
 @gluon.jit
