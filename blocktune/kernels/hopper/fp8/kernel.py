@@ -28,7 +28,7 @@ from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
 from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.row_sums import ONES_COLUMNS
+from blocktune.kernels.hopper.fp8.row_sums import SHARES_COLUMNS
 from blocktune.kernels.hopper.fp8.sums import STRETCH_KEYS, has_float32_sums
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper.fp8.turn_values import UNIT_DIMS, UNIT_KEYS
@@ -74,12 +74,12 @@ class FlashForwardFp8(AttentionKernel):
         return problems
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q and the 16-bit output of all consumers, the slots of K and V, and the ones; barriers
-        take another half KiB."""
+        """Return the bytes of Q and the 16-bit output of all consumers, the slots of K and V, and the shares of sums;
+        barriers take another half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
         slots = config.num_stages * config.block_n * (width + width_v)
-        return config.block_m * (width + of_sum * width_v) + slots + ONES_COLUMNS.value * config.block_n
+        return config.block_m * (width + of_sum * width_v) + slots + SHARES_COLUMNS.value * config.block_n
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
@@ -102,8 +102,8 @@ class FlashForwardFp8(AttentionKernel):
         element_bytes = FLOAT32_BYTES if has_float32_sums(config.block_m // ROWS, widths[1]) else shape.out_bytes
         out = leaving_tile(config.block_m, widths[1], element_bytes)
         known = consumer_tiles(config, widths, shape.element_bytes, out, transposed_values=True)
-        ones = shared_tile("Ones", ONES_COLUMNS.value, config.block_n, shape.element_bytes)
-        return replace(known, tiles=(*known.tiles, ones))
+        shares = shared_tile("Shares of sums", SHARES_COLUMNS.value, config.block_n, shape.element_bytes)
+        return replace(known, tiles=(*known.tiles, shares))
 
     @cached_property
     def source_hash(self) -> str:

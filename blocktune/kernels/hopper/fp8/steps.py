@@ -14,7 +14,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import advance, pin
-from blocktune.kernels.hopper.common.rows import beside, by_thread, times_factor
+from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
 from blocktune.kernels.hopper.forward.bounds import hide
 from blocktune.kernels.hopper.fp8.row_sums import add_up, joined
 from blocktune.kernels.hopper.fp8.rows import raised
@@ -104,16 +104,24 @@ def scores(q, k_smem, slot, zeros):
 
 @gluon.jit
 def add_values(p, memory, slot, acc):
-    """Issues acc += P V and the sums of the rows of P."""
-    return warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True), add_up(p, memory.ones)
+    """Issues acc += P V and, unless threads add them up, the sums of the rows of P."""
+    acc = warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True)
+    if memory.shares is None:
+        return acc, None
+    else:
+        return acc, add_up(p, memory.shares)
 
 
 @gluon.jit
 def finished(products, sums, factor):
-    """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of the blocks before, still to
-    be multiplied by the factor."""
-    acc, added = warpgroup_mma_wait(0, deps=products)
-    return acc, joined(sums, factor, added)
+    """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of threads, or of the blocks
+    before, still to be multiplied by the factor."""
+    acc, added = products
+    if added is None:
+        return warpgroup_mma_wait(0, deps=(acc,)), sums
+    else:
+        acc, added = warpgroup_mma_wait(0, deps=(acc, added))
+        return acc, joined(sums, factor, added)
 
 
 @gluon.jit
@@ -123,15 +131,19 @@ def rescaled(due, acc, factor, O_L: gl.constexpr):
 
 
 @gluon.jit
-def softmax(qk, base, scale):
-    """(`half_packed` probabilities, factor of older sums, base of the exponents)."""
+def softmax(qk, base, sums, scale, THREADS_ADD: gl.constexpr):
+    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of rows).
+
+    THREADS_ADD: the sums are those of all blocks; otherwise `finished` adds this block's."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
     # [64, 4]
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
-    return half_packed(p), factor, base
+    if THREADS_ADD:
+        sums = sums * factor + thread_sum(p)
+    return half_packed(p), factor, base, sums
 
 
 @gluon.jit
@@ -142,9 +154,10 @@ def step(
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
-    `packed` made them, factor of the accumulator and of the sums of rows, base, and these sums without the block before.
+    `packed` made them, factor of the accumulator, base of the block before, and the sums that `softmax` gave.
     """
     due, acc, p, factor, base, sums = state
+    THREADS_ADD: gl.constexpr = memory.shares is None
     dtype: gl.constexpr = memory.v.dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     # [64, BLOCK_N]
@@ -155,12 +168,12 @@ def step(
     products = add_values(as_operand(p, dtype, P_L), memory, slot, acc)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
-    qk = warpgroup_mma_wait(2, deps=(qk_t,))
+    qk = warpgroup_mma_wait(1 if THREADS_ADD else 2, deps=(qk_t,))
     if OPTIONS.RIGHT and not OPTIONS.ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, next_factor, base = softmax(qk, base, scale)
+    p, next_factor, base, sums = softmax(qk, base, sums, scale, THREADS_ADD)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax

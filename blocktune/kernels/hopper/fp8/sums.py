@@ -17,7 +17,7 @@ STRETCH_KEYS = 1024
 
 @gluon.constexpr_function
 def stretch_of(block_n, one_stretch):
-    """Blocks of keys that one accumulator adds up: `STRETCH_KEYS`, or all where these are no more.
+    """Blocks of keys that one accumulator adds up: those of `STRETCH_KEYS`, or all where there are no more.
 
     8-bit wgmma cuts off what is below 2^-13 of the largest number in a sum. What is lost of numbers with one sign grows
     with the keys that an accumulator has seen: on an H200 a quarter at 16,384, 0.7 % at 512 and 1.4 % at 1024. Then the

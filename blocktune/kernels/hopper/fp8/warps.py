@@ -179,12 +179,12 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         # [64, 4]
         nothing = thread_sum(by_thread(no_acc))
-        p, _, base = softmax(qk, nothing + NOTHING_SEEN, scale)
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, memory.shares is None)
         # [64, head_dim_v]
         acc = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(memory.full.index(slot), phase)
-        state = nothing + 1.0, acc, packed(p), nothing + 1.0, base, nothing
+        state = nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
         # blocks of keys up to the one from `highest` on are wholly visible
         highest = seqlen_k - BLOCK_N
         if RIGHT:
@@ -213,7 +213,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
         acc, sums = finished(products, sums, factor)
         # [64]
-        total = gl.convert_layout(gl.max(sums, 1), ROW_S)
+        total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         give_back(slot, CONSUMERS)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
