@@ -17,13 +17,22 @@ SHARES_COLUMNS = gl.constexpr(8)
 
 
 @gluon.jit
+def as_numbers(bytes_, dtype: gl.constexpr):
+    return bytes_.to(dtype, bitcast=True)
+
+
+@gluon.jit
 def shares_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
     """Shared memory [SHARES_COLUMNS, BLOCK_N] of what makes a product of a row's sum: a quarter everywhere, since four
-    threads get it and are added up in the end, as they are where threads add."""
+    threads get it and are added up in the end, as they are where threads add.
+
+    Bytes are written, as ptxas converts a constant wrong: it packs one pair of e4m3 and what a register happens to hold.
+    """
+    QUARTER: gl.constexpr = 0x28
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     SHARES_L: gl.constexpr = gl.NVMMASharedLayout(BLOCK_N, element_bitwidth=8, rank=2)
     memory = gl.allocate_shared_memory(dtype, [SHARES_COLUMNS, BLOCK_N], SHARES_L)
-    memory.store(gl.full([SHARES_COLUMNS, BLOCK_N], 0.25, gl.float32, L).to(dtype))
+    memory.store(as_numbers(gl.full([SHARES_COLUMNS, BLOCK_N], QUARTER, gl.uint8, L), dtype))
     return memory
 
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from blocktune.kernels.hopper.common.device_functions import advance, pin
 from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
 from blocktune.kernels.hopper.forward.bounds import hide
-from blocktune.kernels.hopper.fp8.row_sums import add_up, joined
+from blocktune.kernels.hopper.fp8.row_sums import add_up, as_numbers, joined
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
@@ -45,11 +45,6 @@ def whole_word(a, b, high):
     through a loop are taken apart and put together in every round: 176 instructions of 641."""
     ASM: gl.constexpr = "{ .reg .b16 low; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; mov.b32 $0, {low, $3}; }"
     return gl.inline_asm_elementwise(ASM, "=r,f,f,h", [a, b, high], dtype=gl.uint32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def as_numbers(bytes_, dtype: gl.constexpr):
-    return bytes_.to(dtype, bitcast=True)
 
 
 @gluon.jit
@@ -104,23 +99,22 @@ def scores(q, k_smem, slot, zeros):
 
 @gluon.jit
 def add_values(p, memory, slot, acc):
-    """Issues acc += P V and, unless threads add them up, the sums of the rows of P."""
+    """Issues acc += P V and, unless threads add them up, the sums of the rows of P: one product, or both."""
     acc = warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True)
     if memory.shares is None:
-        return acc, None
+        return (acc,)
     else:
         return acc, add_up(p, memory.shares)
 
 
 @gluon.jit
-def finished(products, sums, factor):
+def finished(products, sums, factor, THREADS_ADD: gl.constexpr):
     """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of threads, or of the blocks
     before, still to be multiplied by the factor."""
-    acc, added = products
-    if added is None:
-        return warpgroup_mma_wait(0, deps=(acc,)), sums
+    if THREADS_ADD:
+        return warpgroup_mma_wait(0, deps=products), sums
     else:
-        acc, added = warpgroup_mma_wait(0, deps=(acc, added))
+        acc, added = warpgroup_mma_wait(0, deps=products)
         return acc, joined(sums, factor, added)
 
 
@@ -178,5 +172,5 @@ def step(
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
-    acc, sums = finished(products, sums, factor)
+    acc, sums = finished(products, sums, factor, THREADS_ADD)
     return (due, acc, packed(p), next_factor, base, sums), slot, phase, previous

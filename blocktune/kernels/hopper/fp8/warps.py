@@ -129,6 +129,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) and not OPTIONS.ONE_STRETCH else 0
     SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH) or OPTIONS.ONE_STRETCH
     SUM: gl.constexpr = o_desc.dtype if sums_are_split(WIDTH) else gl.float32
+    THREADS_ADD: gl.constexpr = memory.shares is None
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
     # [64, head_dim_v] of the output, and [head_dim_v, 64] of sums
@@ -179,7 +180,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         # [64, 4]
         nothing = thread_sum(by_thread(no_acc))
-        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, memory.shares is None)
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, THREADS_ADD)
         # [64, head_dim_v]
         acc = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
@@ -211,7 +212,7 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         if not Q_REGISTERS:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
-        acc, sums = finished(products, sums, factor)
+        acc, sums = finished(products, sums, factor, THREADS_ADD)
         # [64]
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
         give_back(slot, CONSUMERS)
