@@ -26,7 +26,7 @@ def shares_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
     """Shared memory [SHARES_COLUMNS, BLOCK_N] of what makes a product of a row's sum: a quarter everywhere, since four
     threads get it and are added up in the end, as they are where threads add.
 
-    Bytes are written, as ptxas converts a constant wrong: it packs one pair of e4m3 and what a register happens to hold.
+    Bytes are written, as ptxas converts a constant wrong: it packs a pair of e4m3 with what a register happens to hold.
     """
     QUARTER: gl.constexpr = 0x28
     L: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
