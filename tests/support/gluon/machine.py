@@ -12,6 +12,7 @@ as threads, and the words of the language as these stand-ins:
   layouts, fences and everything else that the compiler does are not modelled.
 """
 
+import functools
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -257,6 +258,7 @@ GL = types.SimpleNamespace(
     log2=torch.log2,
     max=lambda x, axis: torch.amax(x, axis),
     sum=lambda x, axis: torch.sum(x, axis),
+    reduce=lambda x, axis, combined: functools.reduce(combined, x.unbind(axis)),
     reshape=torch.reshape,
     expand_dims=torch.unsqueeze,
     broadcast=torch.broadcast_tensors,
