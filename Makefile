@@ -133,7 +133,7 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-# Python compiles what the tests import; pip would compile all of the ten thousand files, which takes half of its time.
+# Python compiles what the tests import; pip would compile ten thousand files, which takes a third of its time.
 	$(PIP) install --no-compile $(CONSTRAINTS) -e '.[test]'
 # Ray, which the tests need, has a command `tune` too: the one that is installed last stays.
 	$(PIP) install --no-deps --no-build-isolation --force-reinstall -e .

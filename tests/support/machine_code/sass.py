@@ -85,7 +85,7 @@ def parsed(listing: str) -> list[Instruction]:
 def listed(cubin: Path) -> list[tuple[int, str]]:
     """Return (address, instruction) of everything in the file of a cubin.
 
-    `cuobjdump -sass` starts nvdisasm too, with an analysis of the flow of data that is not shown and takes a third of
+    `cuobjdump -sass` starts nvdisasm too, with an analysis of the flow of data that is not shown and takes a quarter of
     the time. -pb: a jump shows the address of its goal.
     """
     from triton import knobs

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.triton_modes import ON_GPU
+
 YOUNG, MIDDLE, OLD = 10_000, 20, 20
 """After how many new objects, and collections of the younger generation, each generation is collected."""
 
@@ -21,5 +23,6 @@ def pytest_collection() -> Generator[None, Any, Any]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(YOUNG, MIDDLE, OLD)
+        if not ON_GPU:  # whose memory garbage may hold
+            gc.set_threshold(YOUNG, MIDDLE, OLD)
         gc.enable()
