@@ -39,8 +39,8 @@ DECODING = (
         what="decoding, batch 1, 8192 keys",
         least=1.5,
         sources=benches("-decode.bench.json", _one_long_query),
-        limit="The launch and the wait for the first bytes; after reading alone the bar leaves less time than the merge "
-        f"takes. {BATCH_1}.",
+        limit="The launch and the wait for the first bytes; after reading alone the bar leaves less time than "
+        f"the merge takes. {BATCH_1}.",
     ),
     Bar(
         what="decoding, 8-bit caches, batch 8 and 64",
