@@ -30,13 +30,11 @@ NEWEST := .triton-newest
 PYTEST := $(BIN)/python -P -m pytest -q
 # Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
 # Hundreds of tests start a process, which would compile our sources again where Python may not keep them compiled.
-WORKERS := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS)
-# What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some.
-PARALLEL := $(WORKERS) --dist loadfile
-SPREAD := $(WORKERS) --dist loadgroup
+# What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some
+# (tests/support/suite/shared_files.py).
+PARALLEL := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
 # The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
-HAS_MANY_CASES := $(shell grep -rlE --include='test_*.py' 'mark\.(exhaustive|few)' tests)
 ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/tuner)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -56,21 +54,21 @@ endif
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
 
+# What `make test` leaves to `make test-all`, which collects all tests once: that takes 20 s of every worker.
+FEW := and not exhaustive
+test-all: FEW :=
+
 # mypy has one processor: the interpreted tests run beside it.
-test: $(VENV)/.installed-test
-	$(MAKE) --jobs 2 --output-sync=target check test-interpreted
-	$(PARALLEL) -m "not gpu and not exhaustive and not cluster"
+test test-all: $(VENV)/.installed-test
+	$(MAKE) --jobs 2 --output-sync=target check test-interpreted FEW="$(FEW)"
+	$(PARALLEL) -m "not gpu and not cluster $(FEW)"
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test-interpreted: $(VENV)/.installed-test
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
-
-test-all: test
-	TRITON_INTERPRET=1 $(SPREAD) -m "interpreted and not gpu and exhaustive" $(INTERPRETED)
-	$(SPREAD) -m "not gpu and exhaustive and not cluster" $(HAS_MANY_CASES)
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu $(FEW)" $(INTERPRETED)
 
 width-test: $(VENV)/.installed-test
-	BLOCKTUNE_WIDTHS=full $(SPREAD) tests/kernels/base/test_width_classes.py
+	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -135,9 +133,10 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) install $(CONSTRAINTS) -e '.[test]'
+# Python compiles what the tests import; pip would compile all of the ten thousand files, which takes half of its time.
+	$(PIP) install --no-compile $(CONSTRAINTS) -e '.[test]'
 # Ray, which the tests need, has a command `tune` too: the one that is installed last stays.
-	$(PIP) install --no-deps --force-reinstall -e .
+	$(PIP) install --no-deps --no-build-isolation --force-reinstall -e .
 	touch $@
 
 $(NEWEST)/.installed: $(VENV)/.installed-test

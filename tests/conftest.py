@@ -14,14 +14,17 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
-from tests.support.few_cases import mark_others_exhaustive
 from tests.support.quick_interpreter import do_less
 from tests.support.recording import pytest_addoption, pytest_configure
-from tests.support.same_draws import pytest_runtest_setup
+from tests.support.suite.few_cases import mark_others_exhaustive
+from tests.support.suite.kept_objects import pytest_collection
+from tests.support.suite.same_draws import pytest_runtest_setup
+from tests.support.suite.shared_files import keep_files_together
+from tests.support.suite.worker_gpus import take_turns
 from tests.support.triton_modes import ABSENT, INTERPRETED
-from tests.support.worker_gpus import take_turns
 
-__all__ = ["pytest_addoption", "pytest_configure", "pytest_runtest_setup"]  # --record, and the same draws in every run
+# --record, a garbage collector with less to do, and the same draws in every run
+__all__ = ["pytest_addoption", "pytest_collection", "pytest_configure", "pytest_runtest_setup"]
 
 os.environ |= {"BLOCKTUNE_MISSES": "off", "BLOCKTUNE_LAUNCHES": "off"}  # for the processes that tests start, too
 take_turns()
@@ -43,6 +46,7 @@ def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_others_exhaustive(items)
+    keep_files_together(items)
     _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
     _skip_without_gpu(items)
 

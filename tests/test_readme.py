@@ -84,6 +84,11 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
     assert "--json" in result.output
 
 
+def test_the_list_of_commands_cuts_no_sentence() -> None:
+    commands = CliRunner().invoke(app, ["--help"]).output.split("Commands:")[1]
+    assert [line for line in commands.splitlines() if line.endswith("...")] == []
+
+
 @pytest.mark.parametrize("name", LEAVES)
 def test_every_flag_is_explained(name: str) -> None:
     assert [parameter.name for parameter in LEAVES[name].params if not parameter.help] == []

@@ -21,6 +21,7 @@ from blocktune.kernels.historical.v2 import FlashV2
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
 from blocktune.kernels.hopper.decode8.kernel import FlashDecode8Hopper
+from blocktune.kernels.hopper.decode8.ring.kernel import FlashDecode8Ring
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.hopper.forward.short.kernel import FlashForwardHopperShort
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
@@ -50,6 +51,7 @@ KERNELS: dict[str, AttentionKernel] = {
         FlashDecodeHopper(),
         FlashDecode(),
         FlashDecode8Hopper(),
+        FlashDecode8Ring(),
         FlashDecode8(),
         FlashForwardHopperShort(),
         FlashForwardHopper(),

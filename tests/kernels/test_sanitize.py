@@ -61,7 +61,8 @@ def test_every_kernel_has_small_cases_that_its_default_config_serves_on_hopper(n
     shapes = sanitizer_case.cases_of(kernel, HOPPER, "bfloat16")
     served = set().union(*(shape.features.names for shape in shapes))
     assert served >= kernel.features
-    assert len({(shape.head_dim, shape.head_dim_v) for shape in shapes}) >= 2
+    least = 1 if name == "flash_decode8_ring" else 2  # it takes 128 columns alone
+    assert len({(shape.head_dim, shape.head_dim_v) for shape in shapes}) >= least
     for shape in shapes:
         assert kernel.violations(kernel.default_config(shape, HOPPER), shape, HOPPER) == ()
 

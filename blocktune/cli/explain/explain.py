@@ -57,10 +57,11 @@ def explain(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Explain a config: where its time goes, what limits it, and what would lift the limit.
+    """Explain a config: where its time goes, and what limits it.
 
-    For an autotuned kernel, it compiles the winner of each key and shows how many of its blocks fit, what limits them,
-    and what the other configs took. --param gives constants of a call that are not key values.
+    It says what would lift the limit. For an autotuned kernel, it compiles the winner of each key and shows how many of
+    its blocks fit, what limits them, and what the other configs took. --param gives constants of a call that are not
+    key values.
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
     compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the

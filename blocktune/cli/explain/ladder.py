@@ -51,9 +51,10 @@ def ladder(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Climb from standard attention over FlashAttention v1 and v2 to the fastest kernel; show what each step gains.
+    """Climb from standard attention to the fastest kernel, by steps.
 
-    The backward has its own ladder: matrices of probabilities, two passes, one pass, the kernel for Hopper.
+    It leads over FlashAttention v1 and v2, and shows what each step gains. The backward has its own ladder: matrices of
+    probabilities, two passes, one pass, the kernel for Hopper.
 
     On the GPU here, every step is checked and timed in turns with the others. For another --device, all times are
     predicted; measured times that ship for that device and shape are shown first. A step that cannot run is listed with

@@ -50,7 +50,7 @@ def profile(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put counters of Nsight Compute next to what the models predict of a config.
+    """Put counters of Nsight Compute next to what models predict.
 
     The config is chosen as in `tune explain`. It runs here under `ncu`, or its counters come from a file. --sass counts
     the instructions of one round of its loop by kind, and reloads of spilled registers by source line; this needs no

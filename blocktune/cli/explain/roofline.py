@@ -19,10 +19,11 @@ def roofline(
     device: DeviceName = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the ceilings of a device: memory, L2, matrix products and exponentials, with the roofline that they make.
+    """Show the ceilings of a device, and the roofline they make.
 
-    With --measure, a copy, reads from L2, a product of large matrices and a kernel of exponentials run here, and the
-    fastest round of each is shown next to the catalogue's figure.
+    The ceilings are memory, L2, matrix products and exponentials. With --measure, a copy, reads from L2, a product of
+    large matrices and a kernel of exponentials run here, and the fastest round of each is shown next to the catalogue's
+    figure.
 
     \b
     tune roofline --device h200

@@ -32,11 +32,11 @@ def noise(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Repeat the measurements of a search on a few configs for minutes, in bursts and under sustained load in turns.
+    """Repeat a search's measurements for minutes, to see the noise.
 
-    The configs are the stored winner, or the default, and three near it. The command shows how much repeated
-    measurements and finals of one config differ, how they drift, whether both regimes rank the configs alike, and how
-    often finals of a config against itself have a winner.
+    They run in bursts and under sustained load in turns. The configs are the stored winner, or the default, and three
+    near it. The command shows how much repeated measurements and finals of one config differ, how they drift, whether
+    both regimes rank the configs alike, and how often finals of a config against itself have a winner.
 
     \b
     tune noise --seq 8192 --dim 64

@@ -29,10 +29,11 @@ def rematch(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the winners of repeated searches against each other and the default, in one run of finals per shape.
+    """Time the winners of repeated searches against each other.
 
-    It shows how many searches found the same winner or one within the tie band of it, and whether any winner is slower
-    than the default. Only shapes that all stores hold as measured on this kind of GPU, under one regime, take part.
+    The default takes part, in one run of finals per shape. It shows how many searches found the same winner or one
+    within the tie band of it, and whether any winner is slower than the default. Only shapes that all stores hold as
+    measured on this kind of GPU, under one regime, take part.
 
     \b
     for i in 0 1 2 3 4 5 6 7 8 9; do tune run --seq 8192 --dim 64 --seed $i --db search$i.db; done

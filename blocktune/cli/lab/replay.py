@@ -46,7 +46,7 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")] = False,
 ) -> None:
-    """Search recorded sweeps with several strategies, and show how close to the best each of them gets.
+    """Search recorded sweeps with several strategies, and compare.
 
     The searches are those of `tune run`, with the recorded times in place of a compiler and a GPU.
 

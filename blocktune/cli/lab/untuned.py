@@ -40,7 +40,7 @@ def calibrate(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit the correction of expected times, for untuned shapes, to measurements on a device.
+    """Fit the expected times of untuned shapes to measurements.
 
     The file holds what recorded sweeps, winners and the trials of a named database say about other shapes, and the
     constants that predict left-out shapes best. `results/DEVICE.correction.json` ships with the package. Equal

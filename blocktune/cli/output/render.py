@@ -12,6 +12,7 @@ import typer
 from blocktune.cli.output.tables import EMPTY, fitted_table, wrapped_lines
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.text import counted as counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -130,11 +131,6 @@ def millijoules(energy_mj: float | None) -> str:
 def percent(fraction: float | None) -> str:
     """Return a fraction for people; a dash where there is none."""
     return "-" if fraction is None else f"{100 * fraction:.4g} %"
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a count of things for people: `1 winner`, `1,200 winners`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def counts(outcomes: Mapping[Any, int]) -> str:

@@ -46,7 +46,7 @@ def report(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML file that shows what was measured, what the models say, and why.
+    """Write one HTML file of what was measured, predicted, and why.
 
     It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, a
     map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for nothing from a network.

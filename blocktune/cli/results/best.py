@@ -28,7 +28,7 @@ def best(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the best known config for a shape, or the winners of an autotuned kernel.
+    """Show the best known config of a shape or an autotuned kernel.
 
     It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
     Ends with exit code 3 when no result is near, and says what would run then.
@@ -51,7 +51,7 @@ def best(
         _show(answer, flags.assumed())
     if not answer.is_tuned:
         raise NoFeasibleConfigError(
-            f"No result for {shape.label} on {spec.name} or near it. Make one: {_command(flags, device)}"
+            f"Nothing was measured for {shape.label} on {spec.name} or near it. Measure it: {_command(flags, device)}"
         )
 
 

@@ -26,7 +26,7 @@ def buckets(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge winners of neighbouring shapes if one config serves them all, by the stored trials.
+    """Merge winners of neighbouring shapes that one config serves.
 
     A shape joins a bucket only when the bucket's config was timed on that very shape and loses no more than --loss
     against its winner. So complete searches merge best: tune run --exhaustive.

@@ -30,7 +30,7 @@ def freeze(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the winners of a device to a small, sealed file that a dispatcher reads.
+    """Write winners to a small, sealed file that a dispatcher reads.
 
     Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
     its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.

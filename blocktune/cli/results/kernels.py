@@ -40,10 +40,10 @@ def kernels(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the winners of kernels under `blocktune.autotune` or `blocktune.install`, with their launches.
+    """List the winners of autotuned kernels, with their launches.
 
-    Hits are launches, in all processes that have ended, for which the config was known; misses had to wait for it to be
-    measured, for this many seconds.
+    Those are kernels under `blocktune.autotune` or `blocktune.install`. Hits are launches, in all processes that have
+    ended, for which the config was known; misses had to wait for it to be measured, for this many seconds.
 
     A frozen file is read by BLOCKTUNE_FROZEN_KERNELS, or by `install(frozen=...)`; equal winners give equal bytes.
 

@@ -13,7 +13,7 @@ Places = Annotated[
 
 
 def merge(places: Places, trust: Trust = False, db: Database = None, as_json: AsJson = False) -> None:
-    """Add the winners and trials of other databases and exports to the database.
+    """Add the results of other databases and exports to this one.
 
     If anything is wrong, nothing is added. Every trial is kept. Of several winners of one shape, the best origin stays
     (measured, borrowed, predicted). Of these, the youngest decides which software counts, and the fastest by that

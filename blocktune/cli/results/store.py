@@ -42,7 +42,7 @@ def list_bests(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the stored winners; without any, those that ship with the package. Autotuned kernels follow.
+    """List the stored winners. Without any, it lists those that ship with the package. Autotuned kernels follow.
 
     \b
     tune list
@@ -104,7 +104,7 @@ def export(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the results of one device to a JSON file, or its winners in another format.
+    """Write the results of one device to a JSON or other file.
 
     \b
     tune export h200.json --device h200

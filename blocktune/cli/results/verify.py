@@ -44,12 +44,14 @@ def verify(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check and time winners and their runners-up again on this GPU, and store who wins now.
+    """Check and time stored winners again on this GPU.
 
-    Without --all, only winners that are due: imported ones, and those measured with another driver, Triton, ptxas,
-    torch or kernel source or against another default. Verified winners count as measured here. A winner that computes a
-    wrong result is replaced, and the command ends with 7 after all shapes. Ctrl-C keeps what was verified. Configs that
-    production found to be wrong at their first use are shown first.
+    Each meets its runners-up and the default, and who wins is stored. Without --all, only winners that are due:
+    imported ones, and those measured with another driver, Triton, ptxas, torch or kernel source or against another
+    default. Verified winners count as measured here. A winner that computes a wrong result is replaced, and the command
+    ends with 7 after all shapes. A winner that failed by the machine, such as by a full disk or memory, stays, and the
+    command ends with 3. Ctrl-C keeps what was verified. Configs that production found to be wrong at their first use
+    are shown first.
 
     For autotuned kernels, it says which winners are still valid for the source and software in use. With --args, it
     measures all configs again, and compares the results of the winner with those of the list's first config.
@@ -85,8 +87,12 @@ def verify(
             f"The stored winners of {'; '.join(wrong)} compute wrong results. They were replaced as shown above; "
             "`tune run` searches further."
         )
-    if len(done) < len(due):
-        raise NoFeasibleConfigError("Some winners could not be verified; see above.")
+    missing = len(due) - sum(each.verified for each in done)
+    if missing:
+        raise NoFeasibleConfigError(
+            f"{missing} of {counted(len(due), 'winner')} could not be verified, for the reasons above. The store keeps "
+            "what it has of them; run the command again when those are gone."
+        )
 
 
 def _verify_kernel(
@@ -205,6 +211,8 @@ def _show(found: "Verification") -> None:
     print_table(COLUMNS, rows, title=found.before.shape.label)
     if found.after is None:
         say(f"no winner any more: {found.reason}\n")
+    elif not found.verified:
+        say(f"the winner stays, not verified: {found.reason}\n")
     elif found.after.config == found.before.config:
         say(f"the winner stays: {found.reason}\n")
     else:

@@ -47,7 +47,9 @@ def bench(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the tuned config against the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
+    """Time the tuned config against its peers.
+
+    They are the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
     All are checked first, then timed in turns. For a shape that was not tuned, the config that its calls get takes
     part. An existing file is extended, so a long bench can run in parts. If a config that calls get is wrong, the

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from blocktune.tuner.search.report import TuningReport
 
 
+SHOWN_RULES = 3
+"""Rules by which configs were dropped that are shown in words."""
+
+
 def wait_text(budget: Budget, *, present: bool, exhaustive: bool) -> str:
     """Return how much will be tried and how long that takes at most, for a line before the wait."""
     bounds = effective_budget(budget, present=present, exhaustive=exhaustive)
@@ -38,7 +42,7 @@ def show_report(report: "TuningReport", place: str) -> None:
         f"({report.resumed} of earlier runs)"
     )
     lines += [_ENDS[report.ended_by]] if report.ended_by else []
-    lines += [f"{count} dropped: {rule}" for rule, count in report.dropped.items()]
+    lines += _dropped(report.dropped)
     lines += _left_out(report.unsupported)
     lines += report.notes
     kept = "stored in" if report.stored else "not stored, since a better one is in"
@@ -64,6 +68,16 @@ _ENDS = {
     "trials": "the search ended at its number of configs: --trials N or --exhaustive tries more",
     "seconds": "the search ended with its time: --time-budget SECONDS, --trials N or --exhaustive goes further",
 }
+
+
+def _dropped(dropped: Mapping[str, int]) -> list[str]:
+    """Return a line for each of the rules that dropped most configs, and one for the others."""
+    order = sorted(dropped.items(), key=lambda rule: -rule[1])
+    lines = [f"{count:,} dropped: {rule}" for rule, count in order[:SHOWN_RULES]]
+    others = [count for _, count in order[SHOWN_RULES:]]
+    if others:
+        lines.append(f"{sum(others):,} dropped by {counted(len(others), 'other rule')} (--json names each)")
+    return lines
 
 
 def _left_out(unsupported: Mapping[str, str]) -> list[str]:

@@ -162,12 +162,11 @@ def run(
     refuse({"--args": make_args, "--param": param, "--expand": expand}, "Name an autotuned kernel, MODULE:KERNEL.")
     require_strategy(sampler)
     cluster = cluster_of(executor, address, exclude, device=device, gpus=gpus, study=study)
-    shapes, wanted = grid.shapes(), wanted_gpus(gpus)
-    spec = choose_device(device if cluster is None or device != ANY else None)
     if shapes_file is not None:
         grid = Grid(flags_of_file(shapes_file), many=True)
-        shapes = grid.shapes()
-    elif from_misses:
+    shapes, wanted = grid.shapes(), wanted_gpus(gpus)
+    spec = choose_device(device if cluster is None or device != ANY else None)
+    if from_misses:
         shapes = missed_shapes(spec, db)
     if shard is not None:
         shapes = part_of(shapes, shard)

@@ -179,7 +179,8 @@ class Resolver:
         else:
             if step.rung is Rung.EXACT or not trial.is_plain:
                 return launch
-            problem = canary.problem_of(config, launch, shape, *trial.arguments[:4])
+            query, key, value, out, *_ = trial.arguments
+            problem = canary.problem_of(config, shape, query, key, value, out, trial.call.scale)
             if problem is None:
                 return launch
         self._failures[kind] = problem

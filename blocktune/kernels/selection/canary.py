@@ -1,9 +1,9 @@
 """The first use of a config that was not measured for exactly this shape and software, checked on the caller's tensors.
 
 A config that is borrowed, predicted or a default was never seen to compute this shape right here. So its first output
-is compared with the definition of attention in float64, in some rows of the first and the last head: one launch more
-for each shape. A config that differs is not used again, is logged, and is stored as a finding that `tune verify` shows.
-A measured config was checked when it was measured, and later calls pay nothing.
+is compared with the definition of attention in float64, in some rows of the first and the last head. A config that
+differs is not used again, is logged, and is stored as a finding that `tune verify` shows. A measured config was checked
+when it was measured, and later calls pay nothing.
 """
 
 import logging
@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.files.switch import is_switched_on
 from blocktune.kernels.selection.findings import Finding, store_finding
@@ -47,23 +46,23 @@ def is_on() -> bool:
 
 
 def problem_of(
-    config: KernelConfig, launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor
+    config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float
 ) -> str | None:
     """Return how a config's output differs from attention; None if it does not, or cannot be compared.
 
     Args:
         config: it was not measured for exactly this shape here.
-        launch: its launcher.
         shape: the call's, a forward without features.
         query, key, value: the caller's tensors.
-        out: for the output, laid out as a call's.
+        out: the config's output.
+        scale: of the scores.
     """
     if not is_on():
         return None
     if query.dtype is torch.float32 and allows_tf32():
         return None  # what TF32 rounds away has no bound without the scores of all rows
     try:
-        worst = _worst(launch, shape, query, key, value, out)
+        worst = max(_differences(shape, query, key, value, out, scale))
     except torch.OutOfMemoryError:
         return None  # not the config's fault; the call itself may fit
     counts["compared"] += 1
@@ -76,23 +75,18 @@ def problem_of(
     return reason
 
 
-def _worst(launch: Launch, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> float:
-    """Return the greatest difference, as a multiple of its bound; infinite where a number is missing."""
-    launch(query, key, value, out, None, query.shape[-1] ** -0.5)
-    found = max(_differences(out, shape, query, key, value), default=0.0)
-    return float("inf") if found != found else found
-
-
-def _differences(out: Tensor, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor) -> Iterator[float]:
+def _differences(
+    shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float
+) -> Iterator[float]:
+    """Yield the greatest difference of a head as a multiple of its bound; infinite where a number is missing."""
     kind = torch.finfo(query.dtype)
     unit = kind.eps / 2 if query.dtype is not torch.float32 else 2.0**-18
     least = kind.smallest_normal * kind.eps
     rows = torch.linspace(0, shape.seqlen_q - 1, min(ROWS, shape.seqlen_q), device=query.device).long().unique()
     for batch, head in {(0, 0), (shape.batch - 1, shape.num_heads - 1)}:
         kv = head // shape.group_size
-        expected, bound = _attention(
-            query[batch, head, rows], key[batch, kv], value[batch, kv], rows, shape, unit, least
-        )
+        scaled = query[batch, head, rows].double() * scale
+        expected, bound = _attention(scaled, key[batch, kv], value[batch, kv], rows, shape, unit, least)
         difference = (out[batch, head, rows].double() - expected).abs() / bound
         comparable = expected.isfinite() & bound.isfinite()
         yield float(torch.where(comparable, difference, 0.0).nan_to_num(nan=float("inf")).max())
@@ -104,15 +98,15 @@ def _attention(
     """Return rows of attention in float64, and by how much each number may differ from them.
 
     Args:
-        query, key, value: of one head, the queries those of rows.
+        query, key, value: of one head; the queries are those of rows, in float64 and with the scale.
         rows: their numbers.
         shape: of the call.
         unit: the relative rounding error of the type.
         least: its smallest number above 0, in steps of which a probability is rounded that is far below the greatest
             one of its row. In float16 a key of no value that takes nearly all probability makes that count.
     """
-    query, key, value = query.double(), key.double(), value.double()
-    scores = query @ key.T * query.shape[-1] ** -0.5
+    key, value = key.double(), value.double()
+    scores = query @ key.T
     if shape.causal is not Causal.NONE:
         hidden = torch.arange(shape.seqlen_k, device=rows.device) > rows[:, None]
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -12,8 +12,8 @@ from blocktune.kernels.selection.expectation import Expectation
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+from blocktune.kernels.values.text import html_table
 
 SHOWN_RIVALS = 5
 """Rivals of an expected config in a text; JSON has all of them."""

@@ -29,7 +29,7 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
     if problem is None:
         config = kernel.default_config(alone, limits)
         if shape.features.cached:
-            overlap = config.parameters["overlap"] if num_splits > 1 else 0
+            overlap = min(config.parameters["overlap"], 1) if num_splits > 1 else 0  # whatever the number, one merge
             config = KernelConfig.of(kernel.name, {**config.parameters, "splits": num_splits, "overlap": overlap})
         problem = next(iter(kernel.violations(config, shape, limits)), None)
     if problem is not None:

@@ -12,6 +12,7 @@ from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
 from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.text import counted
 
 logger = logging.getLogger("blocktune")
 
@@ -32,9 +33,9 @@ def summary() -> str:
     known = [choice for kernel in launched for choice in kernel.choices.values() if not choice.tuned and choice.time_us]
     seconds = sum(kernel.seconds for kernel in launched)
     others = sum(any(_differs(kernel, choice) for choice in kernel.choices.values()) for kernel in launched)
-    autotuned = _counted(len(launched), "autotuned kernel", "autotuned kernels")
-    kinds = _counted(misses, "new kind of calls", "new kinds of calls")
-    other = _counted(others, "kernel", "kernels")
+    autotuned = counted(len(launched), "autotuned kernel")
+    kinds = counted(misses, "new kind of calls", "new kinds of calls")
+    other = counted(others, "kernel")
     lines.append(
         f"blocktune: {autotuned}, {_launches(sum(kernel.calls for kernel in launched))}, {kinds} in {seconds:.1f} s, "
         f"{len(known)} of them known before{_spared(launched)}; {other} with another winner than the first config of "
@@ -80,21 +81,17 @@ def _line(kernel: TunedKernel) -> str:
     others = sum(_differs(kernel, choice) for choice in choices)
     words = [
         _launches(kernel.calls),
-        _counted(len(choices), "kind of calls", "kinds of calls"),
+        counted(len(choices), "kind of calls", "kinds of calls"),
         f"{sum(choice.tuned for choice in choices)} tuned here in {kernel.seconds:.1f} s",
         f"{others} not with the list's first config",
     ]
     if dropped:
-        words.append(f"{_counted(dropped, 'config', 'configs')} dropped or failed")
+        words.append(f"{counted(dropped, 'config')} dropped or failed")
     return f"{kernel.name}: {', '.join(words)}{_gain(choices)}"
 
 
 def _launches(count: int) -> str:
-    return _counted(count, "launch", "launches")
-
-
-def _counted(count: int, one: str, more: str) -> str:
-    return f"{count} {one if count == 1 else more}"
+    return counted(count, "launch", "launches")
 
 
 def _failures(kernel: TunedKernel) -> Iterator[str]:
@@ -109,12 +106,12 @@ def _spared(launched: Iterable[TunedKernel]) -> str:
     """Return the seconds that earlier processes measured what this one knew, as far as they are counted."""
     try:
         path = launches_path()
-        counted = {} if path is None else read_launches(path)
+        kept = {} if path is None else read_launches(path)
     except (StoreError, UsageError) as error:
         logger.info("%s", error)
         return ""
     known = (kind for kernel in launched for kind, launches in kernel.launches.items() if not launches.misses)
-    before = [counted[kind] for kind in known if kind in counted and counted[kind].misses]
+    before = [kept[kind] for kind in known if kind in kept and kept[kind].misses]
     seconds = sum(launches.seconds / launches.misses for launches in before)
     return f", which saved {seconds:.1f} s of measuring" if seconds else ""
 

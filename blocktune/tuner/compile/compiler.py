@@ -58,8 +58,9 @@ class CompileResult:
 def compile_resources(
     kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
 ) -> KernelResources:
-    """Return the resources of what `compile_config` compiles."""
-    return compile_config(kernel, config, shape, cc)[0]
+    """Return the resources of what `compile_config` compiles, in a process that compiles one thing at a time."""
+    with ptxas_logs() as logs:
+        return compile_config(kernel, config, shape, cc, logs)[0]
 
 
 def compile_config(

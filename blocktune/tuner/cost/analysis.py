@@ -20,8 +20,8 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.kernels.values.text import html_table
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (

@@ -30,8 +30,8 @@ from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
-from blocktune.kernels.values.html import html_table
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.text import html_table
 from blocktune.tuner.measure.protocol import stopped_early
 
 FORMAT = "blocktune-sweep"

@@ -49,7 +49,7 @@ class Measurement:
     relative_to_anchor: median of its time over the anchor's in the same round; 1.0 if it is the anchor.
     error: why there is no time, or, where there is a time, how it was taken when not as usual.
     seconds: wall time that the measurement took.
-    transient: it failed by the machine, such as by a full disk, so that the config may be measured later.
+    transient: it failed by the machine, such as by a full disk or memory, so that the config may be measured later.
     """
 
     outcome: Outcome

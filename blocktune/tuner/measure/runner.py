@@ -213,7 +213,10 @@ class GpuRunner:
             measurement = Measurement.from_json(answer)
         except WorkerFailedError as failed:
             measurement = _failure(failed)
-        return replace(measurement, telemetry=self._worker.telemetry)
+        telemetry = self._worker.telemetry
+        # launches of another process make a config late through no fault of its own
+        late = measurement.outcome is Outcome.RUN_TIMEOUT and bool(telemetry.other_processes)
+        return replace(measurement, telemetry=telemetry, transient=measurement.transient or late)
 
     def _ensure_ready(self) -> None:
         """Make sure of a worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that

@@ -25,7 +25,7 @@ from blocktune.kernels.hardware.limits import (
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.html import html_table
+from blocktune.kernels.values.text import html_table
 
 # The launch check lets 256 registers pass, one more than the compiler ever emits.
 _LAUNCHABLE_REGISTERS = MAX_REGISTERS_PER_THREAD + 1

@@ -3,7 +3,7 @@ measured for energy; the winner is checked again."""
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,6 +12,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders
+from blocktune.tuner.compile.answers import MAKE_ROOM
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.energy_finals import frugal_energies
@@ -144,14 +145,24 @@ def _of_bursts(energies: Energies) -> str:
     return f"followed by bursts that were disturbed, since {energies.disturbance}" if energies.disturbance else ""
 
 
-def require_result(trials: Sequence[Trial], shape: AttentionShape) -> None:
+def require_result(
+    trials: Sequence[Trial], shape: AttentionShape, stopped_by_machine: Collection[KernelConfig]
+) -> None:
     """Check that a search has found anything.
 
     Raises:
-        NoFeasibleConfigError: no config was timed or predicted; the message says how they ended.
+        NoFeasibleConfigError: no config was timed or predicted; the message says how they ended, or what the machine
+            lacks.
     """
     if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
         return
+    stopped = [trial for trial in trials if trial.config in stopped_by_machine]
+    if stopped:
+        raise NoFeasibleConfigError(
+            f"No config of {shape.label} was tried to its end: {len(stopped)} of {len(trials)} failed by this machine, "
+            f"for example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
+            f"{MAKE_ROOM}, and run the command again; attention falls back to PyTorch meanwhile."
+        )
     counts = Counter(trial.outcome for trial in trials).most_common()
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
     example = next(trial for trial in trials if trial.outcome is counts[0][0])

@@ -88,7 +88,8 @@ class _Ready:
 
 
 class Search:
-    """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included.
+    """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included; `stopped_by_machine`
+    names those that failed by the machine, such as by a full disk, which no store keeps.
 
     Args:
         subject: what is tuned.
@@ -118,6 +119,7 @@ class Search:
         on_progress: Callable[[Progress], None],
     ):
         self.trials = {trial.config: trial for trial in known}
+        self.stopped_by_machine: set[KernelConfig] = set()
         self._subject = subject
         self._proposals = proposals
         self._compiler = compiler
@@ -271,6 +273,8 @@ class Search:
         """Take a trial into account; one that is not stored is tried again by the next run."""
         if stored:
             self._record(trial)
+        else:
+            self.stopped_by_machine.add(trial.config)
         self._last = time.monotonic()
         if self._since is None:
             self._since = self._last

@@ -229,7 +229,7 @@ class _Run:
             search.run()
             self._ended_by = search.ended_by
             trials = list(search.trials.values())
-            require_result(trials, self._subject.shape)
+            require_result(trials, self._subject.shape, search.stopped_by_machine)
             if runner is None:
                 return self._predicted(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))

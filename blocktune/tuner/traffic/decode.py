@@ -8,7 +8,7 @@ again and leaves an output, a maximum and a sum in float32 for each row, which a
 A cache is counted as full; a paged one moves the same bytes, whole keys being contiguous in a page.
 """
 
-from blocktune.kernels.portable.decode.launch import merge_arguments
+from blocktune.kernels.portable.decode.launch import is_paired, merge_arguments
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -25,7 +25,8 @@ SCALE_BYTES = 4
 def decode_traffic(
     shape: AttentionShape, config: KernelConfig, *, perfect_l2: bool = False, lse: bool = False
 ) -> Passes:
-    """Count the launches of `flash_decode`: `split`, and `merge` if there is more than one split.
+    """Count the launches of `flash_decode`: `split`, and `merge` if there is more than one split and no pair, of which
+    one program reads what the other wrote.
 
     Args:
         shape: the problem.
@@ -37,6 +38,9 @@ def decode_traffic(
     read, result, shares = _inputs(shape, config, perfect_l2), _results(shape, lse), _shares(shape, config)
     if not shares:
         return Passes(passes=(Pass(name="split", read=read, written=result),))
+    if is_paired(config):
+        half = {name: count // 2 for name, count in shares.items()}
+        return Passes(passes=(Pass(name="split", read=read | half, written=result | half),))
     parts = 1 if perfect_l2 else -(-shape.head_dim_v // merge_arguments(config, shape)["BLOCK_D"])
     merged = shares | {"statistics": parts * shares["statistics"]}
     return Passes(

@@ -42,14 +42,18 @@ class Recheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """One winner, verified. after is None, and the winner forgotten, where nothing that was timed again computes the
-    right result. reason: why `after` won."""
+    """One winner, verified.
+
+    after: who wins now; None, and the winner forgotten, where it is wrong and nothing that was timed again is right.
+    verified: whether the measuring decided; if not, the winner stays as it was stored. reason: of either.
+    """
 
     before: Best
     after: Best | None
     rechecks: tuple[Recheck, ...]
     reason: str
     seconds: float
+    verified: bool = False
 
     @property
     def wrong(self) -> bool:
@@ -63,6 +67,7 @@ class Verification:
             "before": {"config": self.before.config.to_json(), "time_us": self.before.time_us},
             "after": None if after is None else {"config": after.config.to_json(), "time_us": after.time_us},
             "changed": after is None or after.config != self.before.config,
+            "verified": self.verified,
             "reason": self.reason,
             "rechecks": [each.to_json() for each in self.rechecks],
             "seconds": round(self.seconds, 3),

@@ -2,13 +2,14 @@
 
 After an upgrade of the driver, Triton or a kernel the stored times are of yesterday, and a winner from another machine
 was never checked here. A verification checks and times the winner, its runners-up, the default and the paper's rule
-again, by the search's own means and finals, and stores who wins as measured here.
+again, by the search's own means and finals, and stores who wins as measured here. A winner that the machine kept from
+running, such as by memory that another process has, stays as it is.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
@@ -92,20 +93,45 @@ def verify(
     able = _able(roles, best.shape, device)
     subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
     objective = Objective(best.objective)
-    trials, result = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
-    after = None if result is None else _winner(subject, contenders, result, trials, store)
-    if after is not None:
-        store.set_best(after)
-    verification = Verification(
-        before=best,
-        after=after,
-        rechecks=tuple(_recheck(config, roles, best, earlier, trials, result, device) for config in roles),
-        reason="nothing that was timed again computes the right result" if result is None else result.verdict.reason,
-        seconds=time.monotonic() - started,
-    )
-    if after is None and verification.wrong:
-        store.remove_best(best)
-    return verification
+    again = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
+    rechecks = tuple(_recheck(config, roles, best, earlier, again, device) for config in roles)
+    found = Verification(before=best, after=best, rechecks=rechecks, reason=_why_unverified(best, again), seconds=0.0)
+    if not found.reason:
+        found = _settled(found, subject, contenders, again, store)
+    return replace(found, seconds=time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Again:
+    """What was measured again: the new trials, which of them failed by the machine, and the finals; None where no
+    config runs and is right."""
+
+    trials: dict[KernelConfig, Trial]
+    stopped_by_machine: Collection[KernelConfig]
+    result: Result | None
+
+
+def _why_unverified(best: Best, again: _Again) -> str:
+    """Return why the stored winner stays although nothing is known of it now; empty where what was measured decides."""
+    trial = again.trials.get(best.config)
+    if trial is not None and (best.config in again.stopped_by_machine or trial.outcome is Outcome.COMPILE_TIMEOUT):
+        return f"it failed by this machine, not by itself: {trial.error.rstrip('.')}"
+    wrong = trial is not None and trial.outcome is Outcome.WRONG_RESULT
+    return "nothing that was timed again runs here" if again.result is None and not wrong else ""
+
+
+def _settled(
+    found: Verification, subject: Subject, contenders: Contenders, again: _Again, store: ResultStore
+) -> Verification:
+    """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
+    if again.result is None:
+        store.remove_best(found.before)
+        return replace(
+            found, after=None, verified=True, reason="nothing that was timed again computes the right result"
+        )
+    after = _winner(subject, contenders, again.result, again.trials, store)
+    store.set_best(after)
+    return replace(found, after=after, verified=True, reason=again.result.verdict.reason)
 
 
 def _earlier_trials(best: Best, store: ResultStore) -> dict[KernelConfig, Trial]:
@@ -149,30 +175,33 @@ def _measured_again(
     runner: Runner,
     on_progress: Callable[[Progress], None],
     objective: Objective,
-) -> tuple[dict[KernelConfig, Trial], Result | None]:
-    """Return the new trials, which are stored, and the finals; None where none of them runs and is right."""
-    trials = _trials_again(subject, configs, store, compiler, runner, on_progress)
+) -> _Again:
+    """Measure configs again, and store their trials but those that failed by the machine."""
+    search = _search_again(subject, configs, store, compiler, runner, on_progress)
+    trials, stopped = search.trials, search.stopped_by_machine
     timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
     if not timed:
-        return trials, None
+        return _Again(trials=trials, stopped_by_machine=stopped, result=None)
     held, failures = _finals(runner, trials, timed, contenders, objective)
     for config, failure in failures.items():
         if failure.outcome is not Outcome.OK:
             trials[config] = subject.trial(config, failure.outcome, error=failure.error)
-            if not failure.transient:
+            if failure.transient:
+                stopped.add(config)
+            else:
                 store.record(trials[config])
-    return trials, held
+    return _Again(trials=trials, stopped_by_machine=stopped, result=held)
 
 
-def _trials_again(
+def _search_again(
     subject: Subject,
     configs: Sequence[KernelConfig],
     store: ResultStore,
     compiler: Compiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
-) -> dict[KernelConfig, Trial]:
-    """Return a new trial of each config, by a search that tries all of them and stores what it finds."""
+) -> Search:
+    """Return a search that has tried all of these configs and stored what it found."""
 
     def predict(config: KernelConfig, resources: KernelResources) -> float | None:
         if missing_rates(subject.device):
@@ -192,7 +221,7 @@ def _trials_again(
         on_progress=on_progress,
     )
     search.run()
-    return search.trials
+    return search
 
 
 def _finals(
@@ -240,15 +269,14 @@ def _recheck(
     roles: dict[KernelConfig, str],
     best: Best,
     earlier: dict[KernelConfig, Trial],
-    trials: dict[KernelConfig, Trial],
-    result: Result | None,
+    again: _Again,
     device: DeviceSpec,
 ) -> Recheck:
     then = earlier.get(config)
     before_us = best.time_us if config == best.config else None if then is None else then.time_us
     recheck = Recheck(config=config, role=roles[config], before_us=before_us, after_us=None, outcome=Outcome.INFEASIBLE)
-    now = trials.get(config)
+    now = again.trials.get(config)
     if now is None:
         return replace(recheck, problem=_refusal(config, best.shape, device) or "it was not reached")
-    after_us = None if result is None else result.times_us.get(config)
+    after_us = None if again.result is None else again.result.times_us.get(config)
     return replace(recheck, after_us=after_us or now.time_us, outcome=now.outcome, problem=now.error)

@@ -174,6 +174,17 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
         assert part in result.stdout, part
 
 
+def test_rules_that_dropped_few_configs_share_a_line(tune, fake: FakeTune) -> None:
+    fake.report = replace(fake.report, dropped={"a": 2, "b": 1200, "c": 31, "d": 30, "e": 1})
+    lines = tune(*RUN).stdout.splitlines()
+    assert [line for line in lines if " dropped" in line] == [
+        "1,200 dropped: b",
+        "31 dropped: c",
+        "30 dropped: d",
+        "3 dropped by 2 other rules (--json names each)",
+    ]
+
+
 def test_without_a_gpu_the_first_line_says_so(tune, fake: FakeTune) -> None:
     lines = tune(*RUN).stderr.splitlines()
     assert lines[0].startswith("no GPU in this machine: compiling for NVIDIA H200")

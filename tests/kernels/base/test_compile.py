@@ -1,8 +1,6 @@
 """The portable kernels compiled for GPUs that are not here: tensor cores, no spills, the overlap of schedules."""
 
 import os
-import re
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
 from tests.support.machine_code.kernels import loops, mnemonic
+from tests.support.machine_code.sass import listed
 from tests.support.triton_modes import TRITON, compiled_here
 
 pytestmark = compiled_here
@@ -96,17 +95,14 @@ def main_loop(kernel: str, config: KernelConfig) -> list[str]:
 
 
 def machine_code(kernel: str, config: KernelConfig) -> list[tuple[int, str]]:
-    """(address, instruction) of all that `cuobjdump -sass` lists."""
-    from triton import knobs
+    """(address, instruction) of all that a kernel is for compute capability 9.0."""
     from triton.backends.compiler import GPUTarget
 
     spec = get_kernel(kernel).compile_spec(config, shape())
     compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
     (cubin,) = Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")
     assert cubin.read_bytes() == compiled.asm["cubin"]
-    command = [knobs.nvidia.cuobjdump.path, "-sass", str(cubin)]
-    listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [(int(at, 16), text) for at, text in re.findall(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);", listing)]
+    return listed(cubin)
 
 
 def hidden_exponentials(loop: list[str]) -> int:

@@ -58,8 +58,13 @@ def shape_of(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Atte
 
 
 def problem(given: tuple[Tensor, Tensor, Tensor], spoil: Any = lambda out: None, *, is_causal: bool = True) -> Any:
-    shape = shape_of(*given, is_causal)
-    return problem_of(CONFIG, launcher(is_causal, spoil), shape, *given, torch.empty_like(given[0]))
+    return compared(launcher(is_causal, spoil), given, is_causal)
+
+
+def compared(launch: Any, given: tuple[Tensor, Tensor, Tensor], is_causal: bool, scale: float = 0.125) -> str | None:
+    out = torch.empty_like(given[0])
+    launch(*given, out, None, scale)
+    return problem_of(CONFIG, shape_of(*given, is_causal), *given, out, scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -102,7 +107,13 @@ def test_what_is_wrong_is_named_counted_and_stored(
 
 def test_a_wrong_mask_is_seen() -> None:
     given = tensors(torch.float16)
-    assert problem_of(CONFIG, launcher(False), shape_of(*given, True), *given, torch.empty_like(given[0])) is not None
+    assert compared(launcher(False), given, True) is not None
+
+
+@pytest.mark.parametrize("scale", [0.01, 0.125, 1.0])
+def test_the_scale_is_that_of_the_call(scale: float) -> None:
+    given = tensors(torch.float16)
+    assert compared(launcher(True), given, True, scale) is None
 
 
 def with_probabilities_in(dtype: torch.dtype) -> Any:
@@ -121,8 +132,7 @@ def rounded(distance: float, dtype: torch.dtype) -> str | None:
     query, key, value = (torch.zeros(1, 1, 200, 64, dtype=torch.float16) for _ in range(3))
     query[..., 0] = key[:, :, 0, 0] = (distance * 8.0) ** 0.5
     value[:, :, 1:] = torch.randn(199, 64).half()
-    shape = shape_of(query, key, value, False)
-    return problem_of(CONFIG, with_probabilities_in(dtype), shape, query, key, value, torch.empty_like(query))
+    return compared(with_probabilities_in(dtype), (query, key, value), False)
 
 
 @pytest.mark.parametrize("distance", [8.0, 12.0, 16.2])
@@ -148,11 +158,12 @@ def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, word: str) -> N
     assert canary.counts == {}
 
 
-def test_no_memory_is_no_fault() -> None:
-    def full(out: Tensor) -> None:
+def test_no_memory_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*given: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    assert problem(tensors(torch.float16), full) is None
+    monkeypatch.setattr(canary, "_attention", full)
+    assert problem(tensors(torch.float16), one_tile_missing) is None
     assert stored_findings() == []
 
 
@@ -210,7 +221,7 @@ def test_a_borrowed_config_that_is_wrong_is_passed_over_for_good(kernel: LyingKe
     assert len(kernel.launched) == launches + 1  # a later call pays nothing
     longer = dispatch_tensors(shape_like(256))
     torch.testing.assert_close(dispatcher(*longer), torch_attention(SdpaArguments(*longer)))
-    assert kernel.launched.count(wrong) == 2  # bound and compared once
+    assert kernel.launched.count(wrong) == 1  # and compared once
 
 
 def test_an_exact_config_is_not_compared(kernel: LyingKernel) -> None:

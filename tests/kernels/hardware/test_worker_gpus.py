@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from tests.support import worker_gpus
 from tests.support.fakes.fake_nvml import FakeNvml
-from tests.support.worker_gpus import VISIBLE, WORKER, in_turn, take_turns
+from tests.support.suite import worker_gpus
+from tests.support.suite.worker_gpus import VISIBLE, WORKER, in_turn, take_turns
 
 pytestmark = pytest.mark.triton_free
 

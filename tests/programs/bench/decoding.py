@@ -34,6 +34,7 @@ from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs
 from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from tests.kernels.hopper.decode.reading import reading
 from tests.support.ranks.document import new_document, table
 
 ROUNDS = 32
@@ -41,7 +42,7 @@ BATCHES = (1, 8, 64)
 SMALL_BATCHES = (1, 8)
 QUERIES = (1, 2, 4, 8, 16)
 PAGES = (16, 32, 64, 128, 256)
-SHORT_QUERIES = (1, 4, 16)
+SHORT_QUERIES = (1, 4, 8, 16)
 SHORT = ("kv=e4m3", "kv=int8", "kv=e4m3 token_scales", "kv=int8 token_scales")
 HOW = (
     f"medians of {ROUNDS} rounds in turns, the L2 cache overwritten before every launch; 32:8 heads, 8192 keys, head "
@@ -124,13 +125,14 @@ def launch_of(shape: AttentionShape, config: KernelConfig) -> Run:
 
 
 def peers(shape: AttentionShape) -> dict[str, Run]:
-    """Return cuDNN, FlashAttention-2 and -3, where they are installed."""
+    """Return cuDNN, FlashAttention-2 and -3, where they are installed, and what only reads the keys and values."""
     question = questions_of(shape, device="cuda", seed=2)[0]
     computes = {name: sdpa_compute(shape, backend) for name, backend in BACKENDS.items()}
     if FLASH_PEERS["fa3"].version is not None:
         computes["fa3"] = FLASH_PEERS["fa3"].compute(shape, question)
     tensors = question.q, question.k, question.v
-    return {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
+    found = {name: functools.partial(compute, *tensors) for name, compute in computes.items()}
+    return found | {"reading alone": reading(shape, served(shape), question.k, question.v)}
 
 
 def timed(
@@ -166,16 +168,11 @@ def pages_table(time: Callable[..., list[Timed]]) -> Table:
     return "decode-pages", ("batch", "page", "config", "µs", "of contiguous"), rows
 
 
-def short_kinds(queries: int) -> tuple[str, ...]:
-    """Return the 8-bit caches of the table; with several queries those without scales of tokens."""
-    return SHORT if queries == 1 else SHORT[:2]
-
-
 def short_table(time: Callable[..., list[Timed]]) -> Table:
     rows = []
     for batch, queries in itertools.product(BATCHES, SHORT_QUERIES):
         shapes = {"16 bits": decoding(batch, seqlen_q=queries)}
-        shapes |= {kind: decoding(batch, kind, queries) for kind in short_kinds(queries)}
+        shapes |= {kind: decoding(batch, kind, queries) for kind in SHORT}
         found = time(shapes)
         rows += [[str(batch), str(queries), *one.row, f"{one.as_fast_as(found[0]):.2f}"] for one in found]
     return "decode8", ("batch", "queries", "cache", "config", "µs", "times as fast as 16 bits"), rows
@@ -195,7 +192,7 @@ def all_shapes() -> list[AttentionShape]:
     shapes = [decoding(batch, one) for batch in SMALL_BATCHES for one in paged]
     shapes += [decoding(batch, seqlen_q=queries) for batch in BATCHES for queries in QUERIES]
     many = itertools.product(BATCHES, SHORT_QUERIES)
-    return shapes + [decoding(batch, one, queries) for batch, queries in many for one in short_kinds(queries)]
+    return shapes + [decoding(batch, one, queries) for batch, queries in many for one in SHORT]
 
 
 def document(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:

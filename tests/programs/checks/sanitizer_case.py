@@ -38,13 +38,15 @@ BASES = ("", "softcap", "block_sparse", "cached kv=int8")
 
 
 def cases_of(kernel: AttentionKernel, limits: ComputeLimits, dtype: str) -> list[AttentionShape]:
-    """The shapes to launch, all head dimensions and then each feature once; none where the kernel cannot run."""
+    """The shapes to launch, all head dimensions and then each feature once, with the first ones that the kernel takes;
+    none where it cannot run."""
     words = sorted(LABELS.get(name, name) for name in kernel.features)
-    base = next((word for word in BASES if _shape(kernel, limits, dtype, HEAD_DIMS[0], word)), None)
-    if base is None:
+    starts = ((dims, word) for dims in HEAD_DIMS for word in BASES if _shape(kernel, limits, dtype, dims, word))
+    first, base = next(starts, (None, ""))
+    if first is None:
         return []
     wanted = [(dims, base) for dims in HEAD_DIMS]
-    wanted += [(HEAD_DIMS[0], _together(base, word)) for word in words if word not in base.split()]
+    wanted += [(first, _together(base, word)) for word in words if word not in base.split()]
     shapes = (_shape(kernel, limits, dtype, dims, word) for dims, word in wanted)
     return [shape for shape in shapes if shape is not None]
 

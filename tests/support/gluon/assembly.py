@@ -1,10 +1,11 @@
-"""What the inline assembly of kernels/hopper/decode8/numbers.py computes, in PyTorch, by its text."""
+"""What the inline assembly of kernels/hopper/decode8 computes, in PyTorch, by its text."""
 
 from collections.abc import Callable
 
 import torch
 
 from blocktune.kernels.hopper.decode8.numbers import COLUMNS_E4M3, COLUMNS_INT8, KEYS_E4M3, KEYS_INT8
+from blocktune.kernels.hopper.decode8.ring.softmax import GREATEST
 
 Tensor = torch.Tensor
 
@@ -34,9 +35,15 @@ def keys(dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]]:
     return compute
 
 
+def greatest_of_warp(numbers: Tensor) -> tuple[Tensor, ...]:
+    """Of [warps, ..], a thread of which has one number each."""
+    return (numbers.amax(tuple(range(1, numbers.dim())), keepdim=True).expand_as(numbers).contiguous(),)
+
+
 ASSEMBLY: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     COLUMNS_E4M3.value: columns(torch.float8_e4m3fn),
     COLUMNS_INT8.value: columns(torch.int8),
     KEYS_E4M3.value: keys(torch.float8_e4m3fn),
     KEYS_INT8.value: keys(torch.int8),
+    GREATEST.value: greatest_of_warp,
 }

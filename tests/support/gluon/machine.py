@@ -12,6 +12,7 @@ as threads, and the words of the language as these stand-ins:
   layouts, fences and everything else that the compiler does are not modelled.
 """
 
+import functools
 import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -257,6 +258,7 @@ GL = types.SimpleNamespace(
     log2=torch.log2,
     max=lambda x, axis: torch.amax(x, axis),
     sum=lambda x, axis: torch.sum(x, axis),
+    reduce=lambda x, axis, combined: functools.reduce(combined, x.unbind(axis)),
     reshape=torch.reshape,
     expand_dims=torch.unsqueeze,
     broadcast=torch.broadcast_tensors,
@@ -272,6 +274,7 @@ GL = types.SimpleNamespace(
     store=store,
     atomic_add=atomic_add,
     atomic_xchg=atomic_xchg,
+    num_warps=lambda: 4,  # decides a layout alone, of which this machine has none
     program_id=lambda axis: I32(GRID.program),
     num_programs=lambda axis: I32(GRID.programs),
     static_range=range,
@@ -310,8 +313,10 @@ STAND_INS: dict[str, Any] = {
     "no_products_yet": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
-    "is_within": lambda distances, most: (distances >= 0) & (distances <= most),
+    "is_within": lambda distances, count: (distances >= 0) & (distances < count),
+    "prefetch": lambda place, size: None,
     "pin": lambda x: x,
+    "pin_pairs": lambda x: x,
     "tanh": torch.tanh,
     "as_numbers": lambda numbers, dtype: numbers.view(dtype),
     "meet": lambda: None,

@@ -51,10 +51,15 @@ class Tile:
     def __getitem__(self, place: Any) -> "Tile":
         return Tile(self.data[place])
 
+    def item(self) -> float:
+        return float(self.data)
+
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tile):
         return value.data
+    if isinstance(value, real.constexpr):
+        return value.value
     return torch.tensor(int(value)) if isinstance(value, I32) else value
 
 
@@ -133,22 +138,67 @@ def atomic_add(pointer: Pointer, value: int, sem: str) -> I32:
 
 
 class Shared:
-    """A tile of shared memory, NaN until something is stored."""
+    """A tile of shared memory, or a part of one. Floating-point numbers are NaN until something is stored."""
 
-    def __init__(self, shape: Sequence[int]) -> None:
-        self.data = torch.full(list(shape), float("nan"))
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data, self.shape, self.dtype = data, list(data.shape), data.dtype
 
     def store(self, value: Tile) -> None:
-        assert list(self.data.shape) == value.shape
+        assert (self.shape, self.dtype) == (value.shape, value.dtype)
         self.data.copy_(value.data)
 
     def load(self, _: Any) -> Tile:
         return Tile(self.data.clone())
 
+    def index(self, place: int) -> "Shared":
+        assert 0 <= place < self.shape[0]
+        return Shared(self.data[int(place)])
 
-def assembled(asm: Any, constraints: str, tiles: Sequence[Tile], **hints: Any) -> list[Tile]:
+    def slice(self, start: int, length: int, dim: int = 0) -> "Shared":
+        return Shared(self.data.narrow(dim, start, length))
+
+    def permute(self, order: Sequence[int]) -> "Shared":
+        return Shared(self.data.permute(*order))
+
+
+def allocated(dtype: torch.dtype, shape: Sequence[int], layout: Any) -> Shared:
+    del layout
+    garbage = float("nan") if dtype.is_floating_point else 0x7F7F7F7F  # NaN of e4m3, too
+    return Shared(torch.full(list(shape), garbage, dtype=dtype))
+
+
+class Copies:
+    """Copies in flight, in groups: of what is copied nothing is there before its group is waited for."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[tuple[Shared, Tile]]] = []
+        self.open: list[tuple[Shared, Tile]] = []
+
+    def copy_ahead(self, memory: Shared, pointer: Pointer) -> None:
+        memory.store(allocated(memory.dtype, memory.shape, None).load(None))
+        self.open.append((memory, load(pointer)))
+
+    def commit_group(self) -> None:
+        self.groups.append(self.open)
+        self.open = []
+
+    def wait_group(self, pending: int) -> None:
+        while len(self.groups) > pending:
+            for memory, tile in self.groups.pop(0):
+                memory.store(tile)
+
+
+def warpgroup_mma(a: Tile, b: Shared, acc: Tile, use_acc: bool = True, is_async: bool = False) -> Tile:
+    del is_async
+    product = torch.matmul(a.data.float(), b.data.float())
+    return Tile(product + acc.data) if use_acc else Tile(product)
+
+
+def assembled(asm: Any, constraints: str, tiles: Sequence[Tile], **hints: Any) -> Tile | list[Tile]:
+    """What an instruction returns: a tile, or several of them where it has several results."""
     del constraints, hints
-    return [Tile(found) for found in ASSEMBLY[getattr(asm, "value", asm)](*(tile.data for tile in tiles))]
+    found = ASSEMBLY[getattr(asm, "value", asm)](*(tile.data for tile in tiles))
+    return [Tile(one) for one in found] if len(found) > 1 else Tile(found[0])
 
 
 def mma_v2(a: Tile, b: Tile, acc: Tile) -> Tile:
@@ -179,6 +229,7 @@ GL = types.SimpleNamespace(
     **{name: _apply(function) for name, function in FUNCTIONS.items()},
     **{name: getattr(torch, name) for name in ("int8", "int16", "int32", "int64", "float16", "float32")},
     constexpr=real.constexpr,
+    NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda shape, dtype: None),
     pointer_type=lambda dtype: dtype,
     num_warps=lambda: GRID.warps,
     program_id=lambda axis: I32(GRID.place[axis]),
@@ -190,12 +241,24 @@ GL = types.SimpleNamespace(
     split=lambda tile: tuple(Tile(half) for half in tile.data.unbind(-1)),
     inline_asm_elementwise=assembled,
     convert_layout=lambda value, layout, assert_trivial=False: value,
-    allocate_shared_memory=lambda dtype, shape, layout: Shared(shape),
+    allocate_shared_memory=allocated,
+    static_range=range,
     load=load,
     store=store,
     atomic_add=atomic_add,
 )
-STAND_INS: dict[str, Any] = {"gl": GL, "mma_v2": mma_v2, "block_barrier": lambda: None}
+COPIES = Copies()
+STAND_INS: dict[str, Any] = {
+    "gl": GL,
+    "mma_v2": mma_v2,
+    "warpgroup_mma": warpgroup_mma,
+    "warpgroup_mma_wait": lambda pending, deps: deps[0],
+    "async_copy": COPIES,
+    "copy_ahead": COPIES.copy_ahead,
+    "block_barrier": lambda: None,
+    "fence_async_shared": lambda: None,
+    "launch_merge_early": lambda number: None,
+}
 
 
 def run(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], warps: int) -> None:

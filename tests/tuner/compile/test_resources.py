@@ -12,6 +12,7 @@ import pytest
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.tuner.compile import compiler
 from blocktune.tuner.compile.compiler import (
+    compile_config,
     compile_resources,
     compiled_code,
     only_code_that_fits,
@@ -88,7 +89,7 @@ def test_code_that_fits_no_block_never_reaches_ptxas(fakes: Any, monkeypatch: py
         only_code_that_fits((9, 0)),
         pytest.raises(OutOfResources, match=r"shared memory, Required: \d+, Hardware limit: 1024"),
     ):
-        compiled(fakes, (9, 0))
+        compile_config(fakes.get_kernel("product"), fakes.config("product"), fakes.SHAPE, (9, 0))
     assert CUDABackend.make_ptx is own
 
 
@@ -103,8 +104,8 @@ def test_threads_that_compile_at_once_leave_the_process_as_it_was(
     kernel, config = fakes.get_kernel("product"), fakes.config("product", block_m=512)
     first = compiled(fakes, (9, 0), block_m=512)  # from now on only the log of ptxas is made
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda _: compile_resources(kernel, config, fakes.SHAPE, (9, 0)), range(8)))
-    assert set(found) == {first}
+        found = list(threads.map(lambda _: compile_config(kernel, config, fakes.SHAPE, (9, 0)), range(8)))
+    assert {resources for resources, _ in found} == {first}
     assert sys.stdout is before
     assert not knobs.nvidia.dump_ptxas_log
     assert "ptxas" not in capsys.readouterr().out

@@ -141,6 +141,7 @@ def test_a_failure_without_a_crash_keeps_the_worker(
     [
         ("full_disk", "No space left", True),
         ("killed", "SIGKILL", True),
+        ("oversized", "no room", True),
         ("raises", "no such", False),
         ("nan", "", False),
     ],

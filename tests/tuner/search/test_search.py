@@ -9,11 +9,13 @@ import pytest
 
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.sampling.study_storage import open_study
+from blocktune.tuner.search.finals import require_result
 from blocktune.tuner.search.loop import Limit, Search
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
@@ -130,6 +132,10 @@ def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
     search.run()
     assert [trial.outcome for trial in search.trials.values()] == [Outcome.COMPILE_ERROR] * 4
     assert stored == []
+    with pytest.raises(
+        NoFeasibleConfigError, match=r"4 of 4 failed by this machine.*No space left.*Make room on the disks"
+    ):
+        require_result(list(search.trials.values()), landscape.SHAPE, search.stopped_by_machine)
 
 
 def test_what_a_full_disk_stopped_at_a_launch_is_not_stored_either() -> None:

@@ -43,6 +43,12 @@ def shape_for(kernel: str, **changes: Any) -> AttentionShape:
         "flash_decode_hopper": {"seqlen_q": 3},
         "flash_decode8": {"seqlen_q": 3, "features": Features(cached=True, kv=CacheType.INT8)},
         "flash_decode8_hopper": {"seqlen_q": 3, "features": Features(cached=True, kv=CacheType.INT8)},
+        "flash_decode8_ring": {
+            "seqlen_q": 3,
+            "features": Features(cached=True, kv=CacheType.INT8),
+            "head_dim": 128,
+            "head_dim_v": 128,
+        },
         "flash_fwd_fp8": {"dtype": FP8},
     }
     return replace(PLAIN, direction=KERNELS[kernel].direction, **own.get(kernel, {}) | changes)

@@ -59,6 +59,9 @@ def some_shape(kernel: str) -> AttentionShape:
         "flash_decode_hopper": replace(plain, seqlen_q=1),
         "flash_decode8": replace(plain, seqlen_q=1, features=Features.parse("cached kv=e4m3")),
         "flash_decode8_hopper": replace(plain, seqlen_q=1, features=Features.parse("cached kv=e4m3")),
+        "flash_decode8_ring": replace(
+            plain, seqlen_q=1, head_dim=128, head_dim_v=128, features=Features.parse("cached kv=e4m3")
+        ),
     }
     direction = KERNELS[kernel].direction
     return shapes.get(kernel, replace(plain, direction=direction))

@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from blocktune.db.records.records import Best, Environment, Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
@@ -66,13 +68,15 @@ def winner(store: ResultStore) -> Best:
     return best
 
 
-def verified(store: ResultStore, best: Best, runner: ReplayRunner) -> Verification:
+def verified(
+    store: ResultStore, best: Best, runner: ReplayRunner, compiler: landscape.InstantCompiler | None = None
+) -> Verification:
     return verify(
         best,
         device=landscape.DEVICE,
         environment=UPGRADED,
         store=store,
-        compiler=landscape.InstantCompiler(),
+        compiler=compiler or landscape.InstantCompiler(),
         runner=runner,
     )
 
@@ -192,6 +196,57 @@ def test_a_winner_whose_log_sum_exp_is_wrong_is_forgotten_too(store: ResultStore
     assert store.best(landscape.DEVICE, landscape.SHAPE) is None
 
 
+FULL = Measurement(
+    outcome=Outcome.RUN_ERROR, error="OutOfMemoryError: CUDA out of memory, which another process has.", transient=True
+)
+
+
+def test_a_winner_that_the_machine_keeps_from_running_stays(store: ResultStore, winner: Best) -> None:
+    found = verified(store, winner, ReplayRunner(landscape.measurements(0) | {winner.config: FULL}))
+    assert (found.after, found.verified, found.wrong) == (winner, False, False)
+    assert found.reason == (
+        "it failed by this machine, not by itself: OutOfMemoryError: CUDA out of memory, which another process has"
+    )
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == winner
+    measured_now = store.trials(environment=UPGRADED)
+    assert winner.config not in {trial.config for trial in measured_now}
+    assert len(measured_now) == len(found.rechecks) - 1
+
+
+def test_a_winner_that_the_machine_fails_at_its_confirmation_stays(store: ResultStore, winner: Best) -> None:
+    class FullAtLast(ReplayRunner):
+        def confirm(self, config: KernelConfig) -> Measurement:
+            return FULL if config == winner.config else super().confirm(config)
+
+    found = verified(store, winner, FullAtLast(landscape.measurements(0)))
+    assert (found.after, found.verified) == (winner, False)
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == winner
+
+
+def test_a_winner_whose_compile_takes_too_long_stays(store: ResultStore, winner: Best) -> None:
+    class Busy(landscape.InstantCompiler):
+        def submit(self, *job: Any) -> Any:
+            if job[1] != winner.config:
+                return super().submit(*job)
+            late = Future[CompileResult]()
+            late.set_result(
+                CompileResult(config=winner.config, outcome=Outcome.COMPILE_TIMEOUT, error="no answer in 60 s")
+            )
+            return late
+
+    found = verified(store, winner, ReplayRunner(landscape.measurements(0)), Busy())
+    assert (found.after, found.verified) == (winner, False)
+    assert store.best(landscape.DEVICE, landscape.SHAPE) == winner
+
+
+def test_a_winner_that_fails_by_itself_is_replaced(store: ResultStore, winner: Best) -> None:
+    broken = Measurement(outcome=Outcome.RUN_ERROR, error="an illegal memory access was encountered")
+    found = verified(store, winner, ReplayRunner(landscape.measurements(0) | {winner.config: broken}))
+    assert found.after is not None
+    assert found.after.config != winner.config
+    assert (found.verified, store.best(landscape.DEVICE, landscape.SHAPE)) == (True, found.after)
+
+
 def test_who_won_meanwhile_is_not_forgotten(store: ResultStore, winner: Best) -> None:
     newer = dataclasses.replace(winner, config=DEFAULT, created_at=winner.created_at + datetime.timedelta(hours=1))
     store.set_best(newer)
@@ -202,7 +257,8 @@ def test_who_won_meanwhile_is_not_forgotten(store: ResultStore, winner: Best) ->
 def test_a_lost_gpu_forgets_nothing(store: ResultStore, winner: Best) -> None:
     lost = Measurement(outcome=Outcome.RUN_ERROR, error="unspecified launch failure")
     found = verified(store, winner, ReplayRunner(dict.fromkeys(landscape.SPACE.feasible, lost)))
-    assert (found.after, found.wrong) == (None, False)
+    assert (found.after, found.verified, found.wrong) == (winner, False, False)
+    assert found.reason == "nothing that was timed again runs here"
     assert store.best(landscape.DEVICE, landscape.SHAPE) == winner
 
 

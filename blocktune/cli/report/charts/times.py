@@ -1,5 +1,8 @@
 """Where the time of a config goes: lanes by unit, and the roofline."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import altair as alt
 
 from blocktune.cli.report.charts.style import BLUE, DASHED, GREEN, GREY, ORANGE, RED, Spec, rows, spec_of
@@ -48,25 +51,40 @@ def lanes() -> Spec:
 
 def roofline() -> Spec:
     """Return the roofs of a device, `roofs`, and what ran under them, `points`."""
-    intensity = alt.X("intensity:Q", title="FLOP per byte", scale=alt.Scale(type="log", nice=False))
-    rate = alt.Y("tflops:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False))
-    groups = alt.Scale(range=[RED, BLUE, GREEN, ORANGE])
-    roofs = (
+    place = {
+        "x": alt.X("intensity:Q", title="FLOP per byte", scale=alt.Scale(type="log", nice=False)),
+        "y": alt.Y("tflops:Q", title="TFLOP/s", scale=alt.Scale(type="log", nice=False)),
+    }
+    names = [
+        alt.Chart(rows("points"))
+        .transform_filter(f"datum.shown == '{side}'")
+        .mark_text(align=align, dx=dx, fontSize=10)
+        .encode(**place, text="name:N")
+        for side, align, dx in (("left", "right", -8), ("right", "left", 8))
+    ]
+    chart = alt.layer(_roofs(place), _points(place), *names).properties(width="container", height=300)
+    return spec_of(chart, "The roofline of the device with the selected configs and the historical kernels.")
+
+
+def _roofs(place: Mapping[str, Any]) -> alt.Chart:
+    """Return a line for each roof."""
+    dash = alt.StrokeDash("roof:N", title="roof", legend=alt.Legend(columns=1))
+    return (
         alt.Chart(rows("roofs"))
         .mark_line(strokeWidth=1.6, color=GREY)
-        .encode(
-            x=intensity,
-            y=rate,
-            detail="roof:N",
-            strokeDash=alt.StrokeDash("roof:N", title="roof", legend=alt.Legend(columns=1)),
-        )
+        .encode(**place, detail="roof:N", strokeDash=dash)
     )
-    points = (
+
+
+def _points(place: Mapping[str, Any]) -> alt.Chart:
+    """Return a point for each config: its colour is its group, its shape where its bytes come from; filled ones were
+    measured."""
+    groups = alt.Scale(range=[RED, BLUE, GREEN, ORANGE])
+    return (
         alt.Chart(rows("points"))
         .mark_point(size=70, strokeWidth=1.8, filled=True)
         .encode(
-            x=intensity,
-            y=rate,
+            **place,
             color=alt.Color("group:N", title=None, scale=groups, legend=LEGEND),
             stroke=alt.Stroke("group:N", legend=None, scale=groups),
             fillOpacity=alt.condition("datum.kind == 'measured'", alt.value(0.85), alt.value(0)),
@@ -81,12 +99,3 @@ def roofline() -> Spec:
             ],
         )
     )
-    names = [
-        alt.Chart(rows("points"))
-        .transform_filter(f"datum.shown == '{side}'")
-        .mark_text(align=align, dx=dx, fontSize=10)
-        .encode(x=intensity, y=rate, text="name:N")
-        for side, align, dx in (("left", "right", -8), ("right", "left", 8))
-    ]
-    chart = alt.layer(roofs, points, *names).properties(width="container", height=300)
-    return spec_of(chart, "The roofline of the device with the selected configs and the historical kernels.")

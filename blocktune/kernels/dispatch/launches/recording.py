@@ -89,6 +89,10 @@ class _Operators(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or PyTorch imports its compiler at the first operator, which takes seconds
+
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         del types
         self.count += 1

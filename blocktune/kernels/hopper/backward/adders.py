@@ -55,7 +55,7 @@ from blocktune.kernels.hopper.backward.form import (
     is_ordered,
 )
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
-from blocktune.kernels.hopper.common.slots import receive_alone
+from blocktune.kernels.hopper.common.slots import receive
 
 
 @gluon.jit
@@ -268,7 +268,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
     place = 0
     parity = 0
     if counts_all_tiles(FORM):
-        tile, place, parity = receive_alone(ring, place, parity)
+        tile, place, parity = receive(ring, place, parity)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
@@ -308,4 +308,4 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
                     pass_turn(turns + block, count)
                 phase ^= 1
             others ^= (end - first) // BLOCK_M & 1
-        tile, place, parity = receive_alone(ring, place, parity)
+        tile, place, parity = receive(ring, place, parity)

@@ -29,6 +29,7 @@ from blocktune.kernels.hopper.backward.adders import hand_over
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
 from blocktune.kernels.hopper.backward.form import (
+    asks_ahead,
     begins_masked,
     ends_masked,
     has_short_walks,
@@ -40,6 +41,7 @@ from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
     head_biases,
     issue_dq,
+    mask_of_pairs,
     release,
     send_ds,
     wait_ds,
@@ -115,22 +117,27 @@ def issue_slopes(memory, slot, start, W: gl.constexpr, S_L: gl.constexpr):
 
 @gluon.jit
 def step_ahead(
-    steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase,
+    steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
     DQ_L: gl.constexpr,
 ):  # fmt: skip
     """One block of queries from m on, whose S^T is on its way as s_t. b, b_phase: the buffer of dS.
 
     left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away.
+    in the slot, to be thrown away. loaded: of the mask, where the step `asks_ahead`; returned for the queries from
+    `following` on.
     """
     memory = steps.memory
     NAMED: gl.constexpr = OPTIONS.NAMED
     KEYS: gl.constexpr = memory.k.shape[0] // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
+    ASK_AHEAD: gl.constexpr = asks_ahead(OPTIONS)
     # [KEYS, BLOCK_M]
-    asked = asked_of_pairs(steps, m, OPTIONS, S_L)
+    if ASK_AHEAD:
+        asked = loaded, 0
+    else:
+        asked = asked_of_pairs(steps, m, OPTIONS, S_L)
     mbarrier.wait(memory.do_full.index(slot), phase)
     if has_softcap(OPTIONS.FORM):  # a soft cap takes the registers that dP would wait in
         s = warpgroup_mma_wait(0, deps=(s_t,))
@@ -160,11 +167,19 @@ def step_ahead(
     dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
     dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
     hand_over(in_register_order(dq), memory, b, b_phase, W, AWAIT=False)
+    if ASK_AHEAD:  # into the registers that dQ had
+        loaded = mask_of_pairs(steps, following, OPTIONS, S_L)
     s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
     dk = warpgroup_mma_wait(1, deps=(dk_t,))
     release(memory.empty, slot, NAMED)
     b, b_phase = advance(b, b_phase, 2)
-    return s_t, left - 1, dk, dv, next_slot, next_phase, b, b_phase
+    return s_t, loaded, left - 1, dk, dv, next_slot, next_phase, b, b_phase
+
+
+@gluon.jit
+def next_block(place, n0, low, high, end, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
+    """The block of queries after the one at a place of a walk that `asks_ahead`; of the last one itself."""
+    return rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, OPTIONS.FORM)
 
 
 @gluon.jit
@@ -176,22 +191,31 @@ def head_ahead(
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
     low, high = places_of(first, low, high, end, FORM)
+    loaded = 0
+    if asks_ahead(OPTIONS):
+        loaded = mask_of_pairs(steps, rotated(first, n0, low, high, OPTIONS.CAUSAL, FORM), OPTIONS, S_L)
     if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
-            s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
+            s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
         m = block_at(rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
-        s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-            steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, False, OPTIONS, S_L, KV_L, DQ_L
+        following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
+        s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+            steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+            W, False, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
             m = block_at(place, first, end, BLOCK_M, FORM, entries)
-            s_t, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, left, dk, dv, m, n0, bounds, slot, phase, b, b_phase, W, True, OPTIONS, S_L, KV_L, DQ_L
+            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
+            s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+                W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     return s_t, left, dk, dv, slot, phase, b, b_phase
 

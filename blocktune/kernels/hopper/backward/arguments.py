@@ -42,7 +42,7 @@ class WideMemory(NamedTuple):
     """Queries, gradients of the output and statistics of each stage."""
     p: Any
     ds: Any
-    """What the warpgroups hand each other: float32 P, and dS."""
+    """What the warpgroups hand each other: float32 P, and dS; of halves.py dS of two steps."""
     dq: Any
     """Room of each warpgroup for a panel of dQ on its way to the sums."""
     q_full: Any
@@ -51,7 +51,7 @@ class WideMemory(NamedTuple):
     do_empty: Any
     """A barrier for each stage: of q and lse, and of do and delta."""
     exchanged: Any
-    """A barrier for P and one for dS."""
+    """A barrier for P and one for dS; of halves.py for dS of either step."""
     dq_full: Any
     dq_empty: Any
     """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
@@ -106,6 +106,23 @@ class Bounds(NamedTuple):
     lower: Any
     queries: Any
     keys: Any
+
+
+class KeyTile(NamedTuple):
+    """A tile of keys of heads wider than 128: its first key, batch * num_heads_kv + head and both of them alone, where
+    its sequence begins, and the blocks of queries that see it, from first to end, without masks from low to high."""
+
+    n0: Any
+    batch_head: Any
+    entry: Any
+    head: Any
+    begin_q: Any
+    begin_k: Any
+    first: Any
+    low: Any
+    high: Any
+    end: Any
+    bounds: Any
 
 
 class Options(NamedTuple):

@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
     goes_back,
+    has_diagonal_and_ends,
     has_edge,
     has_lower,
     has_moving_bounds,
@@ -27,6 +28,7 @@ from blocktune.kernels.hopper.backward.form import (
     is_ordered,
     is_packed,
     is_rotated,
+    tiles_together,
 )
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
@@ -68,8 +70,11 @@ def places_of(first, low, high, end, FORM: gl.constexpr):
 @gluon.jit
 def rotated(place, n0, low, high, CAUSAL: gl.constexpr, FORM: gl.constexpr):
     """The place of the walk that a tile of keys from n0 on has at `place`. Where tiles would add dQ of the same queries
-    at the same time, each begins its part without masks, from low to high, with queries of its own."""
+    at the same time, each begins its part without masks, from low to high, with queries of its own, or of a few."""
     if is_rotated(CAUSAL, FORM):
+        APART: gl.constexpr = 128 * tiles_together(FORM)
+        if APART > 128:
+            n0 = n0 // APART * APART
         moved = place + n0 % gl.maximum(high - low, 1)
         moved = gl.where(moved < high, moved, moved - (high - low))
         return gl.where((place >= low) & (place < high), moved, place)
@@ -215,32 +220,51 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
 
 
 @gluon.jit
-def is_within(distances, most):
-    """Whether 0 <= distances <= most, by one unsigned comparison: of two ptxas packs predicates into registers."""
-    return distances.to(gl.uint32, bitcast=True) <= most.to(gl.uint32)
+def is_within(distances, count):
+    """Whether 0 <= distances < count, by one unsigned comparison: of two ptxas packs predicates into registers."""
+    return distances.to(gl.uint32, bitcast=True) < count.to(gl.uint32, bitcast=True)
+
+
+@gluon.jit
+def keep_under_diagonal(p, queries, keys, first_hidden, bounds):
+    """`keep_seen` with a diagonal and both lengths ragged: a key is seen by queries from its diagonal to the last one.
+
+    A thread has two keys and sixteen queries, so that numbers of a key cost least. With a comparison for each bound
+    ptxas leaves no registers to issue dP ahead of the probabilities.
+    """
+    # [KEYS]
+    begin = keys - bounds.upper
+    end = gl.where(keys < first_hidden, bounds.queries, begin)
+    count = gl.maximum(end - begin, 0)
+    # [KEYS, BLOCK_M]
+    return gl.where(is_within(queries[None, :] - begin[:, None], count[:, None]), p, 0.0)
 
 
 @gluon.jit
 def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
     KEYS: gl.constexpr = p.shape[0]
-    last = bounds.keys
+    first_hidden = bounds.keys
     if is_listed(FORM):
-        last = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, last)
+        first_hidden = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, first_hidden)
     # [BLOCK_M] and [KEYS]
     queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
-    if has_upper(FORM) and has_lower(FORM):
-        p = gl.where(is_within(keys[:, None] - (queries + bounds.lower)[None, :], bounds.upper - bounds.lower), p, 0.0)
-    elif has_upper(FORM):
-        p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
-    elif has_lower(FORM):
-        p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
-    if has_edge(FORM):
-        p = gl.where((keys < last)[:, None], p, 0.0)
-    if has_tail(FORM):
-        p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
+    if has_diagonal_and_ends(FORM):
+        p = keep_under_diagonal(p, queries, keys, first_hidden, bounds)
+    else:
+        if has_upper(FORM) and has_lower(FORM):
+            count = bounds.upper - bounds.lower + 1
+            p = gl.where(is_within(keys[:, None] - (queries + bounds.lower)[None, :], count), p, 0.0)
+        elif has_upper(FORM):
+            p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
+        elif has_lower(FORM):
+            p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
+        if has_edge(FORM):
+            p = gl.where((keys < first_hidden)[:, None], p, 0.0)
+        if has_tail(FORM):
+            p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
     return p
 
 

@@ -170,7 +170,10 @@ def flash_bwd_hopper_kernel(
         gl.warp_specialize([
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
+            (
+                producer,
+                (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, biases, OPTIONS),
+            ),
             (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, False, OPTIONS)),
             (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, False, OPTIONS)),
         ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
@@ -178,5 +181,8 @@ def flash_bwd_hopper_kernel(
         gl.warp_specialize([
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS)),
+            (
+                producer,
+                (q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, biases, OPTIONS),
+            ),
         ], [4, 1], [240, 24])  # fmt: skip

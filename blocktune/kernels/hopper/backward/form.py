@@ -1,8 +1,8 @@
 """What a launch of the Hopper backward has, as two numbers that are known at compile time: FORM and NAMED.
 
-FORM is 0 in the plain form: 128 divides both lengths, and nothing is masked but the diagonal of equal lengths. In every
-other one it is a sum of bits, `GENERAL` among them. NAMED says which of the warpgroups' barriers are the hardware's
-named ones.
+In the plain form FORM is 0, or has `SHORT` and `TOGETHER` alone: 128 divides both lengths, and nothing is masked but
+the diagonal of equal lengths. In every other one it is a sum of bits, `GENERAL` among them. NAMED says which of the
+warpgroups' barriers are the hardware's named ones.
 """
 
 from triton.experimental import gluon
@@ -16,14 +16,16 @@ def bits(*words):
     """
     order = (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "short", "together",
     )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK = (
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT, TOGETHER = (
     bits(word)
     for word in (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
+        "short", "together",
     )
 )  # fmt: skip
 """The bits of FORM on the host."""
@@ -60,6 +62,12 @@ def has_tail(form):
 
 
 @gluon.constexpr_function
+def has_diagonal_and_ends(form):
+    """Whether a diagonal alone hides keys from a query, and the last blocks of keys and of queries may be parts."""
+    return form & bits("upper", "lower", "edge", "tail") == bits("upper", "edge", "tail")
+
+
+@gluon.constexpr_function
 def has_masks(form):
     """Whether the first blocks of queries may hold pairs with a key that do not see each other."""
     return form & bits("upper", "lower", "edge") != 0
@@ -91,6 +99,19 @@ def ends_masked(form):
 def is_rotated(causal, form):
     """Whether walks would take the same blocks of queries at the same time: then each tile begins with another one."""
     return not causal and form & bits("upper", "lower", "ordered", "listed") == 0
+
+
+@gluon.constexpr_function
+def tiles_together(form):
+    """How many tiles of a head begin with the same queries where walks are rotated."""
+    return 8 if form & bits("together") else 1
+
+
+@gluon.constexpr_function
+def asks_ahead(options):
+    """Whether the values of an additive mask are loaded a step ahead; not where steps compare places or draw what is
+    dropped as well, which takes the registers."""
+    return options.MASK_CODE == 2 and not options.DROPOUT and is_rotated(options.CAUSAL, options.FORM)
 
 
 @gluon.constexpr_function
@@ -132,9 +153,9 @@ def is_listed(form):
 
 @gluon.constexpr_function
 def has_short_walks(form):
-    """Whether tiles are so short, under a window or a block mask, that it pays to end one while the next one begins;
-    not in a fixed order, where that spills."""
-    return form & bits("lower", "listed") != 0 and not is_ordered(form)
+    """Whether tiles are so short, under a window, a block mask or a short diagonal, that it pays to end one while the
+    next one begins; not in a fixed order, where that spills."""
+    return form & bits("lower", "listed", "short") != 0 and not is_ordered(form)
 
 
 @gluon.constexpr_function

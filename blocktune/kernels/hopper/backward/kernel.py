@@ -132,11 +132,6 @@ class FlashBackwardHopper(AttentionKernel):
                 f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
                 f"but got {config.block_n}.",
             )
-        if has_halves(shape) and own["named_barriers"]:
-            return (
-                f"`named_barriers` 0 of {self.name} must hold for {keys_of_block(shape)} keys of heads wider than 128, "
-                f"but got {own['named_barriers']}.",
-            )
         if is_wide(shape) and own["named_barriers"] & 2:
             return (
                 f"`named_barriers` 0 or 1 of {self.name} must hold for heads wider than 128, but got "
@@ -174,7 +169,7 @@ class FlashBackwardHopper(AttentionKernel):
             stages = 2 if max(width_of(shape), width_v(shape)) == 256 else 3
             fold_lse, fold_delta, named = (1, 0, 1) if shape.causal is Causal.NONE else (0, 1, 0)
         if has_halves(shape):
-            stages, fold_lse, fold_delta, named = 2, 0, 1, 0
+            stages, fold_lse, fold_delta, named = 2, 0, 1, 1
         if shape.features.softcap:
             fold_lse, fold_delta = 0, 1
         parts = default_parts(shape, self.parameters["group_parts"])
@@ -197,6 +192,7 @@ class FlashBackwardHopper(AttentionKernel):
         d, d_v = width_of(shape), width_v(shape)
         shared = is_wide(shape) and not has_halves(shape)  # products, not keys
         exchanged = [shared_tile("P", n, m, FLOAT32_BYTES)] if shared else []
+        columns_out = 2 * PANEL if is_wide(shape) else d
         slots = {"Q": stages, "dO": stages - shared}
         statistics = {"LSE": stages, "delta": stages - shared}
         return OnChip(
@@ -205,8 +201,8 @@ class FlashBackwardHopper(AttentionKernel):
                 *(shared_tile(name, m, columns, short, slots[name]) for name, columns in (("Q", d), ("dO", d_v))),
                 *(shared_tile(name, m, 1, FLOAT32_BYTES, count) for name, count in statistics.items()),
                 *exchanged,
-                shared_tile("dS", n, m, short, 1 if is_wide(shape) else 2),
-                shared_tile("dQ on its way out", m, 2 * PANEL if shared else d, FLOAT32_BYTES, dq_slots(shape, config)),
+                shared_tile("dS", n, m, short, 1 if shared else 2),
+                shared_tile("dQ on its way out", m, columns_out, FLOAT32_BYTES, dq_slots(shape, config)),
                 *gradient_tiles(m, n, (d, d_v), short),
             ),
             num_warps=2 * WARPGROUP_WARPS,

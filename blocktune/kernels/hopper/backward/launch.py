@@ -28,6 +28,7 @@ from blocktune.kernels.hopper.backward.layout import (
     is_wide,
     key_rows,
     keys_of_block,
+    mask_bounds,
     scale_arguments,
     width_of,
 )
@@ -105,7 +106,7 @@ class BackwardLaunch(BackwardLauncher):
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
         wide, registers = is_wide(shape), adds_registers(shape, self.persistent)
         ahead = bool(self.numbers.get("AHEAD"))
-        mask = MaskPass.of(extras.mask, pins=pins) if mask_code(shape) else NO_MASK
+        mask = MaskPass.of(extras.mask, mask_bounds(shape), pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
         def launch(

@@ -53,14 +53,22 @@ def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
 
 def heads_per_group(shape: AttentionShape, parts: int) -> int:
     """Return the parts of key heads whose tiles are taken in turns: whose queries, gradients and sums fill
-    `GROUP_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back."""
+    `GROUP_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back; in groups of one size."""
     least, most, columns = 1, MAX_HEADS, shape.head_dim
     if goes_back(shape):
         least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS
     elif shape.features.deterministic:
         most, columns = DIAGONAL_HEADS, max(columns, DIAGONAL_COLUMNS)
     head_bytes = 8 * shape.seqlen_q * columns * shape.group_size // parts
-    return min(shape.batch * shape.num_heads_kv * parts, max(least, min(most, GROUP_BYTES // head_bytes)))
+    heads = shape.batch * shape.num_heads_kv * parts
+    return _even_groups(heads, min(heads, max(least, min(most, GROUP_BYTES // head_bytes))))
+
+
+def _even_groups(heads: int, most: int) -> int:
+    """Return the heads of a group, `most` or fewer. A last group of few heads would begin its longest tiles when the
+    other multiprocessors are about to end: the size divides the heads, unless that halves it, and is even else."""
+    divisor = max(size for size in range(1, most + 1) if heads % size == 0)
+    return divisor if 2 * divisor > most else -(-heads // -(-heads // most))
 
 
 def _steps(shape: AttentionShape, parts: int) -> int:

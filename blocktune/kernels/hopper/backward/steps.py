@@ -102,11 +102,15 @@ def head_biases(steps, batch_head, member, key, bounds, sizes, OPTIONS: gl.const
 
 
 @gluon.jit
+def mask_of_pairs(steps, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """What queries from m on need to know of a mask tensor; 0 without one."""
+    return mask_of_block(steps.biases, steps.head, m, steps.memory.lse.shape[1], OPTIONS, S_L)
+
+
+@gluon.jit
 def asked_of_pairs(steps, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """What queries from m on need to know of their pairs: of a mask tensor, and which of them dropout keeps."""
-    BLOCK_M: gl.constexpr = steps.memory.lse.shape[1]
-    loaded = mask_of_block(steps.biases, steps.head, m, BLOCK_M, OPTIONS, S_L)
-    return loaded, kept_of_queries(steps.biases, steps.head, m, OPTIONS)
+    return mask_of_pairs(steps, m, OPTIONS, S_L), kept_of_queries(steps.biases, steps.head, m, OPTIONS)
 
 
 @gluon.jit

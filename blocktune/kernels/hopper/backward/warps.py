@@ -61,6 +61,7 @@ from blocktune.kernels.hopper.backward.steps import (
     step,
     wait_ds,
 )
+from blocktune.kernels.hopper.biases.of_keys import prefetch_mask
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
 from blocktune.kernels.hopper.common.slots import publish, receive
@@ -74,9 +75,12 @@ def copy_keys(desc, memory, ends, batch, head, key, begin, length, FORM: gl.cons
 
 @gluon.jit
 def producer(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, OPTIONS: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, biases, OPTIONS: gl.constexpr,
 ):  # fmt: skip
-    """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
+    """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles.
+
+    An additive mask is fetched into the L2 cache as far ahead as Q is copied.
+    """
     STAGES: gl.constexpr = OPTIONS.STAGES
     CAUSAL: gl.constexpr = OPTIONS.CAUSAL
     NAMED: gl.constexpr = OPTIONS.NAMED
@@ -139,6 +143,8 @@ def producer(
                 mbarrier.expect(memory.q_full.index(slot), ROW_BYTES)
                 q_tile = as_block(q_desc, memory.q.index(slot))
                 copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
+                if OPTIONS.MASK_CODE == 2:
+                    prefetch_mask(biases, batch, head, n * BLOCK_N, len_k, m, BLOCK_M, BLOCK_N)
                 copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
                 if not EARLY:
                     if (place == first) & (member == 0):  # right behind the first Q

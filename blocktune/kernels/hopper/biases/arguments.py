@@ -12,7 +12,7 @@ from blocktune.kernels.base.feature_arguments import (
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.base.steps import Step
-from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, LaidMask, lay_out_mask_kernel
+from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.hopper.biases.of_keys import KeyBiases
 from blocktune.kernels.values.dropout import share_kept
 from blocktune.kernels.values.feature_tensors import Extras
@@ -79,6 +79,12 @@ def turned(mask: Any) -> Any:
     return mask.mT
 
 
+def seen_by_keys(bounds: Bounds) -> Bounds:
+    """Return bounds of the same pairs as seen from the keys: key j is seen by the queries j - upper .. j - lower."""
+    upper, lower = bounds
+    return None if lower is None else -lower, None if upper is None else -upper
+
+
 @dataclass(frozen=True, slots=True)
 class MaskPass:
     """The launch that lays a mask out with keys as rows, if there is one: how many elements of which type it writes,
@@ -89,15 +95,18 @@ class MaskPass:
     place: tuple[int | None, ...]
 
     @classmethod
-    def of(cls, mask: Any, *, pins: bool) -> Self:
-        """Take a mask that others have the sizes and strides of."""
+    def of(cls, mask: Any, bounds: Bounds, *, pins: bool) -> Self:
+        """Take a mask that others have the sizes and strides of. bounds: (upper, lower) of the pairs that the attention
+        reads of it: query i sees keys i + lower .. i + upper."""
         import torch
 
         rows = turned(mask)
         laid = LaidMask.of(rows)
         tiles = laid.programs * laid.tile, torch.int32 if laid.boolean else mask.dtype
-        step = Step(lay_out_mask_kernel, (laid.programs,), laid.arguments(rows), MASK_OPTIONS, pins=pins)
-        return cls((step,), tiles, (*laid.strides(rows), int(rows.stride(3) != 0)))
+        moves = rows.stride(3) != 0
+        arguments = laid.arguments(rows, seen_by_keys(bounds) if moves else (None, None))
+        step = Step(lay_out_mask_kernel, (laid.programs,), arguments, MASK_OPTIONS, pins=pins)
+        return cls((step,), tiles, (*laid.strides(rows), int(moves)))
 
 
 NO_MASK = MaskPass((), None, (None,) * 4)

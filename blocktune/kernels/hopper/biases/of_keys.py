@@ -61,6 +61,38 @@ def is_biased(options):
 
 
 @gluon.jit
+def tile_of_mask(biases, batch, head, key, keys, TILE: gl.constexpr):
+    """The mask of a head for the 64 keys from `key` on, of a sequence that has `keys`: its first tile of TILE
+    elements."""
+    n = gl.minimum(key, gl.maximum(keys - 1, 0)) // 64
+    at = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + n * biases.mask_tile
+    return biases.mask + at * TILE
+
+
+@gluon.constexpr_function
+def prefetch_asm(size):
+    one = "elect.sync _|p, 0xffffffff;"
+    return f"{{ .reg .pred p; {one} @p cp.async.bulk.prefetch.L2.global [$1], {size}; mov.b32 $0, 0; }}"
+
+
+@gluon.jit
+def prefetch(place, SIZE: gl.constexpr):
+    """Begins to copy SIZE bytes from a pointer on to the L2 cache."""
+    ASM: gl.constexpr = prefetch_asm(SIZE)
+    address = place.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(ASM, "=r,l,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def prefetch_mask(biases, batch, head, key, keys, m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """Begins to copy an additive mask to the L2 cache: of the queries from m on and the BLOCK_N keys from `key` on."""
+    SIZE: gl.constexpr = 64 * BLOCK_M * biases.mask.dtype.element_ty.primitive_bitwidth // 8
+    for half in gl.static_range(BLOCK_N // 64):
+        tile = tile_of_mask(biases, batch, head, key + half * 64, keys, 64 * 128)
+        prefetch(tile + m * biases.mask_column * 64, SIZE)
+
+
+@gluon.jit
 def biases_of_head(
     biases, batch, head, num_heads, key, keys, moved, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
@@ -77,10 +109,7 @@ def biases_of_head(
         slope = gl.load(biases.slopes + at) * LOG2_E
         place = key - biases.anchor - moved
     if OPTIONS.MASK_CODE:
-        n = gl.minimum(key, gl.maximum(keys - 1, 0)) // 64
-        at = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + n * biases.mask_tile
-        TILE: gl.constexpr = 64 * 4 if OPTIONS.MASK_CODE == 1 else 64 * 128
-        tile = biases.mask + at * TILE
+        tile = tile_of_mask(biases, batch, head, key, keys, 64 * 4 if OPTIONS.MASK_CODE == 1 else 64 * 128)
     return rows, pairs, key, slope, place, tile, batch * num_heads + head
 
 

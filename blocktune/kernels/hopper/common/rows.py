@@ -46,14 +46,15 @@ def across(x, acc, O_L: gl.constexpr):
 
 
 @gluon.constexpr_function
-def greatest_asm(goal, kind, sources):
-    """Assembly for the greatest of registers in `goal`, in two chains."""
+def extreme_asm(operation, goal, sources):
+    """Assembly for the extreme of registers in `goal`, in two chains. operation: max or min, with the type that the
+    registers are compared as."""
     half = len(sources) // 2
-    lines = [f"max.{kind} {goal}, {sources[0]}, {sources[1]};"]
-    lines += [f"max.{kind} {goal}b, {sources[half]}, {sources[half + 1]};"]
+    lines = [f"{operation} {goal}, {sources[0]}, {sources[1]};"]
+    lines += [f"{operation} {goal}b, {sources[half]}, {sources[half + 1]};"]
     for i in range(2, half):
-        lines += [f"max.{kind} {goal}, {goal}, {sources[i]};", f"max.{kind} {goal}b, {goal}b, {sources[half + i]};"]
-    return [*lines, f"max.{kind} {goal}, {goal}, {goal}b;"]
+        lines += [f"{operation} {goal}, {goal}, {sources[i]};", f"{operation} {goal}b, {goal}b, {sources[half + i]};"]
+    return [*lines, f"{operation} {goal}, {goal}, {goal}b;"]
 
 
 @gluon.jit

@@ -71,19 +71,10 @@ def fetch(counter, ring, place, parity):
 
 @gluon.jit
 def receive(ring, place, parity):
-    """Waits for the number of a tile. Returns it, and (place, parity) of the next one."""
+    """Waits for the number of a tile, with any number of warps. Returns it, and (place, parity) of the next one."""
+    WARPS: gl.constexpr = gl.num_warps()
     mbarrier.wait(ring.full.index(place), parity)
-    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [4], [0])).item()
-    mbarrier.arrive(ring.empty.index(place), count=1)
-    place, parity = advance(place, parity, 2)
-    return tile, place, parity
-
-
-@gluon.jit
-def receive_alone(ring, place, parity):
-    """As `receive`, for one warp."""
-    mbarrier.wait(ring.full.index(place), parity)
-    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [1], [0])).item()
+    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [WARPS], [0])).item()
     mbarrier.arrive(ring.empty.index(place), count=1)
     place, parity = advance(place, parity, 2)
     return tile, place, parity

@@ -20,10 +20,10 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import is_describable
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
-from blocktune.kernels.hopper.decode.scratch import scratch
 from blocktune.kernels.hopper.decode.strides import WORD_BYTES, example_strides, sizes, trailing, word_stride
 from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode
+from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.shares import fastest_splits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -184,13 +184,7 @@ class FlashDecodeHopper(AttentionKernel):
         )
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
-        for name, tensor in (("key", k), ("value", v)):
-            if not is_describable(tensor) or tensor.shape[2] * word_stride(tensor, 2) >= MAX_WORD_OFFSET:
-                return (
-                    f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
-                    f"keys of an entry must span less than 8 GiB, for {self.name}"
-                )
-        return super().layout_problem(q, k, v)
+        return words_problem(self.name, k, v) or super().layout_problem(q, k, v)
 
     @cached_property
     def source_hash(self) -> str:
@@ -266,6 +260,18 @@ def rows_of_tile(shape: AttentionShape) -> int:
     if rows > MAX_ROWS:
         raise ValueError(f"One tile has at most {MAX_ROWS} rows, but {shape.label} has {rows}. Take flash_decode.")
     return HALF_TILE if rows <= HALF_TILE else 2 * HALF_TILE
+
+
+def words_problem(kernel: str, k: Any, v: Any) -> str | None:
+    """Return why keys and values cannot be read in words of 32 bits, four at once, for the kernel of this name; or
+    None."""
+    for name, tensor in (("key", k), ("value", v)):
+        if not is_describable(tensor) or tensor.shape[2] * word_stride(tensor, 2) >= MAX_WORD_OFFSET:
+            return (
+                f"rows of {name} must be contiguous, 16 must divide its address and its strides in bytes, and the "
+                f"keys of an entry must span less than 8 GiB, for {kernel}"
+            )
+    return None
 
 
 def packed_rows(shape: AttentionShape) -> int:

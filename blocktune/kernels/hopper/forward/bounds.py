@@ -40,9 +40,9 @@ def key_range(
 @gluon.constexpr_function
 def walks_round(options):
     """Whether a walk begins where the tile's queries stand and goes round: ALiBi on both sides leaves the keys far
-    behind a query as low as those far ahead, and a walk from the last key would raise maxima in every block. Keys that
-    are left over, and what is loaded a block ahead, need the walk from the last key."""
-    return options.ALIBI == 2 and not (options.RAGGED or options.RIGHT or options.LEFT or options.MASK)
+    behind a query as low as those far ahead, and a walk from the last key would raise maxima in every block. Packed
+    sequences, and what is loaded a block ahead, need the walk from the last key."""
+    return options.ALIBI == 2 and not (options.LOWER_RIGHT or options.RIGHT or options.LEFT or options.MASK)
 
 
 @gluon.jit

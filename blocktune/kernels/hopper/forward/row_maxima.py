@@ -13,7 +13,7 @@ it only compares, each thread the scores that it has.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.rows import beside, by_thread, greatest_asm, of_threads, thread_sum
+from blocktune.kernels.hopper.common.rows import beside, by_thread, extreme_asm, of_threads, thread_sum
 from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
 
 
@@ -44,9 +44,9 @@ def raise_asm(count):
         at, mine = 2 * row, [i for i in range(count) if i % 4 // 2 == row]
         exceeds = [f"neg.f32 low, ${at};", f"fma.rn.f32 over, high, ${scales + at}, low;"]
         head += [f"mov.f32 ${at}, ${old + at};", f"mov.f32 ${scales + at}, ${old_scales + at};"]
-        head += [f"mov.f32 ${factors + at}, 0f3F800000;", *greatest_asm("top", "s32", [f"s{i}" for i in mine])]
+        head += [f"mov.f32 ${factors + at}, 0f3F800000;", *extreme_asm("max.s32", "top", [f"s{i}" for i in mine])]
         head += ["max.s32 top, top, 0;", "mov.b32 high, top;", *exceeds, f"setp.gt.f32 {'pq'[row]}, over, {limit};"]
-        body += greatest_asm("high", "f32", [f"${scores + i}" for i in mine])
+        body += extreme_asm("max.f32", "high", [f"${scores + i}" for i in mine])
         for lanes in (2, 1):
             body += [f"shfl.sync.bfly.b32 highb, high, {lanes}, 0x1f, 0xffffffff;", "max.f32 high, high, highb;"]
         body += [*exceeds, f"setp.gt.f32 r, over, {limit};"]

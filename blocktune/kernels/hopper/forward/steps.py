@@ -17,7 +17,7 @@ from blocktune.kernels.hopper.forward.biases import (
     kept_of_block,
     loaded_of_block,
 )
-from blocktune.kernels.hopper.forward.bounds import hide
+from blocktune.kernels.hopper.forward.bounds import hide, walks_round
 from blocktune.kernels.hopper.forward.copies import values_read
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
@@ -166,7 +166,8 @@ def step(
         qk = tanh(qk * bend)
     qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
     loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
-    if (OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED:
+    # a walk that goes round comes to the last block late
+    if (walks_round(OPTIONS) and OPTIONS.RAGGED) or ((OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED):
         last, first, highest, lowest = mask
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)

@@ -23,6 +23,8 @@ class Memory(NamedTuple):
     """Another one, of values that are still to be transposed. None: they come transposed."""
     ring: Any
     """Numbers of tiles, a `TileRing`."""
+    shares: Any
+    """What probabilities are multiplied with to add them up. None: threads add them."""
 
 
 class Scales(NamedTuple):

@@ -30,7 +30,7 @@ def default_values(shape: AttentionShape) -> Values:
     if width_v == 256:
         return 2 * ROWS, 64, WARPS, 4, 1, turns
     if width == width_v == 64 and shape.seqlen_q > 2 * ROWS:
-        return (4 * ROWS, 64, WARPS, 6, int(not causal), turns) if causal or turns else (3 * ROWS, 128, WARPS, 4, 1, 0)
+        return (4 * ROWS, 64, WARPS, 6, 1, turns) if causal or turns else (3 * ROWS, 128, WARPS, 4, 1, 0)
     if width == width_v == 128 and causal and turns:
         return 2 * ROWS, 64, WARPS, 6, 1, 1
     return 2 * ROWS, 128, WARPS, 3 if width == 256 else 4, int(width == 128), turns

@@ -8,6 +8,7 @@ from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers
 from blocktune.kernels.hopper.forward.arguments import Sizes
 from blocktune.kernels.hopper.forward.device_kernel import tiles
 from blocktune.kernels.hopper.fp8.arguments import Memory, Options, Scales
+from blocktune.kernels.hopper.fp8.row_sums import shares_of
 from blocktune.kernels.hopper.fp8.sums import has_float32_sums
 from blocktune.kernels.hopper.fp8.turn_values import TURNERS, turner, values
 from blocktune.kernels.hopper.fp8.warps import consumer, producer
@@ -49,6 +50,8 @@ def flash_fwd_fp8_kernel(
     v_smem = values(dtype, STAGES, V_W, BLOCK_N, V_L, TURNS)
     # [CONSUMERS, 64, head_dim_v] of the output, or 64 rows of float32 sums and then the output
     o_smem = tiles(o_desc.dtype, CONSUMERS, 128 if has_float32_sums(CONSUMERS, V_W) else 64, V_W, 1, O_L)
+    # [SHARES_COLUMNS, BLOCK_N]
+    shares = shares_of(dtype, BLOCK_N) if lse is None else None
     memory = Memory(
         q=q_smem,
         k=k_smem,
@@ -59,6 +62,7 @@ def flash_fwd_fp8_kernel(
         full=new_barriers(STAGES),
         raw_full=new_barriers(STAGES) if TURNS else None,
         ring=new_tile_ring(new_tile_numbers()),
+        shares=shares,
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)

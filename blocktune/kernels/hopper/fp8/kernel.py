@@ -7,6 +7,7 @@ heads, heads from 48 to 256 elements that 16 divides; no windows, soft caps or p
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E, heads_per
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch
 from blocktune.kernels.base.loops import ForwardLoops
-from blocktune.kernels.base.on_chip import OnChip
+from blocktune.kernels.base.on_chip import OnChip, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
@@ -27,7 +28,8 @@ from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
 from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
-from blocktune.kernels.hopper.fp8.sums import ONE_STRETCH_KEYS, has_float32_sums
+from blocktune.kernels.hopper.fp8.row_sums import SHARES_COLUMNS
+from blocktune.kernels.hopper.fp8.sums import STRETCH_KEYS, has_float32_sums
 from blocktune.kernels.hopper.fp8.transpose_values import TURNING, transpose_values_kernel, turned_sizes
 from blocktune.kernels.hopper.fp8.turn_values import UNIT_DIMS, UNIT_KEYS
 from blocktune.kernels.values.config import KernelConfig
@@ -72,11 +74,12 @@ class FlashForwardFp8(AttentionKernel):
         return problems
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q and the 16-bit output of all consumers, and the slots of K and V; barriers take another
-        half KiB."""
+        """Return the bytes of Q and the 16-bit output of all consumers, the slots of K and V, and the shares of sums;
+        barriers take another half KiB."""
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
-        return config.block_m * (width + of_sum * width_v) + config.num_stages * config.block_n * (width + width_v)
+        slots = config.num_stages * config.block_n * (width + width_v)
+        return config.block_m * (width + of_sum * width_v) + slots + SHARES_COLUMNS.value * config.block_n
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
@@ -98,7 +101,9 @@ class FlashForwardFp8(AttentionKernel):
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         element_bytes = FLOAT32_BYTES if has_float32_sums(config.block_m // ROWS, widths[1]) else shape.out_bytes
         out = leaving_tile(config.block_m, widths[1], element_bytes)
-        return consumer_tiles(config, widths, shape.element_bytes, out, transposed_values=True)
+        known = consumer_tiles(config, widths, shape.element_bytes, out, transposed_values=True)
+        shares = shared_tile("Shares of sums", SHARES_COLUMNS.value, config.block_n, shape.element_bytes)
+        return replace(known, tiles=(*known.tiles, shares))
 
     @cached_property
     def source_hash(self) -> str:
@@ -174,7 +179,7 @@ def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
         "Q_REGISTERS": bool(config.parameters["q_registers"]),
         "TURNS": turns_values(config),
-        "ONE_STRETCH": shape.seqlen_k <= ONE_STRETCH_KEYS,
+        "ONE_STRETCH": shape.seqlen_k <= STRETCH_KEYS,
         "CONSUMER_REGS": REGISTERS[consumers][0],
         "PRODUCER_REGS": REGISTERS[consumers][1],
     }

@@ -6,15 +6,7 @@ Numbers of rows stand as [64, 4] (kernels/hopper/common/rows.py).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.rows import beside, greatest_asm, of_threads
-
-
-@gluon.constexpr_function
-def least_negative_asm(goal, sources):
-    """Assembly for the float in `goal` that is closest to zero of those in registers, none of which is positive: the
-    least as an unsigned integer, in two chains."""
-    lines = greatest_asm(goal, "u32", sources)
-    return [line.replace("max.u32", "min.u32") for line in lines]
+from blocktune.kernels.hopper.common.rows import beside, extreme_asm, of_threads
 
 
 @gluon.constexpr_function
@@ -25,8 +17,8 @@ def raise_asm(count, shift, tau):
 
     Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
     that of the numbers, and below it is enough that they are below, unless the base is low as well. Then zero itself
-    fails the test, and what is skipped otherwise finds the maximum of numbers that are not positive: their order as
-    integers is the reverse.
+    fails the test, and what is skipped otherwise finds the maximum of numbers that are not positive: the least of them
+    as unsigned integers.
     """
     bases, scores, scale, limit = 2 * count, 3 * count, f"${4 * count}", float(shift + tau)
     head = ["{", ".reg .pred p, q, r;", f".reg .b32 s<{count}>, top0, top1, top0b, top1b, least, leastb;"]
@@ -35,11 +27,11 @@ def raise_asm(count, shift, tau):
     for row in range(2):
         at, top, mine = 2 * row, f"top{row}", [f"s{i}" for i in range(count) if i % 4 // 2 == row]
         head += [f"mov.f32 ${at}, ${bases + at};", f"mov.f32 ${count + at}, 0f3F800000;"]
-        head += greatest_asm(top, "s32", mine)
+        head += extreme_asm("max.s32", top, mine)
         head += [f"max.s32 {top}, {top}, 0;", f"mov.b32 high, {top};", f"neg.f32 low, ${at};"]
         head += [f"fma.rn.f32 above, high, {scale}, low;", f"setp.gt.f32 {'pq'[row]}, above, {limit};"]
-        body += [*least_negative_asm("least", mine), f"setp.gt.s32 r, {top}, 0;", f"selp.b32 least, {top}, least, r;"]
-        body += ["mov.b32 high, least;"]
+        body += [*extreme_asm("min.u32", "least", mine), f"setp.gt.s32 r, {top}, 0;"]
+        body += [f"selp.b32 least, {top}, least, r;", "mov.b32 high, least;"]
         for lanes in (2, 1):
             body += [f"shfl.sync.bfly.b32 highb, high, {lanes}, 0x1f, 0xffffffff;", "max.f32 high, high, highb;"]
         body += [f"neg.f32 low, ${at};", f"fma.rn.f32 above, high, {scale}, low;", f"setp.gt.f32 r, above, {limit};"]

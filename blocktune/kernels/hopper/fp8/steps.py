@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 from blocktune.kernels.hopper.common.device_functions import advance, pin
 from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
 from blocktune.kernels.hopper.forward.bounds import hide
-from blocktune.kernels.hopper.forward.steps import finished
+from blocktune.kernels.hopper.fp8.row_sums import add_up, as_numbers, joined
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
@@ -45,11 +45,6 @@ def whole_word(a, b, high):
     through a loop are taken apart and put together in every round: 176 instructions of 641."""
     ASM: gl.constexpr = "{ .reg .b16 low; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; mov.b32 $0, {low, $3}; }"
     return gl.inline_asm_elementwise(ASM, "=r,f,f,h", [a, b, high], dtype=gl.uint32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def as_numbers(bytes_, dtype: gl.constexpr):
-    return bytes_.to(dtype, bitcast=True)
 
 
 @gluon.jit
@@ -103,29 +98,46 @@ def scores(q, k_smem, slot, zeros):
 
 
 @gluon.jit
-def add_values(p, v_smem, slot, acc):
-    """Issues acc += P V."""
-    return (warpgroup_mma(p, v_smem.index(slot).permute((1, 0)), acc[0], is_async=True),)
+def add_values(p, memory, slot, acc):
+    """Issues acc += P V and, unless threads add them up, the sums of the rows of P: one product, or both."""
+    acc = warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True)
+    if memory.shares is None:
+        return (acc,)
+    else:
+        return acc, add_up(p, memory.shares)
+
+
+@gluon.jit
+def finished(products, sums, factor, THREADS_ADD: gl.constexpr):
+    """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of threads, or of the blocks
+    before, still to be multiplied by the factor."""
+    if THREADS_ADD:
+        return warpgroup_mma_wait(0, deps=products), sums
+    else:
+        acc, added = warpgroup_mma_wait(0, deps=products)
+        return acc, joined(sums, factor, added)
 
 
 @gluon.jit
 def rescaled(due, acc, factor, O_L: gl.constexpr):
     """What the sums of earlier stretches are due [64, 4], and the accumulator, times factors of rows [64, 4]."""
-    return due * factor, (times_factor(acc[0], factor, O_L),)
+    return due * factor, times_factor(acc, factor, O_L)
 
 
 @gluon.jit
-def softmax(qk, base, sums, scale):
-    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of probabilities)."""
+def softmax(qk, base, sums, scale, THREADS_ADD: gl.constexpr):
+    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of rows).
+
+    THREADS_ADD: the sums are those of all blocks; otherwise `finished` adds this block's."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
     # [64, 4]
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
     p = gl.exp2(s * scale - beside(base, s))
-    # the compiler keeps this order, in which the kernel was timed
-    added = thread_sum(p)
-    return half_packed(p), factor, base, sums * factor + added
+    if THREADS_ADD:
+        sums = sums * factor + thread_sum(p)
+    return half_packed(p), factor, base, sums
 
 
 @gluon.jit
@@ -136,9 +148,10 @@ def step(
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
-    `packed` made them, factor of the accumulator, base and sums of the block before.
+    `packed` made them, factor of the accumulator, base of the block before, and the sums that `softmax` gave.
     """
     due, acc, p, factor, base, sums = state
+    THREADS_ADD: gl.constexpr = memory.shares is None
     dtype: gl.constexpr = memory.v.dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     # [64, BLOCK_N]
@@ -146,18 +159,18 @@ def step(
     # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
     due, acc = rescaled(due, acc, pin(factor), O_L)
     give_back(previous, OPTIONS.CONSUMERS)
-    acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc)
+    products = add_values(as_operand(p, dtype, P_L), memory, slot, acc)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
-    qk = warpgroup_mma_wait(1, deps=(qk_t,))
+    qk = warpgroup_mma_wait(1 if THREADS_ADD else 2, deps=(qk_t,))
     if OPTIONS.RIGHT and not OPTIONS.ALIGNED:
         last, first, highest = mask
         if column > highest:
             qk = hide(qk, last, first, column, True, False, S_L)
-    p, factor, base, sums = softmax(qk, base, sums, scale)
+    p, next_factor, base, sums = softmax(qk, base, sums, scale, THREADS_ADD)
     previous = slot + 0
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
     mbarrier.wait(memory.full.index(slot), phase)
-    acc = finished(acc_t, 1)
-    return (due, acc, packed(p), factor, base, sums), slot, phase, previous
+    acc, sums = finished(products, sums, factor, THREADS_ADD)
+    return (due, acc, packed(p), next_factor, base, sums), slot, phase, previous

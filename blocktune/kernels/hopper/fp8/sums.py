@@ -11,22 +11,19 @@ from blocktune.kernels.hopper.common.rows import across
 
 NO_END = 1 << 30
 """Blocks of a stretch that no sequence fills."""
-ONE_STRETCH_KEYS = 1024
-"""Keys that one accumulator may add up, whatever its width."""
+STRETCH_KEYS = 1024
+"""Keys that one accumulator may add up."""
 
 
 @gluon.constexpr_function
-def stretch_of(block_n, width, one_stretch):
-    """Blocks of keys that one accumulator adds up: all, where they are few (`ONE_STRETCH_KEYS`), otherwise 512 keys, or
-    1024 where its sums are split.
+def stretch_of(block_n, one_stretch):
+    """Blocks of keys that one accumulator adds up: those of `STRETCH_KEYS`, or all where there are no more.
 
     8-bit wgmma cuts off what is below 2^-13 of the largest number in a sum. What is lost of numbers with one sign grows
     with the keys that an accumulator has seen: on an H200 a quarter at 16,384, 0.7 % at 512 and 1.4 % at 1024. Then the
     sums of stretches take it over.
     """
-    if one_stretch:
-        return NO_END
-    return (1024 if sums_are_split(width) else 512) // block_n
+    return NO_END if one_stretch else STRETCH_KEYS // block_n
 
 
 @gluon.constexpr_function
@@ -137,11 +134,11 @@ def end_stretch(kept, whole, state, none_due, first, SHARED: gl.constexpr, O_L: 
     (whole, state) of the next stretch; none_due [64, 4]: ones."""
     due, acc, p, factor, base, sums = state
     if SHARED:
-        begun = put_aside(kept, due, acc[0], first, O_L)
+        begun = put_aside(kept, due, acc, first, O_L)
     else:
-        whole = (whole[0] * across(due, acc[0], O_L) + acc[0],)
-        begun = gl.zeros([64, acc[0].shape[1]], gl.float32, O_L)
-    return whole, (none_due, (begun,), p, factor, base, sums)
+        whole = (whole[0] * across(due, acc, O_L) + acc,)
+        begun = gl.zeros([64, acc.shape[1]], gl.float32, O_L)
+    return whole, (none_due, begun, p, factor, base, sums)
 
 
 @gluon.jit

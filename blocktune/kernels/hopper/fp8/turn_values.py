@@ -12,6 +12,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, locate, reinterpret
+from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.bounds import key_range
 
 TURNERS = gl.constexpr(2)
@@ -116,16 +117,6 @@ def turn_tile(tile):
 
 
 @gluon.jit
-def received(ring, place, parity):
-    """`receive` of kernels/hopper/common/slots.py for these warps."""
-    mbarrier.wait(ring.full.index(place), parity)
-    tile = ring.numbers.index(place).load(gl.BlockedLayout([1], [32], [TURNERS], [0])).item()
-    mbarrier.arrive(ring.empty.index(place), count=1)
-    place, parity = advance(place, parity, 2)
-    return tile, place, parity
-
-
-@gluon.jit
 def turner(memory, sizes, OPTIONS: gl.constexpr):
     """Transposes the values of every tile of this block, unless they come transposed."""
     if memory.raw_full is not None:
@@ -156,4 +147,4 @@ def turn_slots(memory, sizes, OPTIONS: gl.constexpr):
                 fence_async_shared()
             mbarrier.arrive(memory.full.index(slot), count=1)
             slot, phase = advance(slot, phase, OPTIONS.STAGES)
-        tile, tile_slot, tile_phase = received(memory.ring, tile_slot, tile_phase)
+        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)

@@ -16,11 +16,11 @@ from blocktune.kernels.hopper.common.slots import fetch, receive
 from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds
 from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
 from blocktune.kernels.hopper.forward.output import divided
-from blocktune.kernels.hopper.forward.steps import finished, no_sums
 from blocktune.kernels.hopper.fp8.slots import announce, await_pass, await_slot, following, give_back, hand_back
 from blocktune.kernels.hopper.fp8.steps import (
     add_values,
     as_operand,
+    finished,
     packed,
     queries,
     rescaled,
@@ -124,11 +124,12 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 32])
     O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, WIDTH, 32])
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
-    STRETCH: gl.constexpr = stretch_of(BLOCK_N, WIDTH, OPTIONS.ONE_STRETCH)
+    STRETCH: gl.constexpr = stretch_of(BLOCK_N, OPTIONS.ONE_STRETCH)
     # split sums take long: one warpgroup ends its stretches in the middle of the other one's, whose products go on
     AHEAD: gl.constexpr = STRETCH // 2 * C if sums_are_split(WIDTH) and not OPTIONS.ONE_STRETCH else 0
     SHARED: gl.constexpr = sums_are_shared(CONSUMERS, WIDTH) or OPTIONS.ONE_STRETCH
     SUM: gl.constexpr = o_desc.dtype if sums_are_split(WIDTH) else gl.float32
+    THREADS_ADD: gl.constexpr = memory.shares is None
     ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
     dtype: gl.constexpr = memory.q[0].dtype
     # [64, head_dim_v] of the output, and [head_dim_v, 64] of sums
@@ -179,9 +180,9 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
         qk = hide(qk, last_seen, first_seen, own_last * BLOCK_N, RAGGED or RIGHT, False, S_L)
         # [64, 4]
         nothing = thread_sum(by_thread(no_acc))
-        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale)
+        p, _, base, sums = softmax(qk, nothing + NOTHING_SEEN, nothing, scale, THREADS_ADD)
         # [64, head_dim_v]
-        acc = no_sums(ROWS, 1, WIDTH, O_L, O_L)
+        acc = gl.zeros([ROWS, WIDTH], gl.float32, O_L)
         whole = no_stretches(WIDTH, SHARED, O_L)
         mbarrier.wait(memory.full.index(slot), phase)
         state = nothing + 1.0, acc, packed(p), nothing + 1.0, base, sums
@@ -206,19 +207,19 @@ def consumer(o_desc, lse, memory, scales, sizes, C: gl.constexpr, OPTIONS: gl.co
 
         # [64, head_dim_v], last step: the second product alone
         due, acc = rescaled(due, acc, factor, O_L)
-        acc_t = add_values(as_operand(p, dtype, P_L), memory.v, slot, acc)
+        products = add_values(as_operand(p, dtype, P_L), memory, slot, acc)
         give_back(previous, CONSUMERS)
         if not Q_REGISTERS:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
+        acc, sums = finished(products, sums, factor, THREADS_ADD)
         # [64]
         total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
-        acc = finished(acc_t, 1)
         give_back(slot, CONSUMERS)
         slot, phase = advance(slot, phase, STAGES)
         if row_start < seqlen_q:
             # [64, head_dim_v]
-            total_acc = sum_of_stretches(kept, whole, due, acc[0], end, STRETCH, SHARED, O_L)
+            total_acc = sum_of_stretches(kept, whole, due, acc, end, STRETCH, SHARED, O_L)
             tma.store_wait(0)
             out.store(divided(total_acc * out_scale, total, ALIGNED, O_L).to(o_desc.dtype))
             fence_async_shared()

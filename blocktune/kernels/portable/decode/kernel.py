@@ -27,10 +27,12 @@ from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
+    EARLY,
     DecodeLaunch,
     decode_launch,
     first_constants,
     first_sizes,
+    is_paired,
     merge_arguments,
 )
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
@@ -66,19 +68,22 @@ class FlashDecode(AttentionKernel):
         "num_warps": (2, 4, 8),
         "num_stages": (1, 2, 3, 4),
         "splits": (1, 2, 4, 8, 16, 32, 64, 128),
-        "overlap": (0, 1),
+        "overlap": (0, 1, 2),
     }
     follows_shape: ClassVar[tuple[str, ...]] = ("block_m", "splits", "overlap")
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the
-        hardware for it."""
+        hardware for it, on which alone pairs were measured, and a pair is two splits."""
         problems = super().rule_violations(config, shape, limits)
-        if not problems and config.parameters["overlap"] and limits.cc < OVERLAPPING_CC:
+        overlap, splits = config.parameters["overlap"], config.parameters["splits"]
+        if not problems and overlap and limits.cc < OVERLAPPING_CC:
             return (
-                f"`overlap` 1 of {self.name} needs programmatic dependent launch (compute capability 9.0), but got "
-                f"{limits.name}. Take overlap 0.",
+                f"`overlap` {overlap} of {self.name} needs programmatic dependent launch (compute capability 9.0), but "
+                f"got {limits.name}. Take overlap 0.",
             )
+        if not problems and is_paired(config) and splits != 2:
+            return (f"`overlap` 2 of {self.name} merges two splits, but got {splits}. Take overlap 0 or 1.",)
         return problems
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
@@ -144,7 +149,7 @@ class FlashDecode(AttentionKernel):
         return default_decode_config(self, shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
-        return SoftmaxCost(merge_overlaps=bool(config.parameters["overlap"]))
+        return SoftmaxCost(merge_overlaps=config.parameters["overlap"] == EARLY, merges_inside=is_paired(config))
 
     def as_forward(self, config: KernelConfig, shape: AttentionShape) -> tuple[KernelConfig, AttentionShape]:
         return config, folded_decode(config.parameters["splits"], shape)
@@ -192,6 +197,8 @@ class FlashDecode(AttentionKernel):
             "cap_log2": 1.0,
         }
         arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
+        paired = is_paired(config)
+        arguments |= {"Counter": indices if paired else None, "PAIRED": paired}
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
         if features.page_size:

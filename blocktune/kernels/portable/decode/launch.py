@@ -11,6 +11,7 @@ from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -26,12 +27,16 @@ PROGRAMS = 4 * MULTIPROCESSORS
 WORK = 5
 """The place of the workspace among the leading arguments."""
 
+LATE, EARLY, PAIRED = 0, 1, 2
+"""Values of `overlap`: the merge is launched when the splits have ended, or while they run, or of two splits the later
+program merges and nothing is launched."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeLaunch(TritonLaunch):
     """What `FlashDecode.bind` returns: launch(q, k, v, out, lse, scale[, extras]).
 
-    merge: the second launch, which takes the workspace in place of q; None with one split.
+    merge: the second launch, which takes the workspace in place of q; None with one split, and with a pair.
     """
 
     merge: TritonLaunch | None
@@ -77,15 +82,21 @@ def _in_two(leading: Callable[..., tuple[Any, ...]], split: Launch, merge: Launc
 def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
     """Return the launch of a config for tensors of this shape. batch_invariant: rows are equal to the bit whatever the
     batch is."""
-    sizes, splits = first_sizes(config, shape), config.parameters["splits"]
+    sizes, splits, paired = first_sizes(config, shape), config.parameters["splits"], is_paired(config)
+    programs = shape.batch * shape.num_heads_kv * sizes["row_tiles"]
     return DecodeLaunch(
         function=flash_decode_kernel,
-        grid=(shape.batch * shape.num_heads_kv * sizes["row_tiles"], splits, 1),
-        leading=partial(leading, workspace_elements(config, shape)),
-        trailing=partial(trailing, (*sizes.values(), *first_constants(config, shape).values())),
+        grid=(programs, splits, 1),
+        leading=partial(_leading_with_counters, workspace_elements(config, shape), programs if paired else 0),
+        trailing=partial(trailing, (*sizes.values(), *first_constants(config, shape).values(), paired)),
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
-        merge=_merge_launch(config, shape, batch_invariant) if splits > 1 else None,
+        merge=_merge_launch(config, shape, batch_invariant) if splits > 1 and not paired else None,
     )
+
+
+def is_paired(config: KernelConfig) -> bool:
+    """Return whether the later of two programs merges their shares."""
+    return config.parameters["overlap"] == PAIRED
 
 
 def workspace_elements(config: KernelConfig, shape: AttentionShape) -> int:
@@ -116,6 +127,28 @@ def leading(
         0 if slopes is None or slopes.shape[0] == 1 else slopes.stride(0),
         *((0, 0) if tree is None else tree.stride()[:2]),
     )
+
+
+def _leading_with_counters(
+    workspace: int, counters: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
+) -> tuple[Any, ...]:
+    """Return the leading arguments, and after them `counters` zeros that the programs of a pair share, or None. Where
+    pairs merge, the first kernel writes the log-sum-exp."""
+    if not counters:
+        return *leading(workspace, q, k, v, out, lse, scale, extras), None
+    found = leading(0, q, k, v, out, lse, scale, extras)
+    work, zeros = _pair_memory(q.device, counters, workspace)
+    return *found[:WORK], work, *found[WORK + 1 :], zeros
+
+
+def _pair_memory(device: Any, counters: int, workspace: int) -> tuple[Any, Any]:
+    """Return the workspace and the counters of pairs: those of the stream, and new ones on a CPU, where Triton's
+    interpreter runs."""
+    if device.type == "cuda":
+        return scratch(device, counters, workspace)
+    import torch
+
+    return torch.empty(workspace, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
 
 
 def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
@@ -159,7 +192,7 @@ def merge_arguments(config: KernelConfig, shape: AttentionShape, *, batch_invari
         "SPLITS": config.parameters["splits"],
         "HEAD_DIM_V": shape.head_dim_v,
         "BLOCK_D": min(padded_width(shape.head_dim_v), 32 if narrow else 128),
-        "OVERLAP": config.parameters["overlap"] == 1,
+        "OVERLAP": config.parameters["overlap"] == EARLY,
     }
 
 
@@ -206,5 +239,5 @@ def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, An
         "BLOCK_N": config.block_n,
         "SPLITS": config.parameters["splits"],
         "STAGES": config.num_stages,
-        "OVERLAP": config.parameters["overlap"] == 1 and config.parameters["splits"] > 1,
+        "OVERLAP": config.parameters["overlap"] == EARLY and config.parameters["splits"] > 1,
     }

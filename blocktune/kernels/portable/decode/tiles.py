@@ -6,7 +6,8 @@ yields for each row a maximum m (base 2), a sum l = sum 2^(s - m) and an output 
 merge into one of the same kind, in any order (FlashDecoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
 
 The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [splits, total_rows], then l likewise, with
-total_rows = batch * num_heads * seqlen_q.
+total_rows = batch * num_heads * seqlen_q. A second launch merges what it holds. Of two splits the program that ends
+later can merge instead (PAIRED): only the other one writes a share, and nothing has to be launched.
 """
 
 import triton
@@ -145,6 +146,52 @@ def store_partial(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: t
 
 
 @triton.jit
+def is_first(counter):
+    """Whether this program of two is the first to come here. The other one will be told so by `await_share`."""
+    return tl.atomic_add(counter, 1, sem="relaxed") == 0
+
+
+@triton.jit
+def announce_share(counter):
+    """Tell the other program of two that everything that this one stored can be read."""
+    tl.debug_barrier()  # all threads have stored
+    tl.atomic_add(counter, 1, sem="release")
+
+
+@triton.jit
+def await_share(counter):
+    """Wait until the other program of two has announced its share, and leave the counter at zero. It runs already, and
+    waits for nothing."""
+    seen = 0
+    while seen < 3:
+        seen = tl.atomic_add(counter, 0, sem="acquire")
+    tl.store(counter, 0)
+
+
+@triton.jit
+def merge_pair(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: tl.constexpr):
+    """The triple of both splits, of which the other one's is in the workspace. It is added up in the order of the
+    splits, so that it is the same to the bit whichever of them merges."""
+    columns = tl.arange(0, acc.shape[1])
+    sums = work + 2 * total_rows.to(tl.int64) * HEAD_DIM_V
+    places = (1 - tl.program_id(1)) * total_rows.to(tl.int64) + places
+    mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
+    # past the first-level cache: another program wrote them
+    m = tl.load(sums + places, mask=inside, other=float("-inf"), cache_modifier=".cg")
+    l = tl.load(sums + 2 * total_rows.to(tl.int64) + places, mask=inside, other=0.0, cache_modifier=".cg")
+    # [BLOCK_M, WIDTH_V]
+    o = tl.load(work + places[:, None] * HEAD_DIM_V + columns[None, :], mask=mask, other=0.0, cache_modifier=".cg")
+    best = tl.maximum(m_i, m)
+    base = tl.where(best == float("-inf"), 0.0, best)
+    own, other = tl.exp2(m_i - base), tl.exp2(m - base)
+    earlier = tl.program_id(1) == 0
+    first, second = tl.where(earlier, own, other), tl.where(earlier, other, own)
+    total = tl.where(earlier, l_i, l) * first + tl.where(earlier, l, l_i) * second
+    merged = tl.where(earlier, acc, o) * first[:, None] + tl.where(earlier, o, acc) * second[:, None]
+    return merged, total, best
+
+
+@triton.jit
 def store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V: tl.constexpr, WITH_LSE: tl.constexpr):
     """The finished rows: divided by their sums, zeros and -inf where a row saw no key."""
     ln_2: tl.constexpr = 0.6931471805599453
@@ -160,14 +207,14 @@ def store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V: 
 @triton.jit(do_not_specialize=DECODE_SIZES)
 def flash_decode_kernel(
     Q, K, V, Out, Lse, Work, Lengths, Table, Tree, Slopes, scale_log2, cap_log2,
-    stride_table, stride_slopes, stride_tree_b, stride_tree_m,
+    stride_table, stride_slopes, stride_tree_b, stride_tree_m, Counter,
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, num_heads_kv, group_size, row_tiles, total_rows, seqlen_q, seqlen_k, left, right,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr, PAIRED: tl.constexpr,
 ):  # fmt: skip
     """Program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
 
@@ -175,6 +222,7 @@ def flash_decode_kernel(
     num_heads_kv, PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q]
     or None. Work: the workspace, None with one split, which writes Out itself. Lengths int32 [batch] or None: all have
     seqlen_k keys. Tree int32 [batch, seqlen_q, WORDS], with WORDS 0 none. Slopes float32 [.., num_heads] or None.
+    Counter: zeros, one for each x, and zeros at the end, if PAIRED: of two splits the later program merges; else None.
     cap_log2: the soft cap times log2(e). Key j is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right
     (RIGHT), where d is 0 (FROM_START) or length - seqlen_q. OVERLAP: once all programs run, those of the merge may be
     placed beside them.
@@ -213,11 +261,19 @@ def flash_decode_kernel(
         PRECISION, BLOCK_N, SPLITS, STAGES,
     )  # fmt: skip
     places = (batch * num_heads + heads) * seqlen_q + rows
-    if SPLITS > 1:
+    out_pointers = Out + batch * stride_ob + heads * stride_oh + rows * stride_om
+    lse_pointers = None if Lse is None else Lse + places
+    counter = Counter + tl.program_id(0) if PAIRED else Counter
+    if SPLITS == 1:
+        store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
+    elif not PAIRED:
         store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+    elif is_first(counter):
+        store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+        announce_share(counter)
     else:
-        out_pointers = Out + batch * stride_ob + heads * stride_oh + rows * stride_om
-        lse_pointers = None if Lse is None else Lse + places
+        await_share(counter)
+        acc, l_i, m_i = merge_pair(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V)
         store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
 
 

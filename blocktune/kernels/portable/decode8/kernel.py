@@ -4,6 +4,7 @@ Decoding waits for keys and values, so that half of their bytes are half of its 
 a head, or of a token and head.
 """
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -36,6 +37,7 @@ class FlashDecode8(FlashDecode):
     name = "flash_decode8"
     dtypes = frozenset(("float16", "bfloat16"))
     features: ClassVar[frozenset[str]] = FlashDecode.features | {"kv=e4m3", "kv=int8", "token_scales"}
+    parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {**FlashDecode.parameters, "overlap": (0, 1)}
 
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return the broken rules of `flash_decode`, and that on Hopper half of the columns of the values must be

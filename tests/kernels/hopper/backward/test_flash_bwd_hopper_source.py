@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.hopper.backward import launch
+from blocktune.kernels.hopper.backward import launch, layout
 from blocktune.kernels.hopper.backward.device_kernel import (
     SIZES,
     flash_bwd_hopper_kernel,
@@ -137,7 +137,7 @@ def laid_by_keys(mask: torch.Tensor | None) -> tuple[Any, ...]:
     """A mask as the launch before lays it out with keys as rows, and where the kernel finds it."""
     if mask is None:
         return None, *NO_MASK.place
-    return laid_out(turned(mask)), *MaskPass.of(mask, pins=False).place
+    return laid_out(turned(mask)), *MaskPass.of(mask, (None, None), pins=False).place
 
 
 def rows_of(problem: AttentionShape, rows: Rows, sums: torch.Tensor, extras: Extras) -> torch.Tensor:
@@ -191,6 +191,24 @@ def check(
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("named_barriers", [0, 1])
+@pytest.mark.parametrize("others", ["", "window=70:9", "varlen"])
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+def test_each_warpgroup_owns_half_of_the_keys(
+    causal: Causal, others: str, named_barriers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of 192 columns and values of 128, in tiles of one step and more, by blocks that take several."""
+    if causal is not NO and others.startswith("window"):
+        others = "window=70:0"
+    lengths = ((70, 0, 33, 130, 64), (150, 64, 0, 130, 300)) if others == "varlen" else ()
+    sizes = {"head_dim_v": 128, "num_heads": 4, "causal": causal} | ({"batch": 5} if lengths else {})
+    problem = shape_of(130 if lengths else 200, 300, 192, others, **sizes)
+    monkeypatch.setattr(layout, "MIN_HALVED_TILES", 1)
+    assert keys_of_block(problem) == 128
+    check(problem, lengths=lengths, named_barriers=named_barriers)
 
 
 @pytest.mark.few(3)

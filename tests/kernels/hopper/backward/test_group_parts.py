@@ -9,7 +9,14 @@ import torch
 
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N
-from blocktune.kernels.hopper.backward.parts import _walks, default_parts, heads_per_group
+from blocktune.kernels.hopper.backward.parts import (
+    MULTIPROCESSORS,
+    _steps,
+    _tiles,
+    _walks,
+    default_parts,
+    heads_per_group,
+)
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
@@ -83,3 +90,20 @@ def test_more_heads_take_turns_in_a_fixed_order() -> None:
         sizes = {"seqlen_q": length, "head_dim": head_dim, "head_dim_v": head_dim}
         under_a_diagonal = shape(16, 16, batch=4, causal=Causal.LOWER_RIGHT, features=fixed, **sizes)
         assert heads_per_group(under_a_diagonal, 1) == heads
+
+
+@pytest.mark.parametrize(
+    ("heads", "changes", "size"),
+    [
+        (16, {"head_dim": 192}, 4),  # five fit, and would leave one head for the last group
+        (12, {}, 6),  # eight fit
+        (13, {"head_dim": 192}, 5),  # no number divides them: 5, 5, 3
+        (64, {"head_dim": 96}, 8),  # ten fit
+    ],
+)
+def test_no_group_of_heads_is_much_smaller_than_the_others(heads: int, changes: dict[str, int], size: int) -> None:
+    """Else its tiles begin when the others are about to end: the launch takes up to a third longer."""
+    asked = shape(heads, heads, causal=Causal.LOWER_RIGHT, **changes)
+    assert heads_per_group(asked, 1) == size
+    if heads % size == 0:
+        assert _steps(asked, 1) < 1.11 * sum(_tiles(asked, 1)) / MULTIPROCESSORS

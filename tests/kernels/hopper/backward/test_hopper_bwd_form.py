@@ -22,8 +22,10 @@ from blocktune.kernels.hopper.backward.layout import (
     MOVING,
     ORDERED,
     PACKED,
+    SHORT,
     SOFTCAP,
     TAIL,
+    TOGETHER,
     UPPER,
     Rows,
     bounds_of,
@@ -268,6 +270,12 @@ def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_pyth
     assert len(set(begins)) >= min(len(begins), -(-blocks // 2))
 
 
+def test_eight_tiles_of_a_group_begin_together(as_python: None) -> None:
+    form = form_of(shape(4096, 4096, head_dim=128, head_dim_v=128, num_heads=4))
+    begins = [bounds.rotated.fn(0, n0, 0, 4096, False, form) for n0 in range(0, 4096, 128)]
+    assert begins == [n0 // 1024 * 1024 for n0 in range(0, 4096, 128)]
+
+
 @pytest.mark.parametrize("words", ["window=40:40", "deterministic", "block_sparse"])
 def test_other_walks_begin_where_they_did(words: str) -> None:
     form = form_of(shape(256, 256, features=words))
@@ -286,11 +294,18 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
     ("problem", "form"),
     [
         (shape(128, 256), 0),
-        (shape(256, 256, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
+        (shape(640, 640, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128), SHORT),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128, num_heads=4), 0),
+        (shape(512, 512, head_dim=128, head_dim_v=128, num_heads=4), TOGETHER),
+        (shape(512, 512, num_heads=4), 0),
+        (shape(576, 576, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE),
+        (shape(500, 500, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE | TAIL | SHORT),
+        (shape(500, 512, head_dim=128, head_dim_v=128, features="softcap"), GENERAL | SOFTCAP | TAIL),
         (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
         (shape(100, 256), GENERAL | TAIL),
         (shape(256, 100), GENERAL | EDGE),
-        (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL),
+        (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL | SHORT),
         (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
         (shape(256, 320), GENERAL | EDGE),
         (shape(256, 256, features="window=-1:5"), GENERAL | UPPER),
@@ -324,9 +339,9 @@ def test_widths_and_blocks() -> None:
 @pytest.mark.parametrize(
     ("causal", "changes", "keys"),
     [
+        (LOWER_RIGHT, {"num_heads": 66, "num_heads_kv": 66}, 64),
+        (LOWER_RIGHT, {}, 128),
         (NO, {}, 128),
-        (LOWER_RIGHT, {"num_heads": 767, "num_heads_kv": 767}, 64),
-        (LOWER_RIGHT, {"num_heads": 768, "num_heads_kv": 768}, 128),
         (NO, {"head_dim_v": 192}, 64),
         (NO, {"features": "deterministic"}, 64),
         (NO, {"features": "softcap"}, 64),
@@ -335,7 +350,8 @@ def test_widths_and_blocks() -> None:
 def test_each_warpgroup_owns_half_of_128_keys_where_that_is_faster(
     causal: Causal, changes: dict[str, Any], keys: int
 ) -> None:
-    assert keys_of_block(shape(64, 64, causal, **{"head_dim": 192, "head_dim_v": 128} | changes)) == keys
+    sizes = {"num_heads": 67, "num_heads_kv": 67, "head_dim": 192, "head_dim_v": 128}
+    assert keys_of_block(shape(64, 64, causal, **sizes | changes)) == keys
 
 
 def test_a_soft_cap_goes_into_two_factors() -> None:

@@ -45,11 +45,12 @@ def config_of(block_n: int = 128, splits: int = 4, warps: int = 8, stream: int =
 
 
 def test_it_is_the_default_up_to_16_rows() -> None:
-    found = {rows: default_kernel(shape_of(num_heads=8 * rows), HOPPER) for rows in (1, 16, 32)}
+    found = {rows: default_kernel(shape_of(num_heads=8 * rows), HOPPER) for rows in (1, 16, 32, 128)}
     assert {rows: kernel and kernel.name for rows, kernel in found.items()} == {
         1: KERNEL.name,
         16: KERNEL.name,
-        32: "flash_decode8",
+        32: "flash_decode8_ring",
+        128: "flash_decode8",
     }
 
 

@@ -184,8 +184,9 @@ def positions(loop: list[str], name: str) -> list[int]:
 def main_loops(code: list[tuple[int, str]], products: int = 1) -> list[list[str]]:
     """Of every consumer the smallest loop with both waits of the pipeline, by the names of its instructions."""
     smallest: dict[int, list[tuple[int, str]]] = {}
+    names = {at: name_of(text) for at, text in code}
     for loop in loops(code):
-        body = [(at, name_of(text)) for at, text in loop]
+        body = [(at, names[at]) for at, _ in loop]
         waits = [at for at, name in body if name == f"DEPBAR {products}"]
         if len(waits) == 1 and any(name == "DEPBAR 0" for _, name in body):
             smallest[waits[0]] = min(body, smallest.get(waits[0], body), key=len)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from blocktune.kernels.base.feature_arguments import mask_bytes
-from blocktune.kernels.hopper.biases.arguments import MaskPass, turned
+from blocktune.kernels.hopper.backward.layout import mask_bounds
+from blocktune.kernels.hopper.biases.arguments import MaskPass, seen_by_keys, turned
 from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS, Bounds, LaidMask, lay_out_mask_kernel
 from blocktune.kernels.hopper.forward.launch import seen_bounds
 from blocktune.kernels.values.features import Features, MaskKind
@@ -59,6 +60,14 @@ def test_an_expanded_mask_is_laid_out_once() -> None:
     assert torch.equal(found, laid_out(mask.cpu()))
 
 
+def check_seen(laid: LaidMask, found: torch.Tensor, expected: torch.Tensor, seen: torch.Tensor) -> None:
+    """Tiles with a pair that is seen [rows, columns] are laid out, and no others."""
+    of_tile = seen.view(laid.tiles_q, ROWS, laid.tiles_k, KEYS).any(3).any(1)
+    sizes = -1, laid.tiles_q, laid.tiles_k, laid.tile
+    assert torch.equal(found.view(sizes)[:, of_tile], expected.view(sizes)[:, of_tile])
+    assert (found.view(sizes)[:, ~of_tile] == UNWRITTEN).all()
+
+
 @runs
 @pytest.mark.parametrize("kind", ["bool", "float16"])
 @pytest.mark.parametrize("bounds", [(0, None), (-70, None), (31, -100), (None, 65), (-300, None)])
@@ -67,10 +76,17 @@ def test_tiles_without_a_pair_that_sees_another_are_left_out(bounds: Bounds, kin
     laid, found = written(mask, bounds)
     right, left = (500 if bounds[0] is None else bounds[0]), (-200 if bounds[1] is None else bounds[1])
     apart = torch.arange(laid.tiles_k * KEYS) - torch.arange(laid.tiles_q * ROWS)[:, None]
-    seen = ((apart <= right) & (apart >= left)).view(laid.tiles_q, ROWS, laid.tiles_k, KEYS).any(3).any(1)
-    expected = laid_out(mask.cpu()).view(2, laid.tiles_q, laid.tiles_k, laid.tile)
-    assert torch.equal(found.view_as(expected)[:, seen], expected[:, seen])
-    assert (found.view_as(expected)[:, ~seen] == UNWRITTEN).all()
+    check_seen(laid, found, laid_out(mask.cpu()), (apart <= right) & (apart >= left))
+
+
+@runs
+@pytest.mark.parametrize("bounds", [(0, None), (-70, None), (31, -100), (None, 65), (-300, None)])
+def test_with_keys_as_rows_the_same_pairs_count(bounds: Bounds) -> None:
+    mask = drawn("float16", (1, 2, 500, 200))
+    laid, found = written(turned(mask), seen_by_keys(bounds))
+    upper, lower = (200 if bounds[0] is None else bounds[0]), (-500 if bounds[1] is None else bounds[1])
+    apart = torch.arange(laid.tiles_q * ROWS)[:, None] - torch.arange(laid.tiles_k * KEYS)
+    check_seen(laid, found, laid_out(mask.mT.cpu()), (apart <= upper) & (apart >= lower))
 
 
 @runs
@@ -84,7 +100,7 @@ def test_a_row_that_all_queries_share_is_laid_out_whole() -> None:
 def test_a_mask_with_keys_as_rows(kind: str) -> None:
     mask = drawn(kind, (2, 1, 100, 150))
     assert torch.equal(written(turned(mask))[1], laid_out(mask.mT.cpu()))
-    assert MaskPass.of(mask, pins=False).place == (3, 0, 1, 1)
+    assert MaskPass.of(mask, (None, None), pins=False).place == (3, 0, 1, 1)
 
 
 @runs
@@ -93,7 +109,7 @@ def test_of_queries_that_share_a_mask_one_tile_is_laid_out() -> None:
     for given in (mask, mask.expand(2, 4, 500, 150)):
         laid, found = written(turned(given))
         assert (laid.heads, laid.tiles_q, laid.tiles_k) == (1, 3, 1)
-        assert MaskPass.of(given, pins=False).place == (3, 0, 1, 0)
+        assert MaskPass.of(given, (0, None), pins=False).place == (3, 0, 1, 0)
         assert torch.equal(found, laid_out(mask.expand(2, 1, 128, 150).mT.cpu()))
 
 
@@ -106,5 +122,6 @@ def test_packed_sequences_have_no_bounds_of_all() -> None:
         "batch": 1,
         "num_heads": 1,
     }
-    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN))) == (200, None)
-    assert seen_bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN, varlen=True))) == (None, None)
+    for bounds in (seen_bounds, mask_bounds):
+        assert bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN))) == (200, None)
+        assert bounds(AttentionShape(**causal, features=Features(mask=MaskKind.BOOLEAN, varlen=True))) == (None, None)

@@ -36,10 +36,17 @@ def test_default_config_breaks_no_rule(cc: tuple[int, int], dtype: str, seqlen_k
     assert KERNEL.violations(KERNEL.default_config(shape, limits_for(cc)), shape, limits_for(cc)) == ()
 
 
-def test_overlap_needs_its_hardware() -> None:
-    assert KERNEL.violations(config_of(overlap=1), shape_of(), HOPPER) == ()
-    (text,) = KERNEL.violations(config_of(overlap=1), shape_of(), limits_for((8, 9)))
-    assert "needs programmatic dependent launch" in text
+@pytest.mark.parametrize("overlap", [1, 2])
+def test_overlap_needs_its_hardware(overlap: int) -> None:
+    config = config_of(splits=2, overlap=overlap)
+    assert KERNEL.violations(config, shape_of(), HOPPER) == ()
+    (text,) = KERNEL.violations(config, shape_of(), limits_for((8, 9)))
+    assert f"`overlap` {overlap} of flash_decode needs programmatic dependent launch" in text
+
+
+def test_a_pair_is_two_splits() -> None:
+    (text,) = KERNEL.violations(config_of(splits=4, overlap=2), shape_of(), HOPPER)
+    assert "`overlap` 2 of flash_decode merges two splits, but got 4" in text
 
 
 @pytest.mark.few(2)

@@ -128,13 +128,14 @@ def test_half_of_the_bytes_take_little_more_than_half_of_the_time(batch: int) ->
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_errors_are_as_small_as_those_of_16_bits(kind: str, dtype: str) -> None:
+@pytest.mark.parametrize("kernel", ["flash_decode8", "flash_decode8_ring"])
+def test_errors_are_as_small_as_those_of_16_bits(kernel: str, kind: str, dtype: str) -> None:
     """Next to float32 of the numbers that the cache stands for, which no output of 16 bits can be nearer to than its
     rounding. Times a token's scale, a probability of 1 is rounded, too: in float16, where the output is rounded as
     little, by up to 2^-11 / sqrt(3) on average, 1.4 times the output's rounding, so that both are 1.7 times as much."""
     factor = 1.7 if "token" in kind else 1.1
     errors = {}
-    for name, features in (("flash_decode", ""), ("flash_decode8", kind)):
+    for name, features in (("flash_decode", ""), (kernel, kind)):
         shape = replace(decoding(4, features), dtype=dtype)
         errors[name] = [_errors(question, name) for question in make_feature_questions(shape, device="cuda", seed=2)]
     print(f"{kind} {dtype}: {errors}")

@@ -53,9 +53,12 @@ def test_what_it_cannot_compute(kind: str, changes: dict[str, Any], cc: tuple[in
 
 def test_kernels_of_8_bit_caches_take_them_alone() -> None:
     own = [KERNEL.name]
-    for features, wanted in {"": ["flash_decode8_hopper", *own], "page=8": own, str(MaskKind.TREE): own}.items():
+    few = [*own, "flash_decode8_ring"]
+    for features, wanted in {"": ["flash_decode8_hopper", *few], "page=8": few, str(MaskKind.TREE): own}.items():
         for kind in ("int8", "e4m3"):
             assert [kernel.name for kernel in kernels_for(llama(kind, features), HOPPER)] == wanted
+            many = [kernel.name for kernel in kernels_for(llama(kind, features, seqlen_q=8), HOPPER)]
+            assert many == (own if features == str(MaskKind.TREE) else ["flash_decode8_ring", *own])
     assert default_kernel(llama("e4m3"), limits_for((8, 0))) is None
 
 

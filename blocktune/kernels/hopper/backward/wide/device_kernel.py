@@ -29,7 +29,7 @@ def flash_bwd_hopper_wide_kernel(
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
     the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
-    of k and v with 128 rows ask for the warps of wide/halves.py, which add half a panel of dq at a time."""
+    of k and v with 128 rows ask for the warps of wide/halves.py."""
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
@@ -44,13 +44,13 @@ def flash_bwd_hopper_wide_kernel(
     q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
     # [DO_STAGES * V_PANELS, BLOCK_M, 64]
     do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
-    # [BLOCK_N, BLOCK_M]
-    ds_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK], TILE_L)
+    # [BLOCK_N, BLOCK_M], or of two steps [2, BLOCK_N, BLOCK_M]
+    DS: gl.constexpr = [2, BLOCK_N, BLOCK] if HALVES else [BLOCK_N, BLOCK]
+    ds_smem = gl.allocate_shared_memory(dtype, DS, TILE_L)
     P_L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     p_smem = None if HALVES else gl.allocate_shared_memory(gl.float32, [64, 64], P_L)
-    # [2, BLOCK_M, 64], or halves of panels [2 * PANELS, BLOCK_M / 2, 64]
-    DQ: gl.constexpr = [2 * PANELS if HALVES else 2] + dq_desc.block_type.shape  # noqa: RUF005
-    dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
+    # [2, BLOCK_M, 64]
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK, 64], dq_desc.layout)
     # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
     # [DO_STAGES, BLOCK_M]
@@ -58,6 +58,7 @@ def flash_bwd_hopper_wide_kernel(
     tile_numbers = new_tile_numbers()
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_empty = new_barriers(STAGES)
     memory = WideMemory(
         k=k_smem,
         v=v_smem,
@@ -69,9 +70,9 @@ def flash_bwd_hopper_wide_kernel(
         ds=ds_smem,
         dq=dq_smem,
         q_full=new_barriers(STAGES),
-        q_empty=new_barriers(STAGES),
+        q_empty=q_empty,
         do_full=new_barriers(DO_STAGES),
-        do_empty=new_barriers(DO_STAGES),
+        do_empty=q_empty if HALVES else new_barriers(DO_STAGES),  # halves.py releases both together
         exchanged=new_barriers(2),
         dq_full=new_barriers(4) if is_ordered(FORM) else None,
         dq_empty=new_barriers(2) if is_ordered(FORM) else None,
@@ -82,9 +83,11 @@ def flash_bwd_hopper_wide_kernel(
     for i in gl.static_range(STAGES):
         open_slot(memory.q_full, memory.q_empty, i, 2)
     for i in gl.static_range(DO_STAGES):
-        open_slot(memory.do_full, memory.do_empty, i, 2)
+        mbarrier.init(memory.do_full.index(i), count=1)
+        if not HALVES:
+            mbarrier.init(memory.do_empty.index(i), count=2)
     for i in gl.static_range(2):
-        mbarrier.init(memory.exchanged.index(i), count=1)
+        mbarrier.init(memory.exchanged.index(i), count=2 if HALVES else 1)
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
     open_dq(memory, is_ordered(FORM))
     fence_async_shared()

@@ -34,24 +34,14 @@ waits for a slot from its second filling on: the parity it starts with lets the 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
-from blocktune.kernels.hopper.backward.bounds import (
-    block_at,
-    bounds_of,
-    copy_rows,
-    copy_rows_out,
-    head_row,
-    locate_keys,
-    next_tile,
-    places_of,
-    query_range,
-    sequence,
-)
+from blocktune.kernels.hopper.backward.arguments import Steps
+from blocktune.kernels.hopper.backward.bounds import block_at, copy_rows, next_tile, places_of
 from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked, is_ordered
 from blocktune.kernels.hopper.backward.steps import head_biases
 from blocktune.kernels.hopper.backward.wide.steps import LATE, await_last, give_panel, step_of_gradients, step_of_scores
+from blocktune.kernels.hopper.backward.wide.tiles import give_gradient, row_of_head, tile_of_keys
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.slots import publish, receive
 
@@ -135,9 +125,7 @@ def wide_consumer(
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     # [2, BLOCK_N, 64]
     staging = reinterpret(memory.dq.index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
+    key_tiles = (sizes.seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 0
     do_slot = 0
@@ -147,28 +135,19 @@ def wide_consumer(
     tile_slot = 0
     tile_phase = 0
     if counts_all_tiles(FORM):
-        tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+        number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
     else:
-        tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        n0 = n * BLOCK_N
-        entry = batch_head // num_heads_kv
-        begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
-        begin_k, len_k = sequence(sizes.cu_k, entry, seqlen_k, FORM)
-        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-        first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-        bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
+        number = gl.program_id(0)
+    while number < key_tiles * sizes.batch_heads:
+        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS.CAUSAL, FORM)
         # panels [BLOCK_N, 64]
         gradients = ()
         for _ in gl.static_range(OWN_PANELS + 1 if W == 0 and PANELS == LATE else OWN_PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
-        for member in range(group_size):
-            row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
-            )
+        for member in range(sizes.group_size):
+            row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
             own = Steps(
                 dq_desc=steps.dq_desc,
                 dq_sums=None,
@@ -176,32 +155,25 @@ def wide_consumer(
                 scale_log2=steps.scale_log2,
                 cap_in=steps.cap_in,
                 biases=steps.biases,
-                head=head_biases(steps, batch_head, member, n0, bounds, sizes, OPTIONS, S_L),
+                head=head_biases(steps, tile.batch_head, member, tile.n0, tile.bounds, sizes, OPTIONS, S_L),
             )
             gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                own, gradients, ends.kv_empty, member == group_size - 1, n0, row, first, low, high, end, bounds,
-                slot, phase, do_slot, do_phase, parity,
+                own, gradients, ends.kv_empty, member == sizes.group_size - 1, tile.n0, row,
+                tile.first, tile.low, tile.high, tile.end, tile.bounds, slot, phase, do_slot, do_phase, parity,
                 W, OPTIONS, S_L,
             )  # fmt: skip
         if OPTIONS.PERSISTENT:
-            tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+            number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
         else:
-            tile = key_tiles * batch_heads
-        head = batch_head % num_heads_kv
+            number = key_tiles * sizes.batch_heads
         if is_ordered(FORM):
             await_last(memory, parity, W)
+        tma.store_wait(0)
         for panel in gl.static_range(OWN_PANELS):
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
-            if panel != 1:
-                tma.store_wait(panel // 2)
-            half = staging.index(panel % 2)
-            half.store(gradient.to(dtype))
-            fence_async_shared()
-            copy_rows_out(
-                gradient_desc, entry, head, n0, panel * 64, begin_k, len_k, as_block(gradient_desc, half), FORM
-            )  # fmt: skip
+            give_gradient(gradient, gradient_desc, tile, tile.n0, staging.index(panel % 2), panel, FORM)
     tma.store_wait(0)
 
 
@@ -213,6 +185,14 @@ def copy_panels(
     for panel in gl.static_range(PANELS):
         tile = as_block(desc, memory.index(slot * PANELS + panel))
         copy_rows(desc, entry, head, row, panel * 64, begin, length, barrier, tile, FORM)
+
+
+@gluon.jit
+def copy_keys(desc, tile, barrier, memory, FORM: gl.constexpr):
+    """All panels of the tile's keys or values."""
+    PANELS: gl.constexpr = memory.shape[0]
+    begin, length = tile.begin_k, tile.bounds.keys
+    copy_panels(desc, tile.entry, tile.head, tile.n0, begin, length, barrier, memory, 0, PANELS, FORM)
 
 
 @gluon.jit
@@ -229,9 +209,7 @@ def wide_producer(
     PANEL_BYTES: gl.constexpr = q_desc.block_type.nbytes
     KEY_BYTES: gl.constexpr = k_desc.block_type.nbytes
     STATISTIC_BYTES: gl.constexpr = lse_desc.block_type.nbytes
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = (seqlen_k + BLOCK_N - 1) // BLOCK_N
+    key_tiles = (sizes.seqlen_k + BLOCK_N - 1) // BLOCK_N
     slot = 0
     phase = 1
     do_slot = 0
@@ -240,36 +218,28 @@ def wide_producer(
     tile_slot = 0
     tile_phase = 1
     if counts_all_tiles(FORM):
-        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-        tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
+        number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+        tile_slot, tile_phase = publish(number, ends.ring, tile_slot, tile_phase)
     else:
-        tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
-        n0 = n * BLOCK_N
-        entry = batch_head // num_heads_kv
-        head_kv = batch_head % num_heads_kv
-        begin_q, len_q = sequence(sizes.cu_q, entry, seqlen_q, FORM)
-        begin_k, len_k = sequence(sizes.cu_k, entry, seqlen_k, FORM)
-        above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-        first, _low, _high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-        for member in range(group_size):
-            head = head_kv * group_size + member
-            stat_row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
-            )  # fmt: skip
-            for place in range(first, end, BLOCK_M):
-                m = block_at(place, first, end, BLOCK_M, FORM)
+        number = gl.program_id(0)
+    while number < key_tiles * sizes.batch_heads:
+        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, CAUSAL, FORM)
+        entry, begin_q, len_q = tile.entry, tile.begin_q, tile.bounds.queries
+        for member in range(sizes.group_size):
+            head = tile.head * sizes.group_size + member
+            stat_row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
+            for place in range(tile.first, tile.end, BLOCK_M):
+                m = block_at(place, tile.first, tile.end, BLOCK_M, FORM)
                 mbarrier.wait(memory.q_empty.index(slot), phase)
                 full = memory.q_full.index(slot)
                 mbarrier.expect(full, PANELS * PANEL_BYTES + STATISTIC_BYTES)
                 copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, FORM)
                 copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
-                if (place == first) & (member == 0):  # right behind the first Q
+                if (place == tile.first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(ends.kv_empty, kv_phase)
                     mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * KEY_BYTES)
-                    copy_panels(k_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.k, 0, PANELS, FORM)
-                    copy_panels(v_desc, entry, head_kv, n0, begin_k, len_k, ends.kv_full, memory.v, 0, V_PANELS, FORM)
+                    copy_keys(k_desc, tile, ends.kv_full, memory.k, FORM)
+                    copy_keys(v_desc, tile, ends.kv_full, memory.v, FORM)
                     kv_phase ^= 1
                 mbarrier.wait(memory.do_empty.index(do_slot), do_phase)
                 do_full = memory.do_full.index(do_slot)
@@ -279,7 +249,7 @@ def wide_producer(
                 slot, phase = advance(slot, phase, OPTIONS.STAGES)
                 do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
         if OPTIONS.PERSISTENT:
-            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-            tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
+            number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            tile_slot, tile_phase = publish(number, ends.ring, tile_slot, tile_phase)
         else:
-            tile = key_tiles * batch_heads
+            number = key_tiles * sizes.batch_heads

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.decode.scratch import scratch
+from blocktune.kernels.portable.decode.scratch import scratch
 
 pytestmark = pytest.mark.triton_free
 
@@ -20,9 +20,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream, raising=False)
-    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch._kept", {})
-    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch._spare", {})
-    monkeypatch.setattr("blocktune.kernels.hopper.decode.scratch.SPARE_COUNTERS", 16)
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._kept", {})
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._spare", {})
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch.SPARE_COUNTERS", 16)
     return state
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.few_cases import mark_others_exhaustive, spread
+from tests.support.suite.few_cases import mark_others_exhaustive, spread
 
 
 class Case(SimpleNamespace):

@@ -1,7 +1,12 @@
-"""A small table for notebooks."""
+"""Text for people: counts of things, and a small table for notebooks."""
 
 from collections.abc import Collection, Mapping
 from html import escape
+
+
+def counted(count: int, noun: str, nouns: str = "") -> str:
+    """Return a count of things: `1 winner`, `1,200 winners`; `nouns` is the plural where that takes more than an s."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {nouns or noun + 's'}"
 
 
 def html_table(title: str, rows: Mapping[str, str], *, bold: Collection[str] = ()) -> str:

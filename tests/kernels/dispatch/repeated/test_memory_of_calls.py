@@ -1,0 +1,66 @@
+"""Nothing keeps the tensors of a call once its caller lets go of them."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
+from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from tests.support.fakes import fake_launches
+from tests.support.fakes.dispatch_fakes import ListSource
+from tests.support.fakes.fake_launches import Recorder, pretend_kernels
+from tests.support.triton_modes import compiled_here
+
+CALLS = 4
+"""The slow path, calls that are recorded, and repeated ones."""
+
+
+@pytest.fixture
+def reference_counts_alone() -> Iterator[None]:
+    """What only a collection would free counts as kept: on a GPU it is memory for as long."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def forgetful(self: Recorder, grid: tuple[int, int, int]) -> object:
+    """Return a launch of the ordinary way that keeps none of its arguments, as Triton does."""
+    del grid
+    return lambda *arguments, **options: fake_launches.knobs.runtime.launch_enter_hook(None) or self.returns
+
+
+@compiled_here
+@pytest.mark.skipif(_triton_version() != DIRECT_TRITON, reason="only this Triton is launched directly")
+@pytest.mark.usefixtures("reference_counts_alone")
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_outputs_and_gradients_go_with_their_last_name(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_kernels(monkeypatch)
+    monkeypatch.setattr(Recorder, "__getitem__", forgetful)
+    dispatcher = Dispatcher(ListSource())
+    inputs = [torch.randn(1, 2, 128, head_dim, dtype=torch.bfloat16).requires_grad_() for _ in range(3)]
+    for _ in range(CALLS):
+        out = dispatcher(*inputs, is_causal=True)
+        grad = torch.randn_like(out)
+        kept = [*watched(torch.autograd.grad(out, inputs, grad)), *watched((out, grad))]
+        del out, grad
+        assert [one() for one in kept] == [None] * 5
+
+
+def watched(tensors: tuple[Tensor, ...]) -> "list[weakref.ref[Tensor]]":
+    return [weakref.ref(tensor) for tensor in tensors]
+
+
+def test_a_recording_imports_no_compiler() -> None:
+    """PyTorch's takes seconds, and the first call of every process would wait for it."""
+    code = (
+        "import sys, torch; from blocktune.kernels.dispatch.launches.recording import Recording; "
+        "tensor = torch.zeros(4)\nwith Recording([tensor]): tensor.add_(1)\nassert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-P", "-c", code], check=True)
