@@ -55,5 +55,5 @@ def standings(bars: Sequence[Bar], results: Path) -> list[Standing]:
 
 
 def _rank(device: str) -> tuple[int, str]:
-    model, *_ = device.split(",")  # behind which the regime stands
+    model, *_ = device.split(",")  # the regime follows
     return DEVICES.index(model.lower()), device
