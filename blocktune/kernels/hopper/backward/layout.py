@@ -34,7 +34,7 @@ WIDE_BLOCK_N = 64
 """Keys of a block whose heads are wider than 128: both warpgroups work on all of them, unless `has_halves`."""
 MIN_HALVED_TILES = 67
 """Tiles of 128 keys from which on they are taken: up to half as many as multiprocessors leave some of them idle, which
-tiles of 64 keys do not."""
+tiles of 64 keys do not. Under a diagonal tiles have half the steps on average, and twice as many are needed."""
 WIDTHS = (64, 128, 192, 256)
 """Columns of the products; a head that is narrower is filled up with zeros."""
 WIDE = 192
@@ -106,7 +106,8 @@ def has_halves(shape: AttentionShape) -> bool:
         return False
     if features.deterministic or features.softcap or features.alibi or features.mask is not MaskKind.NONE:
         return False
-    return -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch >= MIN_HALVED_TILES
+    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.num_heads_kv * shape.batch
+    return tiles >= MIN_HALVED_TILES * (2 if is_bounded(shape) else 1)
 
 
 def keys_of_block(shape: AttentionShape) -> int:
