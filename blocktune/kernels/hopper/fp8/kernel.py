@@ -79,7 +79,8 @@ class FlashForwardFp8(AttentionKernel):
         width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         of_sum = 4 if has_float32_sums(config.block_m // ROWS, width_v) else 2
         slots = config.num_stages * config.block_n * (width + width_v)
-        return config.block_m * (width + of_sum * width_v) + slots + SHARES_COLUMNS.value * config.block_n
+        shares: int = SHARES_COLUMNS.value * config.block_n
+        return config.block_m * (width + of_sum * width_v) + slots + shares
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
