@@ -76,15 +76,17 @@ class FlashDecode(AttentionKernel):
         """Return the broken rules, besides the range of every parameter: a merge that is launched early needs the
         hardware for it, on which alone pairs were measured, and a pair is two splits."""
         problems = super().rule_violations(config, shape, limits)
+        if problems:
+            return problems
         overlap, splits = config.parameters["overlap"], config.parameters["splits"]
-        if not problems and overlap and limits.cc < OVERLAPPING_CC:
+        if overlap and limits.cc < OVERLAPPING_CC:
             return (
                 f"`overlap` {overlap} of {self.name} needs programmatic dependent launch (compute capability 9.0), but "
                 f"got {limits.name}. Take overlap 0.",
             )
-        if not problems and is_paired(config) and splits != 2:
+        if is_paired(config) and splits != 2:
             return (f"`overlap` 2 of {self.name} merges two splits, but got {splits}. Take overlap 0 or 1.",)
-        return problems
+        return ()
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         problem = self._queries_problem(shape)
