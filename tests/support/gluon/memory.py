@@ -138,6 +138,13 @@ class Pointer:
     def __sub__(self, step: Any) -> "Pointer":
         return Pointer(self.tensor, self.offset - step)
 
+    @property
+    def dtype(self) -> types.SimpleNamespace:
+        """A pointer's type as kernels read it: the bits of an element."""
+        return types.SimpleNamespace(
+            element_ty=types.SimpleNamespace(primitive_bitwidth=8 * self.tensor.element_size())
+        )
+
 
 class Descriptor:
     """What the copy engine knows of a tensor; made from a host's descriptor."""
