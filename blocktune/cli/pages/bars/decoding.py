@@ -38,7 +38,7 @@ DECODING = (
     Bar(
         what="decoding, batch 1, 8192 keys",
         least=1.5,
-        sources=benches("-decode.bench.json", _one_long_query),
+        sources=benches("-decode.bench.json", _one_long_query) + benches("-decode-peers.bench.json", _one_long_query),
         limit=(
             "The launch and the wait for the first bytes; after reading alone the bar leaves less time than the merge "
             f"takes. {BATCH_1}."

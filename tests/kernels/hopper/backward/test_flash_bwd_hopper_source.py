@@ -211,14 +211,6 @@ def test_each_warpgroup_owns_half_of_the_keys(
     check(problem, lengths=lengths, named_barriers=named_barriers)
 
 
-@pytest.mark.parametrize(("causal", "fewest"), [(NO, 17 * 128), (LOWER_RIGHT, 34 * 128)])
-def test_few_tiles_keep_64_keys(causal: Causal, fewest: int) -> None:
-    """Four heads: 17 blocks of 128 keys are 68 tiles, more than half as many as an H200 has multiprocessors."""
-    sizes = {"head_dim_v": 128, "batch": 1, "num_heads": 4, "num_heads_kv": 4, "causal": causal}
-    assert keys_of_block(shape_of(fewest - 128, fewest - 128, 192, "", **sizes)) == 64
-    assert keys_of_block(shape_of(fewest, fewest, 192, "", **sizes)) == 128
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("programs", [1, 2, 5])
 @pytest.mark.parametrize("length", [128, 384, 640])

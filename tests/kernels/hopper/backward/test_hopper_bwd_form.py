@@ -339,8 +339,9 @@ def test_widths_and_blocks() -> None:
 @pytest.mark.parametrize(
     ("causal", "changes", "keys"),
     [
-        (LOWER_RIGHT, {"num_heads": 66, "num_heads_kv": 66}, 64),
-        (LOWER_RIGHT, {}, 128),
+        (LOWER_RIGHT, {"num_heads": 133, "num_heads_kv": 133}, 64),
+        (LOWER_RIGHT, {"num_heads": 134, "num_heads_kv": 134}, 128),
+        (NO, {"num_heads": 66, "num_heads_kv": 66}, 64),
         (NO, {}, 128),
         (NO, {"head_dim_v": 192}, 64),
         (NO, {"features": "deterministic"}, 64),
