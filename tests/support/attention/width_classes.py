@@ -90,9 +90,12 @@ def shape_for(
 @cache
 def _form(kernel: AttentionKernel) -> tuple[str, int]:
     """The features and queries of the plainest shape that the kernel admits on Hopper, where all of them run."""
-    forms = itertools.product(("", "softcap", "block_sparse", "cached kv=int8"), (512, 1))
-    shapes = {form: _shape(kernel, *form, (64, 64), "bfloat16", Causal.NONE, 512) for form in forms}
-    return next(form for form, shape in shapes.items() if kernel.unsupported(shape, limits_for((9, 0))) is None)
+    forms = itertools.product((64, 128), ("", "softcap", "block_sparse", "cached kv=int8"), (512, 1))
+    for width, features, queries in forms:
+        shape = _shape(kernel, features, queries, (width, width), "bfloat16", Causal.NONE, 512)
+        if kernel.unsupported(shape, limits_for((9, 0))) is None:
+            return features, queries
+    raise AssertionError(f"no form of {kernel.name} runs on Hopper")
 
 
 def _shape(
