@@ -105,7 +105,8 @@ def test_the_covering_cases_meet_every_kernel_on_every_architecture_that_it_runs
 
 
 def reason(kernel: AttentionKernel, head_dim: int, head_dim_v: int) -> str:
-    shape = shape_for(kernel, HOPPER, (64, 64), FP8 if FP8 in kernel.dtypes else "bfloat16")
+    dtype = FP8 if FP8 in kernel.dtypes else "bfloat16"
+    shape = shape_for(kernel, HOPPER, (64, 64), dtype) or shape_for(kernel, HOPPER, (128, 128), dtype)
     assert shape is not None
     return kernel.unsupported(replace(shape, head_dim=head_dim, head_dim_v=head_dim_v), limits_for(HOPPER)) or ""
 
