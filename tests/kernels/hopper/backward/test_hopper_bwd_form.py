@@ -1,10 +1,9 @@
-"""What the Hopper backward makes of a shape: its form, its workspace, and which queries a block of keys walks along.
+"""What the Hopper backward makes of a shape: its form, and which queries a block of keys walks along.
 
 The device functions that decide this are plain arithmetic; here they run as Python, against masks written out.
 """
 
 from dataclasses import replace
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from blocktune.kernels.hopper.backward import adders, bounds
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
-from blocktune.kernels.hopper.backward.launch import subtract_rows
 from blocktune.kernels.hopper.backward.layout import (
     BACK,
     EDGE,
@@ -27,7 +25,6 @@ from blocktune.kernels.hopper.backward.layout import (
     TAIL,
     TOGETHER,
     UPPER,
-    Rows,
     bounds_of,
     form_of,
     is_added_apart,
@@ -222,11 +219,14 @@ QUESTIONS = {
     "counts_all_tiles": ORDERED | PACKED,
 }
 
+BITS = TOGETHER.bit_length()
+"""Of a form: this is the last of them."""
+
 
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
     answer = getattr(hopper_bwd_form, question)
-    assert [answer(1 << bit) for bit in range(11)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(11)]
+    assert [answer(1 << bit) for bit in range(BITS)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(BITS)]
     assert answer(QUESTIONS[question])
     assert not answer(0)
 
@@ -234,24 +234,6 @@ def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
 def test_named_barriers_serve_the_exchange_and_the_release_apart() -> None:
     answers = [(hopper_bwd_form.names_exchange(n), hopper_bwd_form.names_release(n)) for n in range(4)]
     assert answers == [(False, False), (True, False), (False, True), (True, True)]
-
-
-def test_packed_sequences_have_blocks_of_their_own() -> None:
-    lengths = (0, 1, 63, 64, 65, 0, 0, 128, 7)
-    begins = [sum(lengths[:number]) for number in range(len(lengths))]
-    problem = shape(128, 128, features="varlen", batch=len(lengths), num_heads=3)
-    rows = Rows.of(problem, sum(lengths))
-    taken: list[int] = []
-    for head in range(3):
-        for entry, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-            row = bounds.first_row.fn(entry, head, begin, 3, rows.of_head, BLOCK_M, PACKED | GENERAL)
-            assert row % BLOCK_M == 0
-            assert head * rows.of_head <= row
-            padded = max(1, -(-length // BLOCK_M)) * BLOCK_M
-            assert row + padded <= (head + 1) * rows.of_head
-            taken += range(row, row + padded)
-    assert len(set(taken)) == len(taken) <= rows.count
-    assert rows.longest == 128
 
 
 @pytest.mark.parametrize("lengths", [(256, 512), (1024, 384), (500, 700), (70, 300), (64, 128)])
@@ -361,33 +343,6 @@ def test_a_soft_cap_goes_into_two_factors() -> None:
     assert scale_arguments(shape(64, 64), 0.0, Extras())[1] == pytest.approx(1e-30 * log2_e)
     capped = scale_arguments(shape(64, 64, features="softcap"), 0.5, Extras(softcap=20.0))
     assert capped == pytest.approx((0.5, 20.0 * log2_e, 0.5 / 20.0))
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-def test_values_are_subtracted_where_rows_of_the_workspace_lie(batch: int) -> None:
-    own = shape(100, 100, batch=batch, num_heads=2, num_heads_kv=2)
-    rows, values = Rows.of(own, 100), torch.rand(batch, 2, 100)
-    delta = torch.zeros(rows.count)
-    subtract_rows(delta, values, rows, None)
-    for entry in range(batch):
-        for head in range(2):
-            first = (entry * 2 + head) * rows.of_head
-            assert torch.equal(delta[first : first + 100], -values[entry, head])
-    assert int((delta != 0).sum()) == values.numel()
-
-
-def test_values_of_packed_sequences_are_subtracted_from_their_rows() -> None:
-    """Whole blocks for every sequence, an empty one too; what comes after the last token is left alone."""
-    begins, tokens = [0, 70, 70, 71, 200], 210
-    own = shape(130, 130, features="varlen", batch=4, num_heads=2, num_heads_kv=2)
-    rows, values = Rows.of(own, tokens), torch.rand(2, tokens)
-    delta, wanted = torch.zeros(rows.count), torch.zeros(rows.count)
-    subtract_rows(delta, values, rows, torch.tensor(begins, dtype=torch.int32))
-    for head in range(2):
-        for entry, (begin, end) in enumerate(pairwise(begins)):
-            first = head * rows.of_head + (begin + entry * BLOCK_M) // BLOCK_M * BLOCK_M
-            wanted[first : first + end - begin] -= values[head, begin:end]
-    assert torch.equal(delta, wanted)
 
 
 @pytest.mark.parametrize(
