@@ -17,20 +17,14 @@ from blocktune.kernels.portable.sinks.results import with_sinks
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.kernels.portable.decode import test_flash_decode
 from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
 from tests.support.gluon import tensors as gluon_tensors
 
-pytestmark = pytest.mark.triton_free
+pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("decodes_on_the_cpu")]
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecodeHopper()
 CACHED = Features(cached=True)
-
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(test_flash_decode, "DEVICE", "cpu")
 
 
 def shape_of(features: Features | None = None, **changes: Any) -> AttentionShape:

@@ -18,22 +18,14 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.short_numbers import as_factor
-from tests.kernels.portable.decode import test_flash_decode
 from tests.kernels.portable.decode.test_flash_decode import assert_close, expected
-from tests.kernels.portable.decode8 import test_flash_decode8
 from tests.kernels.portable.decode8.test_flash_decode8 import KINDS, SCALES, Short, in_pages, short_of, words
 from tests.support.gluon import tensors as gluon_tensors
 
-pytestmark = pytest.mark.triton_free
+pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("decodes_on_the_cpu")]
 
 HOPPER = limits_for((9, 0))
 KERNEL = FlashDecode8Hopper()
-
-
-@pytest.fixture(autouse=True)
-def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (test_flash_decode, test_flash_decode8):
-        monkeypatch.setattr(module, "DEVICE", "cpu")
 
 
 def shape_of(kind: str, features: str = "", **changes: Any) -> AttentionShape:

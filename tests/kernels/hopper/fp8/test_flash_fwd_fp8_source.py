@@ -116,7 +116,7 @@ def truncated(before: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.T
 
 @pytest.mark.parametrize(("block_m", "block_n"), [(128, 64), (128, 128), (192, 64)])
 def test_sums_of_one_sign_keep_their_size(block_m: int, block_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An accumulator begins anew every 1024 keys: without that 5,120 keys lose several times as much."""
+    """An accumulator starts again from zero every 1024 keys. Otherwise 5,120 keys lose several times as much."""
     problem = shape_of(64, 5120, num_heads=1)
     own = {"block_m": block_m, "block_n": block_n, "turn_values": 0}
     config = dict(KERNEL.default_config(problem, HOPPER).parameters) | own
