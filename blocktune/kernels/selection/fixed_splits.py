@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.decode.launch import EARLY, LATE
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -29,7 +30,7 @@ def fixed_splits(shape: AttentionShape, num_splits: int, limits: ComputeLimits) 
     if problem is None:
         config = kernel.default_config(alone, limits)
         if shape.features.cached:
-            overlap = min(config.parameters["overlap"], 1) if num_splits > 1 else 0  # whatever the number, one merge
+            overlap = min(config.parameters["overlap"], EARLY) if num_splits > 1 else LATE  # one merge for every number
             config = KernelConfig.of(kernel.name, {**config.parameters, "splits": num_splits, "overlap": overlap})
         problem = next(iter(kernel.violations(config, shape, limits)), None)
     if problem is not None:
