@@ -7,9 +7,10 @@ import typer
 
 from blocktune.cli.explain.checks import examine
 from blocktune.cli.explain.findings import Level
-from blocktune.cli.output.render import counted, note, print_json, print_table, say
+from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.kernels.values.errors import StoreError, UsageError, VerificationError
+from blocktune.kernels.values.text import counted
 
 
 def doctor(

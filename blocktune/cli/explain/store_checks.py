@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocktune.cli.explain.findings import Finding, Level
-from blocktune.cli.output.render import counted
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.ownership import VARIABLE, doubts, is_owner_believed
 from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.health import StoreHealth

@@ -12,7 +12,6 @@ import typer
 from blocktune.cli.output.tables import EMPTY, fitted_table, wrapped_lines
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.text import counted as counted
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.render import counted, microseconds, millijoules
+from blocktune.cli.output.render import microseconds, millijoules
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.output.render import counted, note, percent, print_json, print_table
+from blocktune.cli.output.render import note, percent, print_json, print_table
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:

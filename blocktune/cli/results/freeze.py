@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.render import counted, note, print_json, say
+from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.output.render import counted, print_json, say
+from blocktune.cli.output.render import print_json, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.tables.cleaning import CleanCounts, Rules

@@ -17,9 +17,10 @@ from blocktune.cli.autotuned.rows import (
     winner_json,
     winner_row,
 )
-from blocktune.cli.output.render import counted, note, print_json, print_table
+from blocktune.cli.output.render import note, print_json, print_table
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:

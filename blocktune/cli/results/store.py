@@ -9,7 +9,7 @@ import typer
 
 from blocktune.cli.autotuned.rows import WINNERS, winner_row
 from blocktune.cli.autotuned.rows import winner_json as kernel_json
-from blocktune.cli.output.render import counted, microseconds, note, print_json, print_table
+from blocktune.cli.output.render import microseconds, note, print_json, print_table
 from blocktune.cli.output.winners import speedup, winner_json
 from blocktune.cli.results.foreign_exports import write_configs, write_sweeps
 from blocktune.cli.results.studies import read_studies, write_trials
@@ -19,6 +19,7 @@ from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from blocktune.cli.output.render import counted, note, print_json
+from blocktune.cli.output.render import note, print_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.document import Document

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from blocktune.cli.output.render import counted, note, print_json
+from blocktune.cli.output.render import note, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Trial

@@ -9,10 +9,11 @@ from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.autotuned.run import ArgumentsOf, Space
 from blocktune.cli.autotuned.verify import measure_again, show_validity
 from blocktune.cli.output.progress import shown_progress
-from blocktune.cli.output.render import counted, microseconds, note, print_json, print_table, say
+from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

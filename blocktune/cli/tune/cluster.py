@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.render import counted, note
+from blocktune.cli.output.render import note
 from blocktune.cli.tune.run_many import jobs_of, share
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape

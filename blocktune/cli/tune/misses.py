@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from blocktune.cli.output.render import counted, note
+from blocktune.cli.output.render import note
+from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from blocktune.cli.output.render import counted, counts, percent, print_table, say
+from blocktune.cli.output.render import counts, percent, print_table, say
 from blocktune.cli.output.winners import COLUMNS, origin_text, winner_rows
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.progress_jobs import JobsProgress, shown_jobs
-from blocktune.cli.output.render import counted, counts, microseconds, note, print_json, say
+from blocktune.cli.output.render import counts, microseconds, note, print_json, say
 from blocktune.cli.output.winners import speedup_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
+from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import is_present
 
 if TYPE_CHECKING:
