@@ -127,7 +127,7 @@ def test_masks_and_alibi_of_both_directions_are_told_apart() -> None:
 
 
 def bars_of(tmp_path: Path) -> tuple[Bar, ...]:
-    """Return a bar that is met, one that is missed on two devices, and one that nobody measured."""
+    """Return a bar that is met, one that is missed on two devices, and one without a measurement."""
     write_bench(tmp_path / "x.bench.json", {"tuned": 100.0, "cudnn": 104.0}, {"tuned": 100.0, "cudnn": 99.0})
     device = {"name": "NVIDIA H100 80GB HBM3"}
     write_bench(tmp_path / "y.bench.json", {"tuned": 100.0, "cudnn": 98.0}, device=device, regime="sustained")
