@@ -1,4 +1,5 @@
-"""The blocks of the page of bars: an overview, the tables of each topic, and the files that all figures are from."""
+"""The blocks of the page of bars: an overview of each device, the tables of each topic, and the files that all figures
+are from."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,20 +38,28 @@ NOT_PROFILED = "Not profiled."
 
 
 def block(part: str | None, results: Path) -> str:
-    """Return a part of the page, made of a folder of results: a topic, the files, or without a name the overview."""
+    """Return a part of the page, made of a folder of results: a topic, the files, or without a name the overviews."""
     if part is None:
         return _overview(results)
     return _files(results) if part == FILES else _topic(TOPICS[part], results)
 
 
 def _overview(results: Path) -> str:
-    """Return where the topics stand on the first device, next to the software that took part."""
+    """Return where the topics stand on each device, next to the software that took part."""
+    tables = (_overview_of(device, results) for device in DEVICES)
+    return "\n\n".join(table for table in tables if table)
+
+
+def _overview_of(device: str, results: Path) -> str:
+    """Return where the topics stand on one device; empty if nothing was measured there."""
     stand = {
-        topic: [each for each in standings(topic.bars, results) if each.measured.device.lower().startswith(DEVICES[0])]
+        topic: [each for each in standings(topic.bars, results) if each.measured.device.lower().startswith(device)]
         for topic in TOPICS.values()
     }
+    if not any(stand.values()):
+        return ""
     lines = [_overview_line(topic, found) for topic, found in stand.items() if found]
-    caption = f"{DEVICES[0].upper()}, with {_software([each for found in stand.values() for each in found])}:"
+    caption = f"{device.upper()}, with {_software([each for found in stand.values() for each in found])}:"
     return f"{caption}\n\n{markdown_table(OVERVIEW, lines, words=(0, 4))}"
 
 
@@ -122,7 +131,12 @@ def _misses(standing: Standing) -> list[list[str]]:
 def _reasons(found: Sequence[Standing]) -> list[tuple[str, str]]:
     """Return what limits what is below its bar, each reason once."""
     missed = (each.bar for each in found if not each.is_met)
-    return list(dict.fromkeys((bar.kind, bar.limit or NOT_PROFILED) for bar in missed))
+    return list(dict.fromkeys((_named(bar), bar.limit or NOT_PROFILED) for bar in missed))
+
+
+def _named(bar: Bar) -> str:
+    """Return the kind of a bar, and what its ratio is if it is not over the best peer: kinds may have several bars."""
+    return bar.kind if bar.ratio == OVER_BEST else f"{bar.kind}, {bar.ratio}"
 
 
 def _files(results: Path) -> str:

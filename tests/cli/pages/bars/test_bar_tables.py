@@ -159,13 +159,15 @@ def test_a_topic_has_its_bars_with_the_first_device_first_then_what_is_below_and
     assert reasons.splitlines()[2:] == ["| missed | Because. |"]
 
 
-def test_the_overview_is_of_the_first_device_and_the_files_of_all(
+def test_the_overview_is_of_each_device_and_the_files_are_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "TOPICS", {"some": Topic(title="Some", bars=bars_of(tmp_path))})
-    overview = tables.block(None, tmp_path)
-    assert overview.startswith("H200, with cudnn 9.19.0, flash-attn-4 4.0.0b36, torch 2.11.0, triton 3.6.0:\n")
-    assert overview.splitlines()[-1] == "| [Some](#some) | 1 of 2 | 3 of 4 | 1.015 | missed: 0.990 for 1.00 |"
+    first, met, other, missed = tables.block(None, tmp_path).split("\n\n")
+    software = "cudnn 9.19.0, flash-attn-4 4.0.0b36, torch 2.11.0, triton 3.6.0"
+    assert (first, other) == (f"H200, with {software}:", f"H100, with {software}:")
+    assert met.splitlines()[2:] == ["| [Some](#some) | 1 of 2 | 3 of 4 | 1.015 | missed: 0.990 for 1.00 |"]
+    assert missed.splitlines()[2:] == ["| [Some](#some) | 0 of 1 | 0 of 1 | 0.980 | missed: 0.980 for 1.00 |"]
     assert tables.block("files", tmp_path).splitlines()[2:] == [
         "| `y.bench.json` | H100, sustained | 2026-01-02 | abcdef0123 | 1 |",
         "| `x.bench.json` | H200 | 2026-01-02 | abcdef0123 | 4 |",
