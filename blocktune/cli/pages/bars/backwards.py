@@ -71,10 +71,6 @@ BACKWARDS = (
         least=1.0,
         mean=1.03,
         sources=rows(PLAIN, backwards(64)),
-        limit=(
-            "An H100's full walks were measured before two warps added their dQ ([what that gains]"
-            "(../kernels/lab_diary.md#steps-with-fewer-barriers))."
-        ),
     ),
     Bar(
         what="backward, 256 columns",
@@ -97,10 +93,7 @@ BACKWARDS = (
         what="backward, groups of 4, 8 and 16",
         least=1.0,
         sources=rows(GROUPED, backwards(64, 128, grouped=True)),
-        limit=(
-            "The same step as without groups. Another process ran during h16/4, full, of the H100 ([table]"
-            f"(../kernels/backward.md#groups-and-a-fixed-order)). {STEP}."
-        ),
+        limit=f"The same step as without groups. {STEP}.",
     ),
     Bar(
         what="backward, keys of 192 and values of 128 columns",
