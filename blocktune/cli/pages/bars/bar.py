@@ -10,7 +10,7 @@ OVER_BEST = "over the best peer"
 DEVICES = ("h200", "h100")
 """As files of results/ begin; the first is the one that the bars are of."""
 
-FEATURES = ("-features.bench.json", "-soft-features.bench.json", "-flex-features.bench.json")
+FEATURES = tuple(f"{part}-features.bench.json" for part in ("", "-soft", "-flex", "-flex-backward"))
 """Benches of features: those with FlexAttention, which takes long to compile, stand last."""
 NEWEST_CUDNN = "-cudnn928.bench.json"
 """Benches with a newer cuDNN than PyTorch's own."""
