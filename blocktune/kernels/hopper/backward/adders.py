@@ -44,17 +44,20 @@ from blocktune.kernels.hopper.backward.bounds import (
     rotated,
     sequence,
     walk_of,
+    walks_back,
 )
 from blocktune.kernels.hopper.backward.form import (
     adds_apart,
     counts_all_tiles,
     goes_back,
+    goes_both_ways,
     has_lower,
     is_general,
     is_listed,
     is_ordered,
 )
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
+from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 from blocktune.kernels.hopper.common.slots import receive
 
 
@@ -202,10 +205,12 @@ def pass_turn(turn, count):
 
 
 @gluon.jit
-def turn_of(n, m, upper, lower, len_k, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+def turn_of(
+    n, m, upper, lower, len_k, seen, back, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
     """How many tiles have added to the queries from m on when it is tile n's turn: where walks go back those from the
     first one on that holds a key which query m sees, else from the last one on that holds a key which any of these
-    queries sees. -1 where the tile adds only zeros."""
+    queries sees. -1 where the tile adds only zeros. back: `walks_back` of the tile."""
     if goes_back(FORM):
         first = 0
         if has_lower(FORM):
@@ -213,6 +218,8 @@ def turn_of(n, m, upper, lower, len_k, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.
         turn = n - first
     else:
         turn = gl.minimum(m + BLOCK_M - 1 + upper, len_k - 1) // BLOCK_N - n
+        if goes_both_ways(FORM):
+            turn = gl.where(back, n, turn)
     return gl.where(seen, turn, -1)
 
 
@@ -230,25 +237,36 @@ def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
 
 
 @gluon.jit
-def add_panel(memory, dq_desc, block, phase, OWN: gl.constexpr, W: gl.constexpr, panel: gl.constexpr):
-    """Adds a panel of dQ from warpgroup W, and gives its memory back."""
-    ROWS: gl.constexpr = dq_desc.block_type.shape[0]
-    PANELS: gl.constexpr = memory.k.shape[0]
-    mbarrier.wait(memory.dq_full.index(OWN * 2 + W), phase)
-    add_out(dq_desc, [(block * PANELS + panel) * ROWS, 0], memory.dq.index(W))
-    tma.store_wait(0)
-    mbarrier.arrive(memory.dq_empty.index(W), count=1)
+def take_turn(parity, W: gl.constexpr):
+    """Until it is this block's turn to add what warpgroup W of a wide head has of a step. parity: of the step."""
+    bar_sync(10 + parity * 2 + W, 160)
+
+
+@gluon.constexpr_function
+def report_asm():
+    return """{
+.reg .pred p;
+setp.ne.s32 p, $2, 0;
+@p cp.async.bulk.wait_group 0;
+@p bar.arrive $1, 288;
+mov.b32 $0, $1;
+}"""
 
 
 @gluon.jit
-def add_panels(memory, dq_desc, block, phase, OWN: gl.constexpr):
-    """Adds all panels of dQ of a block of queries, about in the order in which the warpgroups have them."""
-    PANELS: gl.constexpr = memory.k.shape[0]
-    add_panel(memory, dq_desc, block, 0 if PANELS == 4 else phase, OWN, 1, 2)
-    add_panel(memory, dq_desc, block, 0, OWN, 0, 0)
-    if PANELS == 4:
-        add_panel(memory, dq_desc, block, 1, OWN, 1, 3)
-    add_panel(memory, dq_desc, block, 1, OWN, 0, 1)
+def report_added(parity, given):
+    """Says that all a warpgroup of a wide head had of a step is added, once it is; if `given` is not 0. parity: of the
+    step."""
+    ASM: gl.constexpr = report_asm()
+    gl.inline_asm_elementwise(ASM, "=r,r,r,~{memory}", [14 + parity, given], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_panels_in(OWN: gl.constexpr):
+    """Has both warpgroups add their panels of dQ of a step, and waits until they have."""
+    for half in gl.static_range(2):
+        bar_arrive(10 + OWN * 2 + half, 160)
+    bar_sync(14 + OWN, 288)
 
 
 @gluon.jit
@@ -273,6 +291,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
         first = 0
         low = 0
         high = seqlen_q
@@ -292,16 +311,16 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
             entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
             for step in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
                 at = rotated(step, n * BLOCK_N, low, high, OPTIONS.CAUSAL, FORM)
-                m = block_at(at, first, end, BLOCK_M, FORM, entries)
+                m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M
                 if is_ordered(FORM):
                     if is_listed(FORM):
                         count = listed_turn(entries, at, sizes, BLOCK_M)
                     else:
-                        count = turn_of(n, m, above, below, len_k, seen, BLOCK_M, BLOCK_N, FORM)
+                        count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, FORM)
                     await_turn(turns + block, count)
                 if WIDE:
-                    add_panels(memory, dq_desc, block, phase, OWN)
+                    let_panels_in(OWN)
                 else:
                     add_halves(memory, dq_desc, block, phase, OWN)
                 if is_ordered(FORM):

@@ -10,7 +10,7 @@ from functools import lru_cache
 from heapq import heapreplace
 from itertools import repeat
 
-from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, goes_back, is_wide
+from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, goes_back, goes_both_ways, is_wide
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -84,10 +84,10 @@ def _tiles(shape: AttentionShape, parts: int) -> Iterator[int]:
     heads, together = shape.batch * shape.num_heads_kv * parts, heads_per_group(shape, parts)
     own = PARTIAL_TILE_STEPS if parts > 1 else TILE_STEPS
     walks = [blocks * (shape.group_size // parts) + own for blocks in _walks(shape)]
-    if shape.features.deterministic and not goes_back(shape):
-        walks.reverse()
+    last_keys_first = shape.features.deterministic and not goes_back(shape)
     for begin in range(0, heads, together):
-        for steps in walks:
+        walks_back = goes_both_ways(shape) and begin > 0 and begin + together >= heads
+        for steps in reversed(walks) if last_keys_first and not walks_back else walks:
             for _ in range(min(together, heads - begin)):
                 yield steps
 
