@@ -16,17 +16,27 @@ What makes it fast, and is easily lost when the code changes:
    H200 16 % slower with every key seen.)
 2. Under a diagonal the tile of the last keys adds first, and walks begin at the diagonal. No other tile has to add to
    the two blocks of queries there before, and the next two follow when the tile taken earlier has long added to them:
-   tiles that begin together never wait for one another. The price is that the longest tiles, of the first keys, come
-   last: half of one stands between the first multiprocessor's end and the last one's.
+   tiles that begin together never wait for one another. The longest tiles, of the first keys, come last, so half of one
+   would stand between the first multiprocessor's end and the last one's, 3 to 6 % of a launch.
    (With the first keys first and walks that go back, tiles of a head that begin together meet at the last queries, and
    each waits for all before it: 4 to 10 % of the time at head_dim 64.)
-3. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
+3. Therefore the last group of heads has the other order (`goes_both_ways`): the first keys first, walks that go back.
+   Its tiles do not begin together: a multiprocessor takes one when it has ended a tile of the group before, and these
+   are of all lengths. More than the last group would wait.
+4. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
    of a head begin with the same block, and one that follows a step later never waits again. Tiles of several heads are
    taken in turns (`locate_keys`): few of those that begin together wait for one another.
+5. Warpgroups of wide heads have memory for one panel of dQ and two panels in a step. They would wait for a warp that
+   sees a panel, issues its copy and sees it read, so they issue the copies themselves. The two warps only tell them
+   that it is their turn (`take_turn`), hear that both have added a step's panels (`report_added`), half a step later,
+   when that is complete without a wait, and pass the turn on. Under a diagonal tiles of 64 keys that begin together are
+   one block of queries apart, so a turn must be passed on within a step.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
 They tell the warp whose step it is (`dq_full`, one for each warp and warpgroup): a warp that waited for the steps of
-both could take one for the other.
+both could take one for the other. Those of wide heads are the hardware's: 10 .. 13 say whose turn it is, one for each
+warp and warpgroup, 14 and 15 what was added, one for each warp. A warp goes on to its next step when both warpgroups
+have arrived, so that nobody arrives at one of them twice before it opens.
 """
 
 from triton.experimental import gluon
@@ -238,7 +248,7 @@ def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
 
 @gluon.jit
 def take_turn(parity, W: gl.constexpr):
-    """Until it is this block's turn to add what warpgroup W of a wide head has of a step. parity: of the step."""
+    """Until it is the turn of this block to add what warpgroup W of a wide head has of a step. parity: of the step."""
     bar_sync(10 + parity * 2 + W, 160)
 
 
@@ -255,25 +265,26 @@ mov.b32 $0, $1;
 
 @gluon.jit
 def report_added(parity, given):
-    """Says that all a warpgroup of a wide head had of a step is added, once it is; if `given` is not 0. parity: of the
-    step."""
+    """Says that all a warpgroup of a wide head gave of a step is added, once that is complete in global memory; does
+    not if `given` is 0. parity: of the step."""
     ASM: gl.constexpr = report_asm()
     gl.inline_asm_elementwise(ASM, "=r,r,r,~{memory}", [14 + parity, given], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def let_panels_in(OWN: gl.constexpr):
-    """Has both warpgroups add their panels of dQ of a step, and waits until they have."""
-    for half in gl.static_range(2):
-        bar_arrive(10 + OWN * 2 + half, 160)
+def let_warpgroups_add(OWN: gl.constexpr):
+    """Tells both warpgroups of a wide head that it is their turn to add a step, and waits until they have."""
+    for warpgroup in gl.static_range(2):
+        bar_arrive(10 + OWN * 2 + warpgroup, 160)
     bar_sync(14 + OWN, 288)
 
 
 @gluon.jit
 def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of every second step of this block to the sums; in a fixed order when it is the tile's turn.
+    """Adds dQ of every second step of this block to the sums, or has the warpgroups of WIDE heads add it; in a fixed
+    order when it is the tile's turn.
 
-    OWN: 0 for its first, third, ... step, 1 for the others. WIDE: heads are wider than 128.
+    OWN: 0 for its first, third, ... step, 1 for the others.
     """
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
@@ -320,7 +331,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
                         count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, FORM)
                     await_turn(turns + block, count)
                 if WIDE:
-                    let_panels_in(OWN)
+                    let_warpgroups_add(OWN)
                 else:
                     add_halves(memory, dq_desc, block, phase, OWN)
                 if is_ordered(FORM):

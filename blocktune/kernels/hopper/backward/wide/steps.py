@@ -115,6 +115,13 @@ def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.
 
 
 @gluon.jit
+def report_before(m, first, parity, FORM: gl.constexpr):
+    """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
+    if is_ordered(FORM):
+        report_added(parity ^ 1, (m != first).to(gl.int32))
+
+
+@gluon.jit
 def step_of_scores(
     steps, gradients, m, first, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
     MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
@@ -145,8 +152,8 @@ def step_of_scores(
     if PANELS == LATE:
         if m != first:
             give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
-    elif is_ordered(FORM):
-        report_added(parity ^ 1, (m != first).to(gl.int32))
+    else:
+        report_before(m, first, parity, FORM)
     receive(memory.exchanged, 1, parity, NAMED)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
@@ -161,9 +168,9 @@ def step_of_scores(
         v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
         gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
+    if PANELS == LATE:
+        report_before(m, first, parity, FORM)
     if is_ordered(FORM):
-        if PANELS == LATE:
-            report_added(parity ^ 1, (m != first).to(gl.int32))
         take_turn(parity, 0)
     give_panel(dq, steps, place, 0, 0, PANELS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
@@ -195,8 +202,7 @@ def step_of_gradients(
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
-    if is_ordered(FORM):
-        report_added(parity ^ 1, (m != first).to(gl.int32))
+    report_before(m, first, parity, FORM)
     receive(memory.exchanged, 0, parity, NAMED)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
