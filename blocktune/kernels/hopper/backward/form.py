@@ -135,14 +135,14 @@ def is_ordered(form):
 @gluon.constexpr_function
 def goes_back(form):
     """Whether walks of a fixed order begin with the last queries, and the tiles of the first keys add first
-    (adders.py)."""
+    (turns.py)."""
     return form & bits("back") != 0
 
 
 @gluon.constexpr_function
 def goes_both_ways(form):
     """Whether walks of a fixed order go back for the last heads of a launch alone, whose longest tiles come first
-    (adders.py)."""
+    (turns.py)."""
     return form & bits("both") != 0
 
 

@@ -90,13 +90,13 @@ def is_bounded(shape: AttentionShape) -> bool:
 
 
 def goes_back(shape: AttentionShape) -> bool:
-    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (adders.py)."""
+    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (turns.py)."""
     return shape.features.deterministic and (is_listed(shape) or not is_bounded(shape))
 
 
 def goes_both_ways(shape: AttentionShape) -> bool:
     """Return whether they add first in the last heads of a launch alone: under a diagonal, where their tiles are the
-    longest (adders.py)."""
+    longest (turns.py)."""
     left, _right = shape.features.window or (UNLIMITED, UNLIMITED)
     return shape.features.deterministic and not goes_back(shape) and left == UNLIMITED
 

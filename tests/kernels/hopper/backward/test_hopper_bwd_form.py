@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import adders, bounds
+from blocktune.kernels.hopper.backward import bounds, turns
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
 from blocktune.kernels.hopper.backward.layout import (
     BACK,
@@ -60,7 +60,7 @@ def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "",
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
     monkeypatch.setattr(bounds, "gl", language)
-    monkeypatch.setattr(adders, "gl", language)
+    monkeypatch.setattr(turns, "gl", language)
     monkeypatch.setattr(device_functions, "gl", language)
     monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
     monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
@@ -95,7 +95,7 @@ def tiles_in_order(problem: AttentionShape, back: bool) -> list[int]:
 
 def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool, back: bool) -> int:
     upper, lower = bounds_of(problem)
-    return adders.turn_of.fn(  # type: ignore[no-any-return]
+    return turns.turn_of.fn(  # type: ignore[no-any-return]
         n, m, upper, lower, problem.seqlen_k, any_seen, back, BLOCK_M, keys_of_block(problem), form_of(problem)
     )
 

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocktune.kernels.hopper.backward import adders, bounds
+from blocktune.kernels.hopper.backward import bounds, turns
 from blocktune.kernels.hopper.backward.layout import BLOCK_M, bounds_of, form_of, keys_of_block
 from blocktune.kernels.hopper.common import device_functions
 from blocktune.kernels.values.features import Features
@@ -29,7 +29,7 @@ Step = tuple[int, int, int, int]
 @pytest.fixture(autouse=True)
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
-    for module in (adders, bounds, device_functions):
+    for module in (bounds, device_functions, turns):
         monkeypatch.setattr(module, "gl", language)
     monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
     monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
@@ -45,7 +45,7 @@ def steps_of(shape: AttentionShape, tile: int, head_group: int) -> Iterator[Step
     first, _, _, end, seen = bounds.query_range.fn(n * keys, *lengths, upper, lower, BLOCK_M, keys, form)
     for place in range(first, end, BLOCK_M):
         m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
-        yield n, head, m, adders.turn_of.fn(n, m, upper, lower, shape.seqlen_k, seen, back, BLOCK_M, keys, form)
+        yield n, head, m, turns.turn_of.fn(n, m, upper, lower, shape.seqlen_k, seen, back, BLOCK_M, keys, form)
 
 
 def tiles_of(shape: AttentionShape) -> int:

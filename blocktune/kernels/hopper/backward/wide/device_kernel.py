@@ -1,6 +1,7 @@
 """The Hopper attention backward of wide heads as it is launched, in Gluon: memory, barriers, which warps do what.
 
-The warps are in warps.py and, where 128 keys fit, in halves.py, and those that add dq in a fixed order in adders.py.
+The warps are in warps.py and, where 128 keys fit, in halves.py. Those that wait for turns in a fixed order are in
+adders.py.
 """
 
 from triton.experimental import gluon

@@ -14,10 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.base.source_hash import TritonTrait
-from blocktune.kernels.hopper.backward.adders import report_added, take_turn
 from blocktune.kernels.hopper.backward.bounds import block_before
 from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import asked_of_pairs, per_query, weigh
+from blocktune.kernels.hopper.backward.turns import report_added, take_turn
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -118,7 +118,7 @@ def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.
 def report_before(m, first, parity, FORM: gl.constexpr):
     """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
     if is_ordered(FORM):
-        report_added(parity ^ 1, (m != first).to(gl.int32))
+        report_added(parity ^ 1, gl.where(m != first, 1, 0))
 
 
 @gluon.jit

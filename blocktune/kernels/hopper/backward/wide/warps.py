@@ -21,7 +21,7 @@ What makes it fast, and is easily lost when the code changes:
    panels 474 against 507 and 462 against 494: there it takes 32 registers of a step that has none left. (What was
    late had the two buffers of 3 as well.)
 3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
-4. In a fixed order of additions two warps of their own wait for the tile's turn and pass it on (adders.py); the
+4. In a fixed order of additions two warps of their own wait for the tile's turn and pass it on (turns.py); the
    warpgroups add the panels, as in any order. A step reports those of the step before when they are added without a
    wait: 0 during dV, or after dQ where one of them was late, 1 while it waits for P.
 
@@ -37,7 +37,6 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from blocktune.kernels.hopper.backward.adders import report_added
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, copy_rows, next_tile, places_of
 from blocktune.kernels.hopper.backward.form import (
@@ -48,6 +47,7 @@ from blocktune.kernels.hopper.backward.form import (
     parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import head_biases
+from blocktune.kernels.hopper.backward.turns import report_added
 from blocktune.kernels.hopper.backward.wide.steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.backward.wide.tiles import give_gradient, row_of_head, tile_of_keys
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
