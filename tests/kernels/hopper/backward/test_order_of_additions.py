@@ -2,7 +2,7 @@
 
 Blocks take tiles from a counter, the next one while they still work. Their warpgroups hand dQ of a step over when a
 slot of memory is free, and the two warps that add wait for the tile's turn, add, give the slot back, and pass the turn
-on.
+on. Warpgroups of wide heads add themselves when the warp says so: to hand a step over is then to have it.
 """
 
 import random
