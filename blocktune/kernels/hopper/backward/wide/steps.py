@@ -115,6 +115,16 @@ def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.
 
 
 @gluon.jit
+def give_held(
+    gradients, steps, row, m, first, back, PANELS: gl.constexpr, V_PANELS: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """Adds the panel of LATE that is left of the block of queries before m, in a walk that began with `first`."""
+    if PANELS == LATE:
+        if m != first:
+            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
+
+
+@gluon.jit
 def report_before(m, first, parity, FORM: gl.constexpr):
     """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
     if is_ordered(FORM):
@@ -140,6 +150,8 @@ def step_of_scores(
     mbarrier.wait(memory.q_full.index(slot), phase)
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
+    if is_ordered(FORM):
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
     p_low, p = weigh(s, steps, slot, m, n0, bounds, asked, MASK, OPTIONS, S_L, P_L)
@@ -149,11 +161,9 @@ def step_of_scores(
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     # panels [BLOCK_N, 64]
     dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
-    if PANELS == LATE:
-        if m != first:
-            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
-    else:
-        report_before(m, first, parity, FORM)
+    if not is_ordered(FORM):
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
+    report_before(m, first, parity, FORM)
     receive(memory.exchanged, 1, parity, NAMED)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
@@ -168,8 +178,6 @@ def step_of_scores(
         v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
         gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
-    if PANELS == LATE:
-        report_before(m, first, parity, FORM)
     if is_ordered(FORM):
         take_turn(parity, 0)
     give_panel(dq, steps, place, 0, 0, PANELS)

@@ -23,7 +23,8 @@ What makes it fast, and is easily lost when the code changes:
 3. K and V are given back ahead of a late panel of dQ, and dV and dK leave through two buffers in turns.
 4. In a fixed order of additions two warps of their own wait for the tile's turn and pass it on (turns.py); the
    warpgroups add the panels, as in any order. A step reports those of the step before when they are added without a
-   wait: 0 during dV, or after dQ where one of them was late, 1 while it waits for P.
+   wait: 0 during dV, 1 while it waits for P. A late panel is added while S runs, not during dV, so that the turn is
+   passed on in time: on an H200 1 to 4 % faster.
 
 Barriers. A step has one exchange in each direction, P then dS, so that neither buffer needs a second one: warpgroup 0
 writes P of step j + 1 after its wait for dS of step j, which 1 sent after its reading of P; 1 writes dS of step j + 1
