@@ -31,7 +31,7 @@ What makes it fast, and is easily lost when the code changes:
 
 Barriers of wide heads are the hardware's: 10 .. 13 say whose turn it is, one for each of the two warps and each
 warpgroup, 14 and 15 what was added, one for each warp. A warp goes on to its next step when both warpgroups have
-arrived, so that nobody arrives at one of them twice before it opens.
+arrived, so no warp arrives at one of them twice before it opens.
 """
 
 from triton.experimental import gluon
