@@ -10,7 +10,15 @@ from functools import lru_cache
 from heapq import heapreplace
 from itertools import repeat
 
-from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, goes_back, goes_both_ways, is_wide
+from blocktune.kernels.hopper.backward.layout import (
+    BLOCK_M,
+    BLOCK_N,
+    bounds_of,
+    goes_back,
+    goes_both_ways,
+    is_listed,
+    is_wide,
+)
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -24,8 +32,8 @@ ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 2
 """Heads that tiles belong to in turns, at least, where walks go back in a fixed order of additions: tiles of one head
 that begin together wait for one another."""
 ORDERED_BYTES = 16 << 20
-"""`GROUP_BYTES` of heads up to 128 columns there. On an H200 twice as much was up to 3.4 % slower. Wide heads with half
-of GROUP_BYTES were 6 % slower and with twice as much 15 to 25 %."""
+"""`GROUP_BYTES` of heads up to 128 columns there. On an H200 twice as much was up to 3.4 % slower; it was not compared
+under block masks. Wide heads with half of GROUP_BYTES were up to 12 % slower, with twice as much up to 25 %."""
 DIAGONAL_COLUMNS, DIAGONAL_HEADS = 128, 16
 """In a fixed order under a diagonal: columns that narrower heads count as, and the most heads. On an H200 twice as many
 were up to 1.1 % slower at 64 columns, and 3 to 36 % at 128 and 256."""
@@ -59,7 +67,8 @@ def heads_per_group(shape: AttentionShape, parts: int) -> int:
     one size."""
     least, most, columns, group_bytes = 1, MAX_HEADS, shape.head_dim, GROUP_BYTES
     if goes_back(shape):
-        least, group_bytes = (ORDERED_WIDE_HEADS, GROUP_BYTES) if is_wide(shape) else (ORDERED_HEADS, ORDERED_BYTES)
+        least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS
+        group_bytes = GROUP_BYTES if is_wide(shape) or is_listed(shape) else ORDERED_BYTES
     elif shape.features.deterministic:
         most, columns = DIAGONAL_HEADS, max(columns, DIAGONAL_COLUMNS)
     head_bytes = 8 * shape.seqlen_q * columns * shape.group_size // parts
