@@ -25,7 +25,7 @@ from tests.programs.bench.defaults import compile_ahead, default_of
 from tests.support.ranks.document import new_document, table
 
 BASE = AttentionShape(
-    batch=2,
+    batch=4,
     num_heads=8,
     num_heads_kv=8,
     seqlen_q=2048,

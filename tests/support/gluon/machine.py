@@ -155,6 +155,12 @@ def pass_turn(turn: Pointer, count: int) -> None:
             _turns.notify_all()
 
 
+def report_added(parity: int, given: int) -> None:
+    if given:
+        store_wait(0)
+        GRID.meetings[14 + int(parity)].arrive(288)
+
+
 def store_wait(pending: int) -> None:
     while len(MACHINE.stores) > pending:
         MACHINE.stores.pop(0)()
@@ -310,6 +316,7 @@ STAND_INS: dict[str, Any] = {
     "add_fours": add_fours,
     "await_turn": await_turn,
     "pass_turn": pass_turn,
+    "report_added": report_added,
     "give_values": lambda left: GRID.meetings[15].arrive(288) if int(left) == 1 else None,
     "bar_arrive": lambda number, threads: GRID.meetings[int(number)].arrive(threads),
     "bar_sync": lambda number, threads: GRID.meetings[int(number)].sync(threads),

@@ -1,28 +1,9 @@
 """How dQ of a step is added to the sums, in Gluon: by the warpgroup that has it, or by two warps of their own.
 
 The two warps take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that
-fits: the warpgroups go on while it is added. In any order of additions that is all.
-
-In a fixed order tiles of a head add their part of dq of a block of queries in turns. A turn is the number of tiles that
-have added. Tiles are taken from the counter in this order, and a tile waits for those of its head alone that were taken
-before it. The first unfinished tile of all therefore never waits for long: it is in work (its block took it, and every
-tile before it in that block's queue is finished), and what it waits for is finished.
-
-What makes it fast, and is easily lost when the code changes:
-
-1. To await a turn, add, wait until the addition is complete and pass the turn on takes about as long as a step: one of
-   the warps waits while the other one adds. (The warpgroups would wait in every step. A turn that is passed on one step
-   later, when its additions are complete without a wait, is too late where all tiles begin with the same queries: on an
-   H200 16 % slower with every key seen.)
-2. Under a diagonal the tile of the last keys adds first, and walks begin at the diagonal. No other tile has to add to
-   the two blocks of queries there before, and the next two follow when the tile taken earlier has long added to them:
-   tiles that begin together never wait for one another. The price is that the longest tiles, of the first keys, come
-   last: half of one stands between the first multiprocessor's end and the last one's.
-   (With the first keys first and walks that go back, tiles of a head that begin together meet at the last queries, and
-   each waits for all before it: 4 to 10 % of the time at head_dim 64.)
-3. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
-   of a head begin with the same block, and one that follows a step later never waits again. Tiles of several heads are
-   taken in turns (`locate_keys`): few of those that begin together wait for one another.
+fits: the warpgroups go on while it is added. In any order of additions that is all. In a fixed order they wait until
+it is the tile's turn (turns.py). Warpgroups of wide heads add dQ themselves; in a fixed order the two warps tell them
+when.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
 They tell the warp whose step it is (`dq_full`, one for each warp and warpgroup): a warp that waited for the steps of
@@ -44,16 +25,16 @@ from blocktune.kernels.hopper.backward.bounds import (
     rotated,
     sequence,
     walk_of,
+    walks_back,
 )
 from blocktune.kernels.hopper.backward.form import (
     adds_apart,
     counts_all_tiles,
-    goes_back,
-    has_lower,
     is_general,
     is_listed,
     is_ordered,
 )
+from blocktune.kernels.hopper.backward.turns import await_turn, let_warpgroups_add, pass_turn, turn_of
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
 from blocktune.kernels.hopper.common.slots import receive
 
@@ -153,69 +134,6 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
         add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
 
 
-@gluon.constexpr_function
-def await_asm():
-    return """{
-.reg .pred p;
-.reg .b32 found;
-setp.lt.s32 p, $2, 0;
-@p bra DONE;
-AGAIN:
-ld.acquire.gpu.global.b32 found, [$1];
-setp.ne.s32 p, found, $2;
-@p bra AGAIN;
-DONE:
-fence.proxy.async.global;
-mov.b32 $0, $2;
-}"""
-
-
-@gluon.constexpr_function
-def pass_asm():
-    return """{
-.reg .pred p, q;
-cp.async.bulk.wait_group 0;
-bar.warp.sync 0xffffffff;
-elect.sync _|p, 0xffffffff;
-setp.ge.s32 q, $2, 0;
-and.pred p, p, q;
-@p red.release.gpu.global.add.s32 [$1], 1;
-mov.b32 $0, $2;
-}"""
-
-
-@gluon.jit
-def await_turn(turn, count):
-    """Until `count` tiles have been counted there; at once if it is negative."""
-    ASM: gl.constexpr = await_asm()
-    address = turn.to(gl.int64, bitcast=True)
-    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def pass_turn(turn, count):
-    """Counts a tile once the additions of this warp are complete in global memory, whichever lane issued them; does not
-    if `count` is negative."""
-    ASM: gl.constexpr = pass_asm()
-    address = turn.to(gl.int64, bitcast=True)
-    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def turn_of(n, m, upper, lower, len_k, seen, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
-    """How many tiles have added to the queries from m on when it is tile n's turn: where walks go back those from the
-    first one on that holds a key which query m sees, else from the last one on that holds a key which any of these
-    queries sees. -1 where the tile adds only zeros."""
-    if goes_back(FORM):
-        first = 0
-        if has_lower(FORM):
-            first = gl.maximum(m + lower, 0) // BLOCK_N
-        turn = n - first
-    else:
-        turn = gl.minimum(m + BLOCK_M - 1 + upper, len_k - 1) // BLOCK_N - n
-    return gl.where(seen, turn, -1)
-
-
 @gluon.jit
 def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
     """Adds both warpgroups' halves of dQ of a block of queries, and gives their memory back."""
@@ -230,32 +148,11 @@ def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
 
 
 @gluon.jit
-def add_panel(memory, dq_desc, block, phase, OWN: gl.constexpr, W: gl.constexpr, panel: gl.constexpr):
-    """Adds a panel of dQ from warpgroup W, and gives its memory back."""
-    ROWS: gl.constexpr = dq_desc.block_type.shape[0]
-    PANELS: gl.constexpr = memory.k.shape[0]
-    mbarrier.wait(memory.dq_full.index(OWN * 2 + W), phase)
-    add_out(dq_desc, [(block * PANELS + panel) * ROWS, 0], memory.dq.index(W))
-    tma.store_wait(0)
-    mbarrier.arrive(memory.dq_empty.index(W), count=1)
-
-
-@gluon.jit
-def add_panels(memory, dq_desc, block, phase, OWN: gl.constexpr):
-    """Adds all panels of dQ of a block of queries, about in the order in which the warpgroups have them."""
-    PANELS: gl.constexpr = memory.k.shape[0]
-    add_panel(memory, dq_desc, block, 0 if PANELS == 4 else phase, OWN, 1, 2)
-    add_panel(memory, dq_desc, block, 0, OWN, 0, 0)
-    if PANELS == 4:
-        add_panel(memory, dq_desc, block, 1, OWN, 1, 3)
-    add_panel(memory, dq_desc, block, 1, OWN, 0, 1)
-
-
-@gluon.jit
 def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of every second step of this block to the sums; in a fixed order when it is the tile's turn.
+    """Adds dQ of every second step of this block to the sums, or has the warpgroups of WIDE heads add it; in a fixed
+    order when it is the tile's turn.
 
-    OWN: 0 for its first, third, ... step, 1 for the others. WIDE: heads are wider than 128.
+    OWN: 0 for its first, third, ... step, 1 for the others.
     """
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
@@ -273,6 +170,7 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
         first = 0
         low = 0
         high = seqlen_q
@@ -292,16 +190,16 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
             entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
             for step in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
                 at = rotated(step, n * BLOCK_N, low, high, OPTIONS.CAUSAL, FORM)
-                m = block_at(at, first, end, BLOCK_M, FORM, entries)
+                m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
                 block = (row + m) // BLOCK_M
                 if is_ordered(FORM):
                     if is_listed(FORM):
                         count = listed_turn(entries, at, sizes, BLOCK_M)
                     else:
-                        count = turn_of(n, m, above, below, len_k, seen, BLOCK_M, BLOCK_N, FORM)
+                        count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, FORM)
                     await_turn(turns + block, count)
                 if WIDE:
-                    add_panels(memory, dq_desc, block, phase, OWN)
+                    let_warpgroups_add(OWN)
                 else:
                     add_halves(memory, dq_desc, block, phase, OWN)
                 if is_ordered(FORM):

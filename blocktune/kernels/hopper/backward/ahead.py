@@ -36,6 +36,7 @@ from blocktune.kernels.hopper.backward.form import (
     has_softcap,
     is_general,
     is_listed,
+    parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
@@ -184,34 +185,38 @@ def next_block(place, n0, low, high, end, BLOCK_M: gl.constexpr, OPTIONS: gl.con
 
 @gluon.jit
 def head_ahead(
-    steps, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+    steps, s_t, left, dk, dv, n0, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on (`query_head`)."""
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
-    low, high = places_of(first, low, high, end, FORM)
+    low, high = places_of(first, low, high, end, back, FORM)
     loaded = 0
     if asks_ahead(OPTIONS):
         loaded = mask_of_pairs(steps, rotated(first, n0, low, high, OPTIONS.CAUSAL, FORM), OPTIONS, S_L)
-    if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
-        for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM, entries)
+    masked, whole, stop = first, low, high
+    for _ in range(parts_of_walk(FORM)):
+        if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+            for place in range(masked, whole, BLOCK_M):
+                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
+                following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
+                s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
+                    steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
+                    W, True, OPTIONS, S_L, KV_L, DQ_L,
+                )  # fmt: skip
+        for place in range(whole, stop, BLOCK_M):
+            at = rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM)
+            m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
             following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
+                W, False, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
-    for place in range(low, high, BLOCK_M):
-        m = block_at(rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
-        following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
-        s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-            steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-            W, False, OPTIONS, S_L, KV_L, DQ_L,
-        )  # fmt: skip
+        masked, whole, stop = high, end, end
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
             following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
@@ -222,7 +227,7 @@ def head_ahead(
 
 @gluon.jit
 def walk_ahead(
-    steps, dk, dv, n, batch_head, sizes, first, low, high, end, bounds, slot, phase, b, b_phase,
+    steps, dk, dv, n, batch_head, sizes, first, low, high, end, back, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries that see the tile n of keys, of one head after the other. The next head's first scores are
@@ -255,7 +260,7 @@ def walk_ahead(
             head=head_biases(steps, batch_head, member, n0 + W * (BLOCK_N // 2), bounds, sizes, OPTIONS, S_L),
         )
         s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
-            own, s_t, left, dk, dv, n0, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+            own, s_t, left, dk, dv, n0, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
             W, OPTIONS, S_L, KV_L, DQ_L,
         )  # fmt: skip
     warpgroup_mma_wait(0, deps=(s_t,))

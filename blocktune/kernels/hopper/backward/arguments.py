@@ -52,9 +52,6 @@ class WideMemory(NamedTuple):
     """A barrier for each stage: of q and lse, and of do and delta."""
     exchanged: Any
     """A barrier for P and one for dS; of halves.py for dS of either step."""
-    dq_full: Any
-    dq_empty: Any
-    """Barriers of dQ that other warps add, in a fixed order of additions (adders.py); else None."""
 
 
 class Steps(NamedTuple):
@@ -110,7 +107,8 @@ class Bounds(NamedTuple):
 
 class KeyTile(NamedTuple):
     """A tile of keys of heads wider than 128: its first key, batch * num_heads_kv + head and both of them alone, where
-    its sequence begins, and the blocks of queries that see it, from first to end, without masks from low to high."""
+    its sequence begins, and the blocks of queries that see it, from first to end, without masks from low to high;
+    whether the walk along them goes back, if that differs from tile to tile (`walks_back`)."""
 
     n0: Any
     batch_head: Any
@@ -122,6 +120,7 @@ class KeyTile(NamedTuple):
     low: Any
     high: Any
     end: Any
+    back: Any
     bounds: Any
 
 

@@ -17,6 +17,7 @@ from triton.experimental.gluon import language as gl
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
     goes_back,
+    goes_both_ways,
     has_diagonal_and_ends,
     has_edge,
     has_lower,
@@ -41,28 +42,54 @@ def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, 
     n, batch_head = locate(tile, key_tiles, head_group, batch_heads, GROUPED)
     if goes_back(FORM) or (CAUSAL and not is_ordered(FORM)):
         n = key_tiles - 1 - n
+    elif goes_both_ways(FORM):
+        n = gl.where(walks_back(batch_head, head_group, batch_heads, FORM), key_tiles - 1 - n, n)
     return n, batch_head
 
 
 @gluon.jit
-def block_at(place, first, end, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
+def walks_back(batch_head, head_group, batch_heads, FORM: gl.constexpr):
+    """Whether the tiles of a head walk back, if that differs from head to head: those of the last group of several."""
+    if goes_both_ways(FORM):
+        return batch_head >= gl.maximum((batch_heads - 1) // head_group, 1) * head_group
+    else:
+        return False
+
+
+@gluon.jit
+def block_at(place, first, end, back, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
     """The block of queries at a place of the walk from first to end, or back.
 
-    entries: of a list that names the blocks, if any (`walk_of`).
+    back: `walks_back` of the tile. entries: of a list that names the blocks, if any (`walk_of`).
     """
     if is_listed(FORM):
         return gl.load(entries + place // BLOCK_M)
     elif goes_back(FORM):
         return first + end - BLOCK_M - place
+    elif goes_both_ways(FORM):
+        return gl.where(back, first + end - BLOCK_M - place, place)
     else:
         return place
 
 
 @gluon.jit
-def places_of(first, low, high, end, FORM: gl.constexpr):
+def block_before(m, back, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+    """The block of queries that a walk, or one back, came to before m."""
+    if goes_back(FORM):
+        return m + BLOCK_M
+    elif goes_both_ways(FORM):
+        return gl.where(back, m + BLOCK_M, m - BLOCK_M)
+    else:
+        return m - BLOCK_M
+
+
+@gluon.jit
+def places_of(first, low, high, end, back, FORM: gl.constexpr):
     """Between which places of the walk from first to end the blocks from low to high come."""
     if goes_back(FORM) and not is_listed(FORM):
         return first + end - high, first + end - low
+    elif goes_both_ways(FORM):
+        return gl.where(back, first + end - high, low), gl.where(back, first + end - low, high)
     else:
         return low, high
 
@@ -127,15 +154,6 @@ def first_query(m, FORM: gl.constexpr):
         return m & -4
     else:
         return m
-
-
-@gluon.jit
-def is_later(m, first, FORM: gl.constexpr):
-    """Whether the block of queries m is another than the one that a walk begins with."""
-    if goes_back(FORM):
-        return m < first
-    else:
-        return m > first
 
 
 @gluon.jit

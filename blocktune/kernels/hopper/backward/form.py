@@ -16,16 +16,16 @@ def bits(*words):
     """
     order = (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
-        "short", "together",
+        "short", "together", "both",
     )  # fmt: skip
     return sum(1 << order.index(word) for word in words)
 
 
-UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT, TOGETHER = (
+UPPER, LOWER, EDGE, MOVING, SOFTCAP, ORDERED, PACKED, GENERAL, TAIL, LISTED, BACK, SHORT, TOGETHER, BOTH = (
     bits(word)
     for word in (
         "upper", "lower", "edge", "moving", "softcap", "ordered", "packed", "general", "tail", "listed", "back",
-        "short", "together",
+        "short", "together", "both",
     )
 )  # fmt: skip
 """The bits of FORM on the host."""
@@ -90,7 +90,7 @@ def begins_masked(form):
 @gluon.constexpr_function
 def ends_masked(form):
     """Whether the blocks of queries that a walk ends with may hold such pairs."""
-    if is_listed(form):
+    if is_listed(form) or goes_both_ways(form):
         return False
     return has_masks(form) if goes_back(form) else has_last_masks(form)
 
@@ -135,8 +135,22 @@ def is_ordered(form):
 @gluon.constexpr_function
 def goes_back(form):
     """Whether walks of a fixed order begin with the last queries, and the tiles of the first keys add first
-    (adders.py)."""
+    (turns.py)."""
     return form & bits("back") != 0
+
+
+@gluon.constexpr_function
+def goes_both_ways(form):
+    """Whether walks of a fixed order go back for the last heads of a launch alone, whose longest tiles come first
+    (turns.py)."""
+    return form & bits("both") != 0
+
+
+@gluon.constexpr_function
+def parts_of_walk(form):
+    """How many times a walk passes the loops of masked and of other blocks: twice where masks stand at its beginning or
+    at its end, as the tile has it."""
+    return 2 if goes_both_ways(form) else 1
 
 
 @gluon.constexpr_function

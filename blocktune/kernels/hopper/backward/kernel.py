@@ -9,7 +9,7 @@ kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40
 windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a
-fixed one (adders.py); dk and dv always are.
+fixed one (turns.py); dk and dv always are.
 """
 
 from collections.abc import Mapping

@@ -6,6 +6,7 @@ from typing import Any, Self
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
 from blocktune.kernels.hopper.backward.form import (
     BACK,
+    BOTH,
     EDGE,
     GENERAL,
     LISTED,
@@ -89,8 +90,15 @@ def is_bounded(shape: AttentionShape) -> bool:
 
 
 def goes_back(shape: AttentionShape) -> bool:
-    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (adders.py)."""
+    """Return whether dq is added up in a fixed order in which the tiles of the first keys add first (turns.py)."""
     return shape.features.deterministic and (is_listed(shape) or not is_bounded(shape))
+
+
+def goes_both_ways(shape: AttentionShape) -> bool:
+    """Return whether they add first in the last heads of a launch alone: under a diagonal, where their tiles are the
+    longest (turns.py)."""
+    left, _right = shape.features.window or (UNLIMITED, UNLIMITED)
+    return shape.features.deterministic and not goes_back(shape) and left == UNLIMITED
 
 
 def is_deferred(shape: AttentionShape) -> bool:
@@ -222,6 +230,7 @@ def _general_form(shape: AttentionShape) -> int:
         SOFTCAP: features.softcap,
         ORDERED: features.deterministic,
         BACK: goes_back(shape),
+        BOTH: goes_both_ways(shape),
         PACKED: features.varlen,
         LISTED: listed,
         TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,

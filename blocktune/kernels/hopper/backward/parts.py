@@ -10,7 +10,15 @@ from functools import lru_cache
 from heapq import heapreplace
 from itertools import repeat
 
-from blocktune.kernels.hopper.backward.layout import BLOCK_M, BLOCK_N, bounds_of, goes_back, is_wide
+from blocktune.kernels.hopper.backward.layout import (
+    BLOCK_M,
+    BLOCK_N,
+    bounds_of,
+    goes_back,
+    goes_both_ways,
+    is_listed,
+    is_wide,
+)
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -20,10 +28,12 @@ GROUP_BYTES = 32 << 20
 """Queries, their gradients and float32 dq of the heads that causal blocks work on together: a part of the L2 cache."""
 MAX_HEADS = 32
 """The most of them. On an H200 64 heads of 512 keys were 1.9 % slower, and 128 heads 17 %."""
-ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 16
+ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 2
 """Heads that tiles belong to in turns, at least, where walks go back in a fixed order of additions: tiles of one head
-that begin together wait for one another. On an H200 half as many were 3 % slower for heads of 256 columns, and twice as
-many up to 4 % for narrow ones: they read more than the L2 cache keeps."""
+that begin together wait for one another."""
+ORDERED_BYTES = 16 << 20
+"""`GROUP_BYTES` of heads up to 128 columns there. On an H200 twice as much was up to 3.4 % slower; it was not compared
+under block masks. Wide heads with half of GROUP_BYTES were up to 12 % slower, with twice as much up to 25 %."""
 DIAGONAL_COLUMNS, DIAGONAL_HEADS = 128, 16
 """In a fixed order under a diagonal: columns that narrower heads count as, and the most heads. On an H200 twice as many
 were up to 1.1 % slower at 64 columns, and 3 to 36 % at 128 and 256."""
@@ -53,15 +63,17 @@ def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
 
 def heads_per_group(shape: AttentionShape, parts: int) -> int:
     """Return the parts of key heads whose tiles are taken in turns: whose queries, gradients and sums fill
-    `GROUP_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back; in groups of one size."""
-    least, most, columns = 1, MAX_HEADS, shape.head_dim
+    `GROUP_BYTES` or `ORDERED_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back; in groups of
+    one size."""
+    least, most, columns, group_bytes = 1, MAX_HEADS, shape.head_dim, GROUP_BYTES
     if goes_back(shape):
         least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS
+        group_bytes = GROUP_BYTES if is_wide(shape) or is_listed(shape) else ORDERED_BYTES
     elif shape.features.deterministic:
         most, columns = DIAGONAL_HEADS, max(columns, DIAGONAL_COLUMNS)
     head_bytes = 8 * shape.seqlen_q * columns * shape.group_size // parts
     heads = shape.batch * shape.num_heads_kv * parts
-    return _even_groups(heads, min(heads, max(least, min(most, GROUP_BYTES // head_bytes))))
+    return _even_groups(heads, min(heads, max(least, min(most, group_bytes // head_bytes))))
 
 
 def _even_groups(heads: int, most: int) -> int:
@@ -84,10 +96,10 @@ def _tiles(shape: AttentionShape, parts: int) -> Iterator[int]:
     heads, together = shape.batch * shape.num_heads_kv * parts, heads_per_group(shape, parts)
     own = PARTIAL_TILE_STEPS if parts > 1 else TILE_STEPS
     walks = [blocks * (shape.group_size // parts) + own for blocks in _walks(shape)]
-    if shape.features.deterministic and not goes_back(shape):
-        walks.reverse()
+    last_keys_first = shape.features.deterministic and not goes_back(shape)
     for begin in range(0, heads, together):
-        for steps in walks:
+        walks_back = goes_both_ways(shape) and begin > 0 and begin + together >= heads
+        for steps in reversed(walks) if last_keys_first and not walks_back else walks:
             for _ in range(min(together, heads - begin)):
                 yield steps
 

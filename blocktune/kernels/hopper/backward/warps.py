@@ -42,6 +42,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     rotated,
     sequence,
     walk_of,
+    walks_back,
 )
 from blocktune.kernels.hopper.backward.form import (
     adds_apart,
@@ -51,6 +52,7 @@ from blocktune.kernels.hopper.backward.form import (
     has_short_walks,
     is_general,
     names_release,
+    parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import (
     head_biases,
@@ -107,6 +109,7 @@ def producer(
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
@@ -134,7 +137,7 @@ def producer(
             entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
             for place in range(first, end, BLOCK_M):
                 at = rotated(place, n * BLOCK_N, low, high, CAUSAL, FORM)
-                m = first_query(block_at(at, first, end, BLOCK_M, FORM, entries), FORM)
+                m = first_query(block_at(at, first, end, back, BLOCK_M, FORM, entries), FORM)
                 if names_release(NAMED):
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
@@ -186,7 +189,7 @@ def producer(
 
 @gluon.jit
 def query_head(
-    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
@@ -204,25 +207,28 @@ def query_head(
     if CAUSAL and not is_general(FORM):
         first = n0 + 0
         low = n0 + BLOCK_N
-    low, high = places_of(first, low, high, end, FORM)
-    if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
-        for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM, entries)
+    low, high = places_of(first, low, high, end, back, FORM)
+    masked, whole, stop = first, low, high
+    for _ in range(parts_of_walk(FORM)):
+        if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+            for place in range(masked, whole, BLOCK_M):
+                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
+                before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
+                dk, dv, slot, phase, b, b_phase = step(
+                    steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
+                    W, True, OPTIONS, S_L, KV_L, DQ_L,
+                )  # fmt: skip
+        for place in range(whole, stop, BLOCK_M):
+            m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, back, BLOCK_M, FORM, entries)
             before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
+                W, False, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
-    for place in range(low, high, BLOCK_M):
-        m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, BLOCK_M, FORM, entries)
-        before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
-        dk, dv, slot, phase, b, b_phase = step(
-            steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
-            W, False, OPTIONS, S_L, KV_L, DQ_L,
-        )  # fmt: skip
+        masked, whole, stop = high, end, end
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM, entries)
+            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
             before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
             dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
@@ -282,6 +288,7 @@ def consumer(
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
         n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
         n0 = n * BLOCK_N
         first = 0
         low = 0
@@ -314,7 +321,7 @@ def consumer(
             kt = memory.k
         if OPTIONS.AHEAD:
             dk, dv, slot, phase, b, b_phase = walk_ahead(
-                steps, dk, dv, n, batch_head, sizes, first, low, high, end, bounds, slot, phase, b, b_phase,
+                steps, dk, dv, n, batch_head, sizes, first, low, high, end, back, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         elif OPTIONS.GROUPED:
@@ -333,8 +340,8 @@ def consumer(
                     head=head_biases(steps, batch_head, member, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
                 )
                 dk, dv, slot, phase, b, b_phase = query_head(
-                    own, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
-                    W, OPTIONS, S_L, KV_L, DQ_L,
+                    own, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds,
+                    slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
             row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
@@ -349,7 +356,7 @@ def consumer(
                 head=head_biases(steps, batch_head, 0, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
             )
             dk, dv, slot, phase, b, b_phase = query_head(
-                own, ka, va, kt, dk, dv, n0, row, first, low, high, end, entries, bounds, slot, phase, b, b_phase,
+                own, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
                 W, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         if PERSISTENT:

@@ -13,6 +13,7 @@ import torch
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import is_wide
+from blocktune.kernels.hopper.backward.parts import heads_per_group
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
@@ -116,6 +117,25 @@ def test_machine_code(
     for loop in step_loops(code) if "softcap" not in features else []:
         assert sum(wait > 0 for wait in waits(loop)) >= 2  # products run while others are waited for
         assert sum("HGMMA" in text for text in loop) >= 24  # five products
+
+
+@compiled_here
+@pytest.mark.slow
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("head_dim", "steps"), [(64, 4), (128, 4), (256, 3)])
+def test_walks_of_both_directions_share_their_loops(
+    head_dim: int, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of masked steps and one of others for each warpgroup that masks, and no spilled register in any by Triton
+    3.6."""
+    import triton
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shape = backward(problem(1024, 1024, head_dim, LOWER_RIGHT, "deterministic"))
+    found = loops_of_products(machine_code(KERNEL, default(shape), shape, tmp_path))
+    assert len(found) == steps
+    if triton.__version__.startswith("3.6."):
+        assert not [text for loop in found for text in loop if mnemonic(text).startswith(("LDL", "STL"))]
 
 
 # ---- gradients on a GPU
@@ -329,6 +349,20 @@ def test_deterministic_gradients_are_equal_to_the_bit(
     qkv, best = tensors(shape), default(shape)
     results = [run(shape, qkv, Extras(), best)[0] for _ in range(3)]
     assert same_bits(results)
+    check(shape, best, qkv)
+
+
+@pytest.mark.gpu
+@WIDTHS
+@pytest.mark.parametrize("lengths", [(500, 500), (512, 512), (300, 700), (700, 300)], ids=str)
+def test_the_last_of_many_heads_walk_back_in_a_fixed_order(
+    head_dim: int, lengths: tuple[int, int], on_hopper: None
+) -> None:
+    """Under a diagonal, where heads are several groups."""
+    shape = problem(*lengths, head_dim, LOWER_RIGHT, "deterministic", batch=4, num_heads=12, num_heads_kv=12)
+    assert heads_per_group(backward(shape), 1) == 16
+    qkv, best = tensors(shape), default(shape)
+    assert same_bits([run(shape, qkv, Extras(), best)[0] for _ in range(3)])
     check(shape, best, qkv)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.hopper.backward import launch, layout
+from blocktune.kernels.hopper.backward import launch, layout, parts
 from blocktune.kernels.hopper.backward.device_kernel import (
     SIZES,
     flash_bwd_hopper_kernel,
@@ -191,6 +191,25 @@ def check(
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("lengths", [(256, 256), (200, 333), (333, 200)], ids=str)
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+def test_the_last_heads_walk_back_under_a_diagonal(
+    head_dim: int, lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Groups of one head: two of three take the last keys first, one the first keys."""
+    monkeypatch.setattr(parts, "DIAGONAL_HEADS", 1)
+    check(shape_of(*lengths, head_dim, "deterministic", causal=LOWER_RIGHT, num_heads=3, num_heads_kv=3))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_last_packed_sequences_walk_back(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "DIAGONAL_HEADS", 1)
+    problem = shape_of(130, 130, head_dim, "varlen deterministic", causal=LOWER_RIGHT, batch=3)
+    check(problem, lengths=((130, 0, 70), (100, 30, 130)))
 
 
 @pytest.mark.few(4)

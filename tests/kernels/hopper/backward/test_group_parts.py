@@ -77,14 +77,18 @@ def test_walks_are_the_blocks_that_see_a_key(
 
 
 def test_more_heads_take_turns_in_a_fixed_order() -> None:
-    """Eight at least, 32 at most, and all where there are few. Under a diagonal none waits: 16 at most."""
+    """Eight narrow ones at least and two wide ones, 32 at most, and all where there are few. Under a diagonal none
+    waits: 16 at most."""
     fixed = Features.parse("deterministic")
     assert heads_per_group(shape(16, 16, batch=4), 1) == 8
     assert heads_per_group(shape(16, 16, batch=4, features=fixed), 1) == 8
     assert heads_per_group(shape(16, 16, batch=4, seqlen_q=16384), 1) == 2
     assert heads_per_group(shape(16, 16, batch=4, seqlen_q=16384, features=fixed), 1) == 8
-    assert heads_per_group(shape(16, 16, batch=4, head_dim=256, head_dim_v=256, features=fixed), 1) == 16
-    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=512, features=fixed), 1) == 32  # 64 would fit
+    assert heads_per_group(shape(16, 16, batch=4, head_dim=256, head_dim_v=256, features=fixed), 1) == 4
+    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=512, features=fixed), 1) == 32
+    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=1024, features=fixed), 1) == 16
+    assert heads_per_group(shape(16, 16, batch=4, seqlen_q=256, features=fixed), 1) == 32  # 64 would fit
+    assert heads_per_group(shape(8, 8, seqlen_q=16384, head_dim=256, head_dim_v=256, features=fixed), 1) == 2
     assert heads_per_group(shape(16, 4, features=fixed), 2) == 8
     for length, head_dim, heads in ((4096, 128, 8), (4096, 64, 8), (4096, 256, 4), (16384, 128, 2), (512, 64, 16)):
         sizes = {"seqlen_q": length, "head_dim": head_dim, "head_dim_v": head_dim}

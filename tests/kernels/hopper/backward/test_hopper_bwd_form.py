@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import adders, bounds
+from blocktune.kernels.hopper.backward import bounds, turns
 from blocktune.kernels.hopper.backward import form as hopper_bwd_form
 from blocktune.kernels.hopper.backward.layout import (
     BACK,
+    BOTH,
     EDGE,
     GENERAL,
     LOWER,
@@ -59,9 +60,10 @@ def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "",
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
     monkeypatch.setattr(bounds, "gl", language)
-    monkeypatch.setattr(adders, "gl", language)
+    monkeypatch.setattr(turns, "gl", language)
     monkeypatch.setattr(device_functions, "gl", language)
     monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
+    monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
 
 
 def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
@@ -75,17 +77,26 @@ def in_a_fixed_order(problem: AttentionShape) -> AttentionShape:
     return replace(problem, features=replace(problem.features, deterministic=True))
 
 
-def tiles_in_order(problem: AttentionShape) -> list[int]:
-    """The tiles of a head, in the order in which they are taken."""
+def directions(problem: AttentionShape) -> list[bool]:
+    """Whether the walks of a head go back, if that differs from head to head."""
+    return [False, True] if form_of(problem) & BOTH else [False]
+
+
+def tiles_in_order(problem: AttentionShape, back: bool) -> list[int]:
+    """The tiles of a head, in the order in which they are taken: of the first of two groups of one head, or the last
+    one."""
     tiles = -(-problem.seqlen_k // keys_of_block(problem))
     causal, form = problem.causal is not NO, form_of(problem)
-    return [bounds.locate_keys.fn(tile, tiles, 1, 1, causal, form)[0] for tile in range(tiles)]
+    numbers = range(tiles, 2 * tiles) if back else range(tiles)
+    found = [bounds.locate_keys.fn(number, tiles, 1, 2, causal, form) for number in numbers]
+    assert {head for _, head in found} == {int(back)}
+    return [n for n, _ in found]
 
 
-def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool) -> int:
+def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool, back: bool) -> int:
     upper, lower = bounds_of(problem)
-    return adders.turn_of.fn(  # type: ignore[no-any-return]
-        n, m, upper, lower, problem.seqlen_k, any_seen, BLOCK_M, keys_of_block(problem), form_of(problem)
+    return turns.turn_of.fn(  # type: ignore[no-any-return]
+        n, m, upper, lower, problem.seqlen_k, any_seen, back, BLOCK_M, keys_of_block(problem), form_of(problem)
     )
 
 
@@ -147,12 +158,13 @@ def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) ->
 def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None:
     """Tiles in the order in which they are taken; each finds counted what it waits for, and no tile that adds zeros
     counts."""
-    for problem in map(in_a_fixed_order, problems(head_dim)):
+    ordered = map(in_a_fixed_order, problems(head_dim))
+    for problem, back in [(each, back) for each in ordered for back in directions(each)]:
         block_n, counted = keys_of_block(problem), dict[int, int]()
-        for n in tiles_in_order(problem):
+        for n in tiles_in_order(problem, back):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for m in range(first, end, BLOCK_M):
-                turn = turn_of(problem, n, m, any_seen)
+                turn = turn_of(problem, n, m, any_seen, back)
                 assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
                 if any_seen:
                     counted[m] = counted.get(m, 0) + 1
@@ -165,34 +177,54 @@ def test_tiles_that_begin_together_wait_in_one_step_alone(
     lengths: tuple[int, int], window: tuple[int, int] | None, head_dim: int, as_python: None
 ) -> None:
     """Whoever comes before a tile at a block of queries is there in the same step or earlier; under a diagonal, where
-    equal lengths begin, as many steps earlier as the tile has blocks of queries on it."""
+    equal lengths begin, as many steps earlier as the tile has blocks of queries on it, unless walks go back."""
     words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
     causal = LOWER_RIGHT if window is None else NO
     problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
     block_n, form = keys_of_block(problem), form_of(problem)
-    added_at: dict[tuple[int, int], int] = {}
-    for n in tiles_in_order(problem):
-        first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
-        for place in range(first, end, BLOCK_M) if any_seen else ():
-            m = bounds.block_at.fn(place, first, end, BLOCK_M, form)
-            added_at[m, turn_of(problem, n, m, any_seen)] = (place - first) // BLOCK_M
-    ahead = block_n // BLOCK_M if lengths[0] == lengths[1] and (window is None or window[1] == 0) else 0
-    assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= ahead
+    for back in directions(problem):
+        added_at: dict[tuple[int, int], int] = {}
+        for n in tiles_in_order(problem, back):
+            first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
+            for place in range(first, end, BLOCK_M) if any_seen else ():
+                m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
+                added_at[m, turn_of(problem, n, m, any_seen, back)] = (place - first) // BLOCK_M
+        begin_apart = lengths[0] == lengths[1] and (window is None or window[1] == 0) and not back
+        ahead = block_n // BLOCK_M if begin_apart else 0
+        assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= ahead
 
 
-@pytest.mark.parametrize("word", ["", "deterministic"])
-def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(word: str, as_python: None) -> None:
-    problem = shape(700, 700, NO, f"window=200:-1 {word}")
+@pytest.mark.parametrize(
+    ("words", "back", "goes_back"),
+    [
+        ("window=200:-1", False, False),
+        ("window=200:-1 deterministic", False, True),
+        ("window=-1:200 deterministic", False, False),
+        ("window=-1:200 deterministic", True, True),
+    ],
+)
+def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(
+    words: str, back: bool, goes_back: bool, as_python: None
+) -> None:
+    problem = shape(700, 700, NO, words)
     first, low, high, end, _ = walk(problem, 128, 128)
     form = form_of(problem)
     places = range(first, end, BLOCK_M)
-    blocks = [bounds.block_at.fn(place, first, end, BLOCK_M, form) for place in places]
-    assert blocks == (list(reversed(places)) if word else list(places))
-    assert [bounds.is_later.fn(m, blocks[0], form) for m in blocks] == [False] + [True] * (len(blocks) - 1)
-    unmasked = range(*bounds.places_of.fn(first, low, high, end, form), BLOCK_M)
-    assert {bounds.block_at.fn(place, first, end, BLOCK_M, form) for place in unmasked} == set(
-        range(low, high, BLOCK_M)
-    )
+    blocks = [bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in places]
+    assert blocks == (list(reversed(places)) if goes_back else list(places))
+    assert [bounds.block_before.fn(m, back, BLOCK_M, form) for m in blocks[1:]] == blocks[:-1]
+    begin, stop = bounds.places_of.fn(first, low, high, end, back, form)
+    found = {bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in range(begin, stop, BLOCK_M)}
+    assert found == set(range(low, high, BLOCK_M))
+
+
+@pytest.mark.parametrize(("heads", "head_group", "back"), [(8, 4, 4), (8, 3, 6), (9, 3, 6), (4, 4, 4), (2, 4, 2)])
+def test_the_last_of_several_groups_of_heads_walks_back(
+    heads: int, head_group: int, back: int, as_python: None
+) -> None:
+    form = form_of(shape(512, 512, LOWER_RIGHT, "deterministic"))
+    found = [bounds.walks_back(head, head_group, heads, form) for head in range(heads)]
+    assert found == [head >= back for head in range(heads)]
 
 
 def test_walks_that_go_back_begin_where_others_end() -> None:
@@ -201,6 +233,14 @@ def test_walks_that_go_back_begin_where_others_end() -> None:
         assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.ends_masked(back)
         assert hopper_bwd_form.ends_masked(ahead) == hopper_bwd_form.begins_masked(back)
         assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.has_masks(masks)
+
+
+def test_walks_of_both_directions_pass_one_loop_of_masks_twice() -> None:
+    for masks in (UPPER, UPPER | EDGE, UPPER | TAIL, UPPER | EDGE | TAIL):
+        form = masks | GENERAL | ORDERED | BOTH
+        assert hopper_bwd_form.begins_masked(form)
+        assert not hopper_bwd_form.ends_masked(form)
+        assert (hopper_bwd_form.parts_of_walk(form), hopper_bwd_form.parts_of_walk(form & ~BOTH)) == (2, 1)
 
 
 QUESTIONS = {
@@ -215,11 +255,12 @@ QUESTIONS = {
     "has_softcap": SOFTCAP,
     "is_ordered": ORDERED,
     "goes_back": BACK,
+    "goes_both_ways": BOTH,
     "is_packed": PACKED,
     "counts_all_tiles": ORDERED | PACKED,
 }
 
-BITS = TOGETHER.bit_length()
+BITS = BOTH.bit_length()
 """Of a form: this is the last of them."""
 
 
@@ -294,7 +335,8 @@ def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
         (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
         (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
         (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED | BACK),
-        (shape(256, 256, UPPER_LEFT, features="deterministic"), GENERAL | UPPER | ORDERED),
+        (shape(256, 256, UPPER_LEFT, features="deterministic"), GENERAL | UPPER | ORDERED | BOTH),
+        (shape(256, 256, LOWER_RIGHT, features="window=5:-1 deterministic"), GENERAL | UPPER | LOWER | ORDERED),
         (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
         (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
         (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),

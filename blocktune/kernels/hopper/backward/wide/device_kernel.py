@@ -1,6 +1,7 @@
 """The Hopper attention backward of wide heads as it is launched, in Gluon: memory, barriers, which warps do what.
 
-The warps are in warps.py and, where 128 keys fit, in halves.py, and those that add dq in a fixed order in adders.py.
+The warps are in warps.py and, where 128 keys fit, in halves.py. Those that wait for turns in a fixed order are in
+adders.py.
 """
 
 from triton.experimental import gluon
@@ -9,7 +10,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.backward.adders import adder
 from blocktune.kernels.hopper.backward.arguments import Ends, Sizes, Steps, WideMemory, WideOptions
-from blocktune.kernels.hopper.backward.device_kernel import BOUNDS, SIZES, open_dq
+from blocktune.kernels.hopper.backward.device_kernel import BOUNDS, SIZES
 from blocktune.kernels.hopper.backward.form import is_ordered
 from blocktune.kernels.hopper.backward.wide.halves import consumer_of_half
 from blocktune.kernels.hopper.backward.wide.warps import wide_consumer, wide_producer
@@ -74,8 +75,6 @@ def flash_bwd_hopper_wide_kernel(
         do_full=new_barriers(DO_STAGES),
         do_empty=q_empty if HALVES else new_barriers(DO_STAGES),  # halves.py releases both together
         exchanged=new_barriers(2),
-        dq_full=new_barriers(4) if is_ordered(FORM) else None,
-        dq_empty=new_barriers(2) if is_ordered(FORM) else None,
     )
     ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
@@ -89,7 +88,6 @@ def flash_bwd_hopper_wide_kernel(
     for i in gl.static_range(2):
         mbarrier.init(memory.exchanged.index(i), count=2 if HALVES else 1)
         open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
-    open_dq(memory, is_ordered(FORM))
     fence_async_shared()
     biases = KeyBiases(
         slopes=slopes,

@@ -192,21 +192,21 @@ def head_of_half(
     FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
     first, end = tile.first, tile.end
-    low, high = places_of(first, tile.low, tile.high, end, FORM)
+    low, high = places_of(first, tile.low, tile.high, end, tile.back, FORM)
     if begins_masked(FORM):
         for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
             dk, dv, slot, phase, before = step_of_half(
                 steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, True, OPTIONS, S_L
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, BLOCK_M, FORM)
+        m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
         dk, dv, slot, phase, before = step_of_half(
             steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, False, OPTIONS, S_L
         )  # fmt: skip
     if ends_masked(FORM):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, BLOCK_M, FORM)
+            m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
             dk, dv, slot, phase, before = step_of_half(
                 steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, True, OPTIONS, S_L
             )  # fmt: skip

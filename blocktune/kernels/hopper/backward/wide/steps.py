@@ -14,9 +14,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.base.source_hash import TritonTrait
-from blocktune.kernels.hopper.backward.bounds import is_later
+from blocktune.kernels.hopper.backward.bounds import block_before
 from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import asked_of_pairs, per_query, weigh
+from blocktune.kernels.hopper.backward.turns import report_added, take_turn
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
@@ -102,56 +103,37 @@ def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
 
 
 @gluon.jit
-def give_panel(
-    dq, steps, row, parity, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr, FORM: gl.constexpr
-):  # fmt: skip
-    """Adds dQ of one panel to the sums of the 64 rows from `row` on; in a fixed order gives it to the warp that adds.
-
-    parity: of the step that it belongs to.
-    """
+def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr):
+    """Adds dQ of one panel to the sums of the 64 rows from `row` on."""
     memory = steps.memory
     # [64, 64]
     x = in_register_order(dq)
     tma.store_wait(0)
-    if is_ordered(FORM):
-        mbarrier.wait(memory.dq_empty.index(W), empty_parity(parity, W, panel, PANELS))
     memory.dq.index(W).store(x)
     fence_async_shared()
-    if is_ordered(FORM):
-        mbarrier.arrive(memory.dq_full.index(parity * 2 + W), count=1)
-    else:
-        add_out(steps.dq_desc, [(row // 64 * PANELS + panel) * 64, 0], memory.dq.index(W))
-
-
-@gluon.jit
-def empty_parity(parity, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr):
-    """Of the barrier by which this warpgroup's place in memory is given back before the panel takes it: the place is
-    taken twice in a step, for an even panel and an odd one, or once, if panels are three, for the last."""
-    if W == 1 and PANELS == 3:
-        return parity ^ 1
-    else:
-        return 1 - panel % 2
-
-
-@gluon.jit
-def await_last(memory, parity, W: gl.constexpr):
-    """Until no dQ is left in this warpgroup's place in memory. parity: of the step that comes next."""
-    PANELS: gl.constexpr = memory.k.shape[0]
-    mbarrier.wait(memory.dq_empty.index(W), empty_parity(parity, W, 2 * W, PANELS))
+    add_out(steps.dq_desc, [(row // 64 * PANELS + panel) * 64, 0], memory.dq.index(W))
 
 
 @gluon.jit
 def give_held(
-    held, steps, row, m, first, parity, panel: gl.constexpr, PANELS: gl.constexpr, FORM: gl.constexpr
+    gradients, steps, row, m, first, back, PANELS: gl.constexpr, V_PANELS: gl.constexpr, FORM: gl.constexpr
 ):  # fmt: skip
-    """Adds the panel that is left of the block of queries before m, whose place is `row`. parity: of the step of m."""
-    if is_later(m, first, FORM):
-        give_panel(held, steps, row - 64, parity ^ 1, 0, panel, PANELS, FORM)
+    """Adds the panel of LATE that is left of the block of queries before m, in a walk that began with `first`."""
+    if PANELS == LATE:
+        if m != first:
+            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
+
+
+@gluon.jit
+def report_before(m, first, parity, FORM: gl.constexpr):
+    """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
+    if is_ordered(FORM):
+        report_added(parity ^ 1, gl.where(m != first, 1, 0))
 
 
 @gluon.jit
 def step_of_scores(
-    steps, gradients, m, first, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
+    steps, gradients, m, first, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
     MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
@@ -168,6 +150,8 @@ def step_of_scores(
     mbarrier.wait(memory.q_full.index(slot), phase)
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
+    if is_ordered(FORM):
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
     p_low, p = weigh(s, steps, slot, m, n0, bounds, asked, MASK, OPTIONS, S_L, P_L)
@@ -177,8 +161,9 @@ def step_of_scores(
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     # panels [BLOCK_N, 64]
     dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
-    if PANELS == LATE:
-        give_held(gradients[V_PANELS], steps, place, m, first, parity, 1, PANELS, FORM)
+    if not is_ordered(FORM):
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
+    report_before(m, first, parity, FORM)
     receive(memory.exchanged, 1, parity, NAMED)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
@@ -193,12 +178,14 @@ def step_of_scores(
         v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
         gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
-    give_panel(dq, steps, place, parity, 0, 0, PANELS, FORM)
+    if is_ordered(FORM):
+        take_turn(parity, 0)
+    give_panel(dq, steps, place, 0, 0, PANELS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
     if PANELS == LATE:
         gradients = gradients + (dq,)  # noqa: RUF005
     else:
-        give_panel(dq, steps, place, parity, 0, 1, PANELS, FORM)
+        give_panel(dq, steps, place, 0, 1, PANELS)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
     return gradients, slot, phase, do_slot, do_phase, parity ^ 1
@@ -206,7 +193,7 @@ def step_of_scores(
 
 @gluon.jit
 def step_of_gradients(
-    steps, gradients, m, row, slot, phase, do_slot, do_phase, parity,
+    steps, gradients, m, first, row, slot, phase, do_slot, do_phase, parity,
     OPTIONS: gl.constexpr, S_L: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
@@ -223,6 +210,7 @@ def step_of_gradients(
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
+    report_before(m, first, parity, FORM)
     receive(memory.exchanged, 0, parity, NAMED)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
@@ -242,10 +230,12 @@ def step_of_gradients(
     # panels [BLOCK_N, 64]
     dk_t = accumulate(gradients, ds_low, memory.q, slot, PANELS)
     dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
-    give_panel(dq, steps, place, parity, 1, 2, PANELS, FORM)
+    if is_ordered(FORM):
+        take_turn(parity, 1)
+    give_panel(dq, steps, place, 1, 2, PANELS)
     if PANELS == 4:
         dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
-        give_panel(dq, steps, place, parity, 1, 3, PANELS, FORM)
+        give_panel(dq, steps, place, 1, 3, PANELS)
     gradients = warpgroup_mma_wait(0, deps=dk_t)
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)

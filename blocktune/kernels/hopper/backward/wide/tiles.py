@@ -12,6 +12,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     locate_keys,
     query_range,
     sequence,
+    walks_back,
 )
 from blocktune.kernels.hopper.common.device_functions import as_block
 
@@ -41,6 +42,7 @@ def tile_of_keys(
         low=low,
         high=high,
         end=end,
+        back=walks_back(batch_head, sizes.head_group, sizes.batch_heads, FORM),
         bounds=Bounds(upper=above, lower=below, queries=len_q, keys=len_k),
     )
 

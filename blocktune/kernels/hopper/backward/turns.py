@@ -1,0 +1,141 @@
+"""The turns in which tiles of keys add to dq in a fixed order, in Gluon: device functions.
+
+Tiles of a head add their part of dq of a block of queries in turns. A turn is the number of tiles that have added.
+Tiles are taken from the counter in this order, and a tile waits for those of its head alone that were taken before it.
+The first unfinished tile of all therefore never waits for long: it is in work (its block took it, and every
+tile before it in that block's queue is finished), and what it waits for is finished.
+
+What makes it fast, and is easily lost when the code changes:
+
+1. To await a turn, add, wait until the addition is complete and pass the turn on takes about as long as a step: one of
+   the warps waits while the other one adds. (The warpgroups would wait in every step. A turn that is passed on one step
+   later, when its additions are complete without a wait, is too late where all tiles begin with the same queries: on an
+   H200 16 % slower with every key seen.)
+2. Under a diagonal the tile of the last keys adds first, and walks begin at the diagonal. No other tile has to add to
+   the two blocks of queries there before, and the next two follow when the tile taken earlier has long added to them:
+   tiles that begin together never wait for one another. The longest tiles, of the first keys, come last, so half of one
+   would stand between the first multiprocessor's end and the last one's, 3 to 6 % of a launch.
+   (With the first keys first and walks that go back, tiles of a head that begin together meet at the last queries, and
+   each waits for all before it: 4 to 10 % of the time at head_dim 64.)
+3. Therefore the last group of heads has the other order (`goes_both_ways`): the first keys first, walks that go back.
+   Its tiles do not begin together: a multiprocessor takes one when it has ended a tile of the group before, and these
+   are of all lengths. More than the last group would wait.
+4. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
+   of a head begin with the same block, and one that follows a step later never waits again. Tiles of several heads are
+   taken in turns (`locate_keys`): few of those that begin together wait for one another.
+5. Warpgroups of wide heads have memory for one panel of dQ and two panels in a step. They would wait for a warp that
+   sees a panel, issues its copy and sees it read, so they issue the copies themselves. The two warps only tell them
+   that it is their turn (`take_turn`), hear that both have added a step's panels (`report_added`), half a step later,
+   when that is complete without a wait, and pass the turn on. Under a diagonal tiles of 64 keys that begin together are
+   one block of queries apart, so a turn must be passed on within a step.
+
+Barriers of wide heads are the hardware's: 10 .. 13 say whose turn it is, one for each of the two warps and each
+warpgroup, 14 and 15 what was added, one for each warp. A warp goes on to its next step when both warpgroups have
+arrived, so no warp arrives at one of them twice before it opens.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from blocktune.kernels.hopper.backward.form import goes_back, goes_both_ways, has_lower
+from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
+
+
+@gluon.constexpr_function
+def await_asm():
+    return """{
+.reg .pred p;
+.reg .b32 found;
+setp.lt.s32 p, $2, 0;
+@p bra DONE;
+AGAIN:
+ld.acquire.gpu.global.b32 found, [$1];
+setp.ne.s32 p, found, $2;
+@p bra AGAIN;
+DONE:
+fence.proxy.async.global;
+mov.b32 $0, $2;
+}"""
+
+
+@gluon.constexpr_function
+def pass_asm():
+    return """{
+.reg .pred p, q;
+cp.async.bulk.wait_group 0;
+bar.warp.sync 0xffffffff;
+elect.sync _|p, 0xffffffff;
+setp.ge.s32 q, $2, 0;
+and.pred p, p, q;
+@p red.release.gpu.global.add.s32 [$1], 1;
+mov.b32 $0, $2;
+}"""
+
+
+@gluon.jit
+def await_turn(turn, count):
+    """Until `count` tiles have been counted there; at once if it is negative."""
+    ASM: gl.constexpr = await_asm()
+    address = turn.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def pass_turn(turn, count):
+    """Counts a tile once the additions of this warp are complete in global memory, whichever lane issued them; does not
+    if `count` is negative."""
+    ASM: gl.constexpr = pass_asm()
+    address = turn.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(ASM, "=r,l,r,~{memory}", [address, count], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def turn_of(
+    n, m, upper, lower, len_k, seen, back, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
+):  # fmt: skip
+    """How many tiles have added to the queries from m on when it is tile n's turn: where walks go back those from the
+    first one on that holds a key which query m sees, else from the last one on that holds a key which any of these
+    queries sees. -1 where the tile adds only zeros. back: `walks_back` of the tile."""
+    if goes_back(FORM):
+        first = 0
+        if has_lower(FORM):
+            first = gl.maximum(m + lower, 0) // BLOCK_N
+        turn = n - first
+    else:
+        turn = gl.minimum(m + BLOCK_M - 1 + upper, len_k - 1) // BLOCK_N - n
+        if goes_both_ways(FORM):
+            turn = gl.where(back, n, turn)
+    return gl.where(seen, turn, -1)
+
+
+@gluon.jit
+def take_turn(parity, W: gl.constexpr):
+    """Until it is the turn of this block to add what warpgroup W of a wide head has of a step. parity: of the step."""
+    bar_sync(10 + parity * 2 + W, 160)
+
+
+@gluon.constexpr_function
+def report_asm():
+    return """{
+.reg .pred p;
+setp.ne.s32 p, $2, 0;
+@p cp.async.bulk.wait_group 0;
+@p bar.arrive $1, 288;
+mov.b32 $0, $1;
+}"""
+
+
+@gluon.jit
+def report_added(parity, given):
+    """Says that all a warpgroup of a wide head gave of a step is added, once that is complete in global memory; does
+    not if `given` is 0. parity: of the step."""
+    ASM: gl.constexpr = report_asm()
+    gl.inline_asm_elementwise(ASM, "=r,r,r,~{memory}", [14 + parity, given], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_warpgroups_add(OWN: gl.constexpr):
+    """Tells both warpgroups of a wide head that it is their turn to add a step, and waits until they have."""
+    for warpgroup in gl.static_range(2):
+        bar_arrive(10 + OWN * 2 + warpgroup, 160)
+    bar_sync(14 + OWN, 288)
