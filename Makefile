@@ -76,8 +76,8 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
-	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not exhaustive and not cluster" $(ASKS_TRITON)
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive and not triton_free" $(INTERPRETED)
+	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not exhaustive and not cluster and not triton_free" $(ASKS_TRITON)
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)

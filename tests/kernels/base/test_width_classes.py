@@ -82,6 +82,7 @@ def test_every_width_compiles_to_legal_code(case: Case) -> None:
     assert list(problems(case)) == []
 
 
+@pytest.mark.triton_free
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_pair_is_refused_with_a_reason_or_has_a_default_that_breaks_no_rule(name: str) -> None:
     kernel = get_kernel(name)
@@ -97,6 +98,7 @@ def test_every_pair_is_refused_with_a_reason_or_has_a_default_that_breaks_no_rul
     assert admitted > 0
 
 
+@pytest.mark.triton_free
 def test_the_covering_cases_meet_every_kernel_on_every_architecture_that_it_runs_on() -> None:
     met = {(case.kernel.name, case.cc) for case in (*NARROW, *COVERING)}
     assert met == {(case.kernel.name, case.cc) for case in every_case((64, 128))}
@@ -111,6 +113,7 @@ def reason(kernel: AttentionKernel, head_dim: int, head_dim_v: int) -> str:
     return kernel.unsupported(replace(shape, head_dim=head_dim, head_dim_v=head_dim_v), limits_for(HOPPER)) or ""
 
 
+@pytest.mark.triton_free
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_refused_pair_has_a_reason_that_names_the_dimension(name: str) -> None:
     for head_dim, head_dim_v in ((8, 64), (64, 8), (264, 64), (64, 264)):

@@ -231,6 +231,17 @@ class Registers(torch.Tensor):
 
     type = types.SimpleNamespace(layout=None)  # type: ignore[assignment]
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute with plain tensors, and return what PyTorch's own returns: it looks at far more, at every call."""
+        with torch._C.DisableTorchFunctionSubclass():
+            found = function(*args, **(kwargs or {}))
+        if isinstance(found, torch.Tensor):
+            return found.as_subclass(cls)
+        if type(found) in (tuple, list):
+            return type(found)(each.as_subclass(cls) if isinstance(each, torch.Tensor) else each for each in found)
+        return found
+
 
 def prefetch(place: Pointer, nbytes: int) -> None:
     """Copies nothing, as there is no L2; what a kernel asks for must lie in the tensor."""

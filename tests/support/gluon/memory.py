@@ -1,7 +1,9 @@
 """What a Gluon kernel computes with, on the CPU: integers of 32 bits, shared memory, pointers and descriptors."""
 
+import math
 import types
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -55,11 +57,14 @@ class Memory:
 
     def __init__(self, data: torch.Tensor, shape: Sequence[int], layout: Any) -> None:
         self.data, self.shape, self.layout, self.dtype = data, [int(size) for size in shape], layout, data.dtype
+        self.parts: dict[int, Memory] = {}
 
     def index(self, place: int) -> "Memory":
         assert 0 <= place < self.shape[0]
-        size = count(self.shape[1:])
-        return Memory(self.data[place * size :], self.shape[1:], self.layout)
+        if place not in self.parts:
+            size = count(self.shape[1:])
+            self.parts[place] = Memory(self.data[place * size :], self.shape[1:], self.layout)
+        return self.parts[place]
 
     def permute(self, order: tuple[int, int]) -> "Transposed":
         assert order == (1, 0)
@@ -68,9 +73,10 @@ class Memory:
     def slice(self, start: int, length: int, dim: int = 0) -> "Slice":
         return Slice(self, start, length, dim)
 
+    @cached_property
     def panels(self) -> torch.Tensor:
-        *_, rows, columns = self.shape
-        assert all(size == 1 for size in self.shape[:-2])
+        *outer, rows, columns = self.shape
+        assert all(size == 1 for size in outer)
         swizzle = getattr(self.layout, "swizzle_byte_width", 0)
         width = min(swizzle // self.dtype.itemsize or columns, columns)
         return self.data[: rows * columns].view(columns // width, rows, width)
@@ -82,7 +88,7 @@ class Memory:
         if len(self.shape) == 1:
             return self.data[: self.shape[0]].clone()
         *_, rows, columns = self.shape
-        return self.panels().permute(1, 0, 2).reshape(rows, columns).clone()
+        return self.panels.permute(1, 0, 2).clone(memory_format=torch.contiguous_format).view(rows, columns)
 
     def store(self, value: torch.Tensor) -> None:
         if self.shape == [1]:
@@ -91,7 +97,7 @@ class Memory:
         if len(self.shape) == 1:
             self.data[: self.shape[0]] = value
             return
-        panels = self.panels()
+        panels = self.panels
         panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
@@ -110,7 +116,7 @@ class Slice(Memory):
 
     def store(self, value: torch.Tensor) -> None:
         assert self.dim == 0, "a warpgroup stores whole rows"
-        panels = self.whole.panels().narrow(1, self.start, self.shape[0])
+        panels = self.whole.panels.narrow(1, self.start, self.shape[0])
         panels.copy_(value.reshape(panels.shape[1], panels.shape[0], panels.shape[2]).permute(1, 0, 2))
 
 
@@ -153,36 +159,32 @@ class Descriptor:
         self.host, self.layout, self.dtype = host, host.layout, host.base.dtype
         nbytes = count(host.block_shape) * host.base.element_size()
         self.block_type = types.SimpleNamespace(shape=list(host.block_shape), nbytes=nbytes)
-        offset, storage = host.base.storage_offset(), host.base.untyped_storage()
-        whole = torch.empty(0, dtype=host.base.dtype).set_(storage)
-        self.memory, self.offset = whole, offset
+        self.offset, self.item = host.base.storage_offset(), host.base.element_size()
+        self.memory = torch.empty(0, dtype=host.base.dtype).set_(host.base.untyped_storage())
+        self.block, self.axes = tuple(host.block_shape[-2:]), min(2, len(host.block_shape))
+        assert all(size == 1 for size in host.block_shape[:-2])
+        bytes_apart = [stride * self.item for stride in host.strides[:-1]]
+        assert all(0 <= apart < 1 << 40 and apart % 16 == 0 for apart in bytes_apart)
 
     def box(self, coordinates: Sequence[int]) -> tuple[tuple[slice, ...], torch.Tensor]:
         """Of a block [rows, columns] or [rows]: which part is inside the tensor, and that part of the memory."""
-        host = self.host
-        block, axes = host.block_shape[-2:], len(host.block_shape[-2:])
-        assert all(size == 1 for size in host.block_shape[:-2])
-        outer = zip(coordinates[:-2], host.shape[:-2], strict=True) if axes == 2 else ()
+        host, axes, places = self.host, self.axes, [int(place) for place in coordinates]
+        outer = zip(places[:-2], host.shape[:-2], strict=True) if axes == 2 else ()
         inside = all(0 <= place < size for place, size in outer)
-        part = tuple(map(_overlap, coordinates[-axes:], block, host.shape[-axes:]))
+        part = tuple(map(_overlap, places[-axes:], self.block, host.shape[-axes:]))
         sizes = [found.stop - found.start if inside else 0 for found in part]
-        item, strides = host.base.element_size(), host.strides
-        assert all(0 <= stride * item < 1 << 40 and stride * item % 16 == 0 for stride in strides[:-1])
-        first = [
-            *coordinates[:-axes],
-            *(place + found.start for place, found in zip(coordinates[-axes:], part, strict=True)),
-        ]
-        start = sum(int(place) * stride for place, stride in zip(first, strides, strict=True)) * item
-        place = start % ADDRESSES // item if all(sizes) else 0
+        first = [*places[:-axes], *(place + found.start for place, found in zip(places[-axes:], part, strict=True))]
+        start = sum(place * stride for place, stride in zip(first, host.strides, strict=True)) * self.item
+        place = start % ADDRESSES // self.item if all(sizes) else 0
         seen = tuple(slice(found.start, found.start + size) for found, size in zip(part, sizes, strict=True))
-        return seen, self.memory.as_strided(sizes, (*strides[-axes:-1], 1), self.offset + place)
+        return seen, self.memory.as_strided(sizes, (*host.strides[-axes:-1], 1), self.offset + place)
 
 
 def _overlap(place: int, length: int, size: int) -> slice:
     """Return which of so many elements from this place on are among the first `size`."""
-    start = min(max(-int(place), 0), length)
-    return slice(start, max(start, min(length, int(size) - int(place))))
+    start = min(max(-place, 0), length)
+    return slice(start, max(start, min(length, size - place)))
 
 
 def count(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())
+    return math.prod(map(int, shape))

@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 LINE = re.compile(r"/\*([0-9a-f]{4,5})\*/\s+([^;]*);")
@@ -17,7 +18,7 @@ COMMA = re.compile(r",(?![^\[]*\])")
 BRANCHES, ENDS = frozenset(("BRA", "JMP")), frozenset(("EXIT", "RET"))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operand:
     """A register, a number or, with neither, anything else. number: of the register, None for RZ, PT and their like.
 
@@ -30,17 +31,17 @@ class Operand:
     prefix: str = ""
     value: int | None = None
 
-    @property
+    @cached_property
     def is_data(self) -> bool:
         """Whether it is a register that holds data, not a predicate."""
         return self.file in ("R", "UR")
 
-    @property
+    @cached_property
     def is_predicate(self) -> bool:
         return self.file in ("P", "UP")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Instruction:
     """One line of the listing. name: such as `UIADD3.X`; guard: such as `!UP1`, empty without one."""
 
@@ -49,11 +50,11 @@ class Instruction:
     name: str
     operands: tuple[Operand, ...]
 
-    @property
+    @cached_property
     def base(self) -> str:
         return self.name.partition(".")[0]
 
-    @property
+    @cached_property
     def data(self) -> tuple[Operand, ...]:
         """The operands without predicates."""
         return tuple(operand for operand in self.operands if not operand.is_predicate)
@@ -105,6 +106,7 @@ def _instruction(address: int, text: str) -> Instruction:
     return Instruction(address, guard, name, tuple(_operand(each.strip()) for each in COMMA.split(operands) if each))
 
 
+@cache
 def _operand(text: str) -> Operand:
     if register := REGISTER.fullmatch(text):
         number = int(register[3]) if register[3].isdigit() else None

@@ -6,6 +6,7 @@ register that no path has written is absent. Where a loop makes bounds grow they
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from functools import cache
 
 from tests.support.machine_code.sass import Block, Instruction, Operand, blocks_of
 
@@ -39,9 +40,10 @@ def states(code: Sequence[Instruction]) -> Iterator[tuple[Instruction, State]]:
 def _entries(blocks: Sequence[Block]) -> list[State | None]:
     """What holds whenever a block begins; None where nothing reaches it."""
     entries: list[State | None] = [None] * len(blocks)
-    entries[0], visits, waiting = {}, [0] * len(blocks), [0]
+    entries[0], visits, waiting = {}, [0] * len(blocks), {0}
     while waiting:
-        number = waiting.pop()
+        number = min(waiting)  # what comes earlier in the code mostly decides what holds later
+        waiting.remove(number)
         state = dict(entries[number] or {})
         for instruction in blocks[number].code:
             step(instruction, state)
@@ -51,7 +53,7 @@ def _entries(blocks: Sequence[Block]) -> list[State | None]:
             if joined != known:
                 entries[after] = dict(joined)
                 visits[after] += 1
-                waiting.append(after)
+                waiting.add(after)
     return entries
 
 
@@ -184,17 +186,22 @@ def _stored(instruction: Instruction, state: Mapping[str, Bounds]) -> dict[str, 
 
 def words_written(instruction: Instruction) -> int:
     """Registers that an instruction writes from its first on, from above."""
-    if instruction.base.endswith("GMMA"):
-        return int(instruction.name.split("x")[1]) // 2
-    if instruction.base.endswith("MMA"):
+    return _words_written(instruction.name)
+
+
+@cache
+def _words_written(name: str) -> int:
+    base, *suffixes = name.split(".")
+    if base.endswith("GMMA"):
+        return int(name.split("x")[1]) // 2
+    if base.endswith("MMA"):
         return 4
-    suffixes = instruction.name.split(".")[1:]
-    if instruction.base == "LDSM":
+    if base == "LDSM":
         return int(suffixes[-1]) if suffixes[-1].isdigit() else 1
     if "128" in suffixes:
         return 4
     wide = {"64", "S64", "WIDE"} & set(suffixes) or ("U64" in suffixes and "HI" not in suffixes)
-    return 2 if wide or (instruction.base == "CS2R" and "32" not in suffixes) else 1
+    return 2 if wide or (base == "CS2R" and "32" not in suffixes) else 1
 
 
 def _results(instruction: Instruction, state: Mapping[str, Bounds]) -> Sequence[Bounds | None]:
