@@ -22,15 +22,17 @@ from blocktune.kernels.hopper.biases.words import (
     where_set,
 )
 from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum
+from blocktune.kernels.hopper.forward.lines import line_of_block, terms_of_slope, turned_if
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- what a tile and a block ask for
 
 
 @gluon.jit
-def biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS: gl.constexpr):
-    """(rows, pairs, slope, tile of the mask) for a consumer's 64 rows from row_start on; 0 for what there is not."""
-    rows, pairs, slope, tile = 0, 0, 0, 0
+def biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """(rows, pairs, slope, its terms, tile of the mask) for a consumer's 64 rows from row_start on; 0 for what there is
+    not."""
+    rows, pairs, slope, terms, tile = 0, 0, 0, 0, 0
     if OPTIONS.ALIBI or OPTIONS.MASK == 1 or OPTIONS.DROPOUT:
         rows, pairs = thread_positions(by_thread(no_acc))
     if OPTIONS.ALIBI:
@@ -38,18 +40,20 @@ def biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS: gl
         slope = gl.load(biases.slopes + place)
         if OPTIONS.MASK != 2:
             slope = slope / biases.unit
+    if OPTIONS.LINES:
+        terms = terms_of_slope(slope, S_L)
     if OPTIONS.MASK:
         m = gl.minimum(row_start, gl.maximum(length_q - 1, 0)) // 64
         place = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + m * biases.mask_tile
         TILE: gl.constexpr = 64 * 4 if OPTIONS.MASK == 1 else 64 * 128
         tile = biases.mask + place * TILE
-    return rows, pairs, slope, tile
+    return rows, pairs, slope, terms, tile
 
 
 @gluon.jit
 def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """What a block needs of the mask; 0 without one."""
-    rows, pairs, _, tile = tile_biases
+    rows, pairs, _, _, tile = tile_biases
     loaded = 0
     if OPTIONS.MASK == 1:
         loaded = bits_of_block(tile, column, rows, pairs, OPTIONS.BLOCK_N)
@@ -65,7 +69,7 @@ def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexp
 def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """What ALiBi adds to the scores [64, N] of the keys from `column` on where all of them are on one side of all
     places of the rows: a line. Otherwise it is right for keys up to a row's place (`behind`)."""
-    rows, pairs, slope, _ = tile_biases
+    rows, pairs, slope, _, _ = tile_biases
     place = row_start + biases.diagonal + moved
     distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
     if OPTIONS.ALIBI == 2:
@@ -75,10 +79,30 @@ def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTION
 
 
 @gluon.jit
+def line_product(column, row_start, moved, no_acc, memory, biases, tile_biases, OPTIONS: gl.constexpr):
+    """Issues what ALiBi adds to the scores [64, N] but for `distance_of_block`, under the terms of
+    `alibi_of_block`."""
+    _, _, _, terms, _ = tile_biases
+    if OPTIONS.ALIBI == 2:
+        terms = turned_if(column >= row_start + biases.diagonal + moved + 64, terms)
+    return line_of_block(terms, memory.places, no_acc)
+
+
+@gluon.jit
+def distance_of_block(column, row_start, moved, biases, tile_biases, OPTIONS: gl.constexpr):
+    """What all scores of a row [64, 4] upon `line_product` are too high by."""
+    rows, _, slope, _, _ = tile_biases
+    place = row_start + biases.diagonal + moved
+    if OPTIONS.ALIBI == 2:
+        slope = gl.where(column >= place + 64, -slope, slope)
+    return (rows + (place - column)).to(gl.float32) * slope
+
+
+@gluon.jit
 def behind(qk, column, row_start, moved, biases, tile_biases, S_L: gl.constexpr):
     """The scores upon `alibi_of_block`, less twice what it adds for keys behind a row's place, if there are both such
     keys and others: one or two blocks of a walk."""
-    rows, pairs, slope, _ = tile_biases
+    rows, pairs, slope, _, _ = tile_biases
     place = row_start + biases.diagonal + moved
     if (column < place + 64) & (column + qk.shape[1] > place + 1):
         # [64, 4], [64, N / 8, 4, 2]
@@ -136,7 +160,7 @@ def first_natural_softmax(qk, no_acc, scales, S_L: gl.constexpr):
 @gluon.jit
 def kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS: gl.constexpr):
     """The pairs of a block that dropout keeps, as `kept_bits`; 0 without dropout."""
-    rows, pairs, _, _ = tile_biases
+    rows, pairs, _, _, _ = tile_biases
     kept = 0
     if OPTIONS.DROPOUT:
         kept = kept_bits(

@@ -53,6 +53,7 @@ from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.biases import (
     biased,
     biases_of_tile,
+    distance_of_block,
     dropped,
     first_natural_softmax,
     kept_of_block,
@@ -139,7 +140,7 @@ def consumer(
         moved = 0
         if OPTIONS.LOWER_RIGHT:
             moved = length_k - length_q
-        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS)
+        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS, S_L)
         bias = biases, tile_biases, row_start, moved, batch_head
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
@@ -177,7 +178,10 @@ def consumer(
         if OPTIONS.MASK == 2:
             p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
         else:
-            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
+            distance = None
+            if OPTIONS.LINES:
+                distance = distance_of_block(start * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L, distance)
         p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
         loaded = loaded_of_block(tile_biases, gl.maximum(own_last - 1, 0) * BLOCK_N, OPTIONS, S_L)
         if OPTIONS.EARLY_P:

@@ -13,8 +13,10 @@ from blocktune.kernels.hopper.forward.biases import (
     alibi_of_block,
     begins_with_alibi,
     biased,
+    distance_of_block,
     dropped,
     kept_of_block,
+    line_product,
     loaded_of_block,
 )
 from blocktune.kernels.hopper.forward.bounds import hide, walks_round
@@ -69,7 +71,10 @@ def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl
 def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
-    if begins_with_alibi(OPTIONS):
+    if OPTIONS.LINES:
+        line = line_product(column, row_start, moved, no_acc, memory, biases, tile_biases, OPTIONS)
+        return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
+    elif begins_with_alibi(OPTIONS):
         acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
         return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     else:
@@ -172,7 +177,10 @@ def step(
         if (column > highest) | (column < lowest):
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
     # [64, BLOCK_N], its sums [64, 4]
-    p, top, factor, added = softmax(qk, top, scales, S_L)
+    distance = None
+    if OPTIONS.LINES:
+        distance = distance_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
+    p, top, factor, added = softmax(qk, top, scales, S_L, distance)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
     previous = v_slot + 0
