@@ -22,7 +22,7 @@ from blocktune.kernels.hopper.biases.words import (
     where_set,
 )
 from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum
-from blocktune.kernels.hopper.forward.lines import line_of_block, terms_of_slope, turned_if
+from blocktune.kernels.hopper.forward.lines import terms_of_slope, turned_if
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 # ---- what a tile and a block ask for
@@ -66,36 +66,35 @@ def loaded_of_block(tile_biases, column, OPTIONS: gl.constexpr, S_L: gl.constexp
 
 
 @gluon.jit
-def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS: gl.constexpr):
+    """`biases_of_tile` as the keys from `column` on want them: where all of them are ahead of all places of the rows,
+    ALiBi is a line whose slope has the other sign."""
+    rows, pairs, slope, terms, tile = tile_biases
+    if OPTIONS.ALIBI == 2:
+        ahead = column >= row_start + biases.diagonal + moved + 64
+        slope = gl.where(ahead, -slope, slope)
+        if OPTIONS.LINES:
+            terms = turned_if(ahead, terms)
+    return rows, pairs, slope, terms, tile
+
+
+@gluon.jit
+def alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L: gl.constexpr):
     """What ALiBi adds to the scores [64, N] of the keys from `column` on where all of them are on one side of all
     places of the rows: a line. Otherwise it is right for keys up to a row's place (`behind`)."""
     rows, pairs, slope, _, _ = tile_biases
     place = row_start + biases.diagonal + moved
     distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
-    if OPTIONS.ALIBI == 2:
-        slope = gl.where(column >= place + 64, -slope, slope)
     bias = alibi(by_thread(no_acc), slope, distance, True)
     return gl.convert_layout(gl.reshape(bias, no_acc.shape), S_L)
 
 
 @gluon.jit
-def line_product(column, row_start, moved, no_acc, memory, biases, tile_biases, OPTIONS: gl.constexpr):
-    """Issues what ALiBi adds to the scores [64, N] but for `distance_of_block`, under the terms of
-    `alibi_of_block`."""
-    _, _, _, terms, _ = tile_biases
-    if OPTIONS.ALIBI == 2:
-        terms = turned_if(column >= row_start + biases.diagonal + moved + 64, terms)
-    return line_of_block(terms, memory.places, no_acc)
-
-
-@gluon.jit
-def distance_of_block(column, row_start, moved, biases, tile_biases, OPTIONS: gl.constexpr):
-    """What all scores of a row [64, 4] upon `line_product` are too high by."""
+def distance_of_block(column, row_start, moved, biases, tile_biases):
+    """What all scores of a row [64, 4] upon `line_of_block` are too high by."""
     rows, _, slope, _, _ = tile_biases
     place = row_start + biases.diagonal + moved
-    if OPTIONS.ALIBI == 2:
-        slope = gl.where(column >= place + 64, -slope, slope)
-    return (rows + (place - column)).to(gl.float32) * slope
+    return rows.to(gl.float32) * slope + (place - column).to(gl.float32) * slope
 
 
 @gluon.jit
@@ -125,7 +124,7 @@ def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OP
     if OPTIONS.MASK == 2:
         qk = qk * biases.unit
     if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
-        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+        qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
     if OPTIONS.ALIBI == 2:
         qk = behind(qk, column, row_start, moved, biases, tile_biases, S_L)
     if OPTIONS.MASK == 1:

@@ -64,6 +64,21 @@ def walked(block, last, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
+def first_ahead(place, start, BLOCK_N: gl.constexpr):
+    """The first block with keys ahead of all 64 places of rows from `place` on alone, but `start` at most."""
+    return gl.minimum((gl.maximum(place + 64, 0) + BLOCK_N - 1) // BLOCK_N, start)
+
+
+@gluon.jit
+def stretch(part, start, turn, last):
+    """(first block, how many) of a part of a walk that goes round, behind its first block `start`: down to `turn`, down
+    to block 0, and from the last block down."""
+    first = gl.where(part == 0, start, gl.where(part == 1, turn, last + 1)) - 1
+    end = gl.where(part == 0, turn, gl.where(part == 1, 0, start + 1))
+    return first, first + 1 - end
+
+
+@gluon.jit
 def row_bounds(
     row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
     ROW_S: gl.constexpr,

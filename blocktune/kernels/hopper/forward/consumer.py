@@ -52,6 +52,7 @@ from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.biases import (
     biased,
+    biases_of_block,
     biases_of_tile,
     distance_of_block,
     dropped,
@@ -60,7 +61,16 @@ from blocktune.kernels.hopper.forward.biases import (
     loaded_of_block,
     natural_scales,
 )
-from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds, sequence, walk_start, walked
+from blocktune.kernels.hopper.forward.bounds import (
+    first_ahead,
+    hide,
+    key_range,
+    row_bounds,
+    sequence,
+    stretch,
+    walk_start,
+    walks_round,
+)
 from blocktune.kernels.hopper.forward.copies import hand_back, passed_over, release, store_rows, values_read
 from blocktune.kernels.hopper.forward.output import in_place_of, send_panels, write
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
@@ -141,7 +151,6 @@ def consumer(
         if OPTIONS.LOWER_RIGHT:
             moved = length_k - length_q
         tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS, S_L)
-        bias = biases, tile_biases, row_start, moved, batch_head
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
         if LEFT:
@@ -153,6 +162,8 @@ def consumer(
 
         # [64, BLOCK_N], step 0: the scores of the first block
         start = walk_start(m * BLOCK_M, biases.diagonal, own_last, BLOCK_M, OPTIONS)
+        of_block = biases_of_block(start * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+        bias = biases, of_block, row_start, moved, batch_head
         loaded = loaded_of_block(tile_biases, start * BLOCK_N, OPTIONS, S_L)
         kept = kept_of_block(biases, tile_biases, row_start, start * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
@@ -171,7 +182,7 @@ def consumer(
             slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, of_block, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
@@ -180,7 +191,7 @@ def consumer(
         else:
             distance = None
             if OPTIONS.LINES:
-                distance = distance_of_block(start * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+                distance = distance_of_block(start * BLOCK_N, row_start, moved, biases, of_block)
             p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L, distance)
         p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
         loaded = loaded_of_block(tile_biases, gl.maximum(own_last - 1, 0) * BLOCK_N, OPTIONS, S_L)
@@ -200,13 +211,26 @@ def consumer(
         mask = last_seen, first_seen, highest, lowest
 
         # steps 1 ..: the scores of this block beside the second product of the one before
-        steps = own_last - own_first
-        for i in range(steps):
-            column = walked(start - 1 - i, own_last, OPTIONS) * BLOCK_N
-            state, slot, phase, previous = step(
-                memory, q, C, state, slot, phase, previous, column, mask, scales, bend, no_acc,
-                bias, OPTIONS, S_L, O_L, REST_L,
-            )  # fmt: skip
+        if walks_round(OPTIONS):
+            turn = first_ahead(row_start + biases.diagonal, start, BLOCK_N)
+            for part in range(3):
+                block, steps = stretch(part, start, turn, own_last)
+                of_block = biases_of_block(block * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+                bias = biases, of_block, row_start, moved, batch_head
+                for i in range(steps):
+                    state, slot, phase, previous = step(
+                        memory, q, C, state, slot, phase, previous, (block - i) * BLOCK_N, mask, scales, bend, no_acc,
+                        bias, OPTIONS, S_L, O_L, REST_L,
+                    )  # fmt: skip
+        else:
+            for i in range(own_last - own_first):
+                column = (own_last - 1 - i) * BLOCK_N
+                of_block = biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
+                bias = biases, of_block, row_start, moved, batch_head
+                state, slot, phase, previous = step(
+                    memory, q, C, state, slot, phase, previous, column, mask, scales, bend, no_acc,
+                    bias, OPTIONS, S_L, O_L, REST_L,
+                )  # fmt: skip
         acc, p, factor, top, sums, _ = state
         if ONE_RING and LEFT:  # K of the first block that these rows do not see
             slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)

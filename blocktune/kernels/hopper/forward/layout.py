@@ -162,7 +162,7 @@ def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
 def draws_lines(config: KernelConfig, shape: AttentionShape) -> bool:
     """Return whether ALiBi is a product of the tensor cores."""
     import os
-    return bool(shape.features.alibi) and not shape.features.softcap and mask_code(shape) != 2 and os.environ.get("LINES", "1") == "1"
+    return (bool(shape.features.alibi) and not shape.features.softcap and mask_code(shape) != 2) * int(os.environ.get("LINES", "1"))
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:

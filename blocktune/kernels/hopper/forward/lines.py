@@ -31,10 +31,10 @@ def terms_of_slope(slope, S_L: gl.constexpr):
     """The slope of a head as an operand [64, COLUMNS] of products like the scores."""
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16])
     columns = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, L)), 0)
-    columns += gl.expand_dims(gl.full([64], 0, gl.int32, gl.SliceLayout(1, L)), 1)
-    high = slope.to(gl.bfloat16).to(gl.float32)
-    middle = (slope - high).to(gl.bfloat16).to(gl.float32)
-    low = slope - high - middle
+    slopes = gl.full([64, COLUMNS], slope, gl.float32, L)
+    high = slopes.to(gl.bfloat16).to(gl.float32)
+    middle = (slopes - high).to(gl.bfloat16).to(gl.float32)
+    low = slopes - high - middle
     terms = gl.where(columns == 0, high, gl.where(columns == 1, middle, gl.where(columns == 2, low, 0.0)))
     return gl.convert_layout(terms.to(gl.bfloat16), gl.DotOperandLayout(0, S_L, 2))
 
@@ -49,6 +49,6 @@ def turned_if(ahead, terms):
 
 
 @gluon.jit
-def line_of_block(terms, places, acc):
+def line_of_block(terms, places, acc, UPON: gl.constexpr):
     """Issues the line [64, BLOCK_N] that the scores of a block begin with. acc: of any values."""
-    return warpgroup_mma(terms, places.permute((1, 0)), acc, use_acc=False, is_async=True)
+    return warpgroup_mma(terms, places.permute((1, 0)), acc, use_acc=UPON, is_async=True)

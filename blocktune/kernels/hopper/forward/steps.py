@@ -16,11 +16,11 @@ from blocktune.kernels.hopper.forward.biases import (
     distance_of_block,
     dropped,
     kept_of_block,
-    line_product,
     loaded_of_block,
 )
 from blocktune.kernels.hopper.forward.bounds import hide, walks_round
 from blocktune.kernels.hopper.forward.copies import values_read
+from blocktune.kernels.hopper.forward.lines import line_of_block
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 
@@ -72,10 +72,14 @@ def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.cons
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
     if OPTIONS.LINES:
-        line = line_product(column, row_start, moved, no_acc, memory, biases, tile_biases, OPTIONS)
+        _, _, _, terms, _ = tile_biases
+        if OPTIONS.LINES == 2:
+            qk = scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
+            return line_of_block(terms, memory.places, qk, True)
+        line = line_of_block(terms, memory.places, no_acc, False)
         return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
     elif begins_with_alibi(OPTIONS):
-        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
         return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     else:
         return scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
@@ -179,7 +183,7 @@ def step(
     # [64, BLOCK_N], its sums [64, 4]
     distance = None
     if OPTIONS.LINES:
-        distance = distance_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
+        distance = distance_of_block(column, row_start, moved, biases, tile_biases)
     p, top, factor, added = softmax(qk, top, scales, S_L, distance)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
