@@ -159,6 +159,7 @@ ROWS: dict[str, Any] = {
     "of_scaled_scores": of_scaled_scores,
     "raised_top": raised_top,
     "scales_of": scales_of,
+    "binary_part": lambda number: 2.0 ** math.floor(math.log2(number)),
     "turned_if": lambda ahead, terms: -terms if ahead else terms,
     "thread_positions": thread_positions,
     "numbers_of_keys": numbers_of_keys,

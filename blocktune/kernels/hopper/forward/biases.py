@@ -118,10 +118,39 @@ def begins_with_alibi(options):
     return bool(options.ALIBI) and not options.SOFTCAP and options.MASK != 2
 
 
+@gluon.constexpr_function
+def begins_with_mask(options):
+    """Whether scores begin with an additive mask: where nothing else comes between, and where the queries lie in
+    registers, which take up `binary_part` of the unit."""
+    return options.MASK == 2 and options.FREE_Q and not options.SOFTCAP and not options.ALIBI
+
+
+@gluon.jit
+def binary_part(unit):
+    """The power of two at or below a number above zero: queries times it are exact."""
+    return (unit.to(gl.int32, bitcast=True) & 0x7F800000).to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def other_part(unit):
+    """A number above zero over its `binary_part`, from 1 to below 2."""
+    return unit / binary_part(unit)
+
+
+@gluon.jit
+def mask_of_block(loaded, unit):
+    """What the scores begin with: a mask in units of the other part of the unit, which is 1 with a head_dim of 64."""
+    mask = as_float32(loaded)
+    other = other_part(unit)
+    if other != 1.0:
+        mask = mask * (1.0 / other)
+    return mask
+
+
 @gluon.jit
 def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """The scores with all else that the features add; in natural units if the mask is additive."""
-    if OPTIONS.MASK == 2:
+    if OPTIONS.MASK == 2 and not begins_with_mask(OPTIONS):
         qk = qk * biases.unit
     if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
         qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
@@ -130,16 +159,19 @@ def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OP
     if OPTIONS.MASK == 1:
         s = where_set(loaded, by_thread(qk), "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)
-    if OPTIONS.MASK == 2:
+    if OPTIONS.MASK == 2 and not begins_with_mask(OPTIONS):
         qk = qk + as_float32(loaded)
     return qk
 
 
 @gluon.jit
-def natural_scales(scale):
+def natural_scales(scale, unit, OPTIONS: gl.constexpr):
     """`scales_of` for scores in natural units, which may be as low as float32 goes: such rows are scaled by one, below
     the scale of log2(e), since any power above would leave infinities."""
-    return scale, scale * 0.0 + 1.0
+    own = scale
+    if begins_with_mask(OPTIONS):
+        own = scale * other_part(unit)
+    return own, scale * 0.0 + 1.0
 
 
 @gluon.jit

@@ -51,9 +51,11 @@ from blocktune.kernels.hopper.common.device_functions import advance, locate, ta
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.biases import (
+    begins_with_mask,
     biased,
     biases_of_block,
     biases_of_tile,
+    binary_part,
     distance_of_block,
     dropped,
     first_natural_softmax,
@@ -121,7 +123,7 @@ def consumer(
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
     if OPTIONS.MASK == 2:
-        scales = natural_scales(scale)
+        scales = natural_scales(scale, biases.unit, OPTIONS)
     else:
         scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -168,10 +170,12 @@ def consumer(
         kept = kept_of_block(biases, tile_biases, row_start, start * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
+        if begins_with_mask(OPTIONS):
+            q = ((q[0] * binary_part(biases.unit)).to(memory.q[0].dtype),)
         if OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, bias, OPTIONS, S_L)
+        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, loaded, bias, OPTIONS, S_L)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0

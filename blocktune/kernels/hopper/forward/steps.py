@@ -12,11 +12,13 @@ from blocktune.kernels.hopper.common.rows import times_factor
 from blocktune.kernels.hopper.forward.biases import (
     alibi_of_block,
     begins_with_alibi,
+    begins_with_mask,
     biased,
     distance_of_block,
     dropped,
     kept_of_block,
     loaded_of_block,
+    mask_of_block,
 )
 from blocktune.kernels.hopper.forward.bounds import hide, walks_round
 from blocktune.kernels.hopper.forward.copies import values_read
@@ -68,7 +70,7 @@ def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl
 
 
 @gluon.jit
-def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def biased_scores(memory, q, place, slot, column, no_acc, loaded, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
     if OPTIONS.LINES:
@@ -78,6 +80,9 @@ def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.cons
             return line_of_block(terms, memory.places, qk, True)
         line = line_of_block(terms, memory.places, no_acc, False)
         return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
+    elif begins_with_mask(OPTIONS):
+        acc = mask_of_block(loaded, biases.unit)
+        return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     elif begins_with_alibi(OPTIONS):
         acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
         return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
@@ -153,7 +158,9 @@ def step(
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     biases, tile_biases, row_start, moved, batch_head = bias
     # [64, BLOCK_N]
-    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
+    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, loaded, bias, OPTIONS, S_L)
+    if begins_with_mask(OPTIONS):
+        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
     if OPTIONS.EARLY_P:
@@ -174,7 +181,8 @@ def step(
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
     qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
-    loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
+    if not begins_with_mask(OPTIONS):
+        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     # a walk that goes round comes to the last block late
     if (walks_round(OPTIONS) and OPTIONS.RAGGED) or ((OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED):
         last, first, highest, lowest = mask
