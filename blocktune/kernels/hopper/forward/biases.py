@@ -99,17 +99,25 @@ def distance_of_block(column, row_start, moved, biases, tile_biases):
 
 @gluon.jit
 def behind(qk, column, row_start, moved, biases, tile_biases, S_L: gl.constexpr):
-    """The scores upon `alibi_of_block`, less twice what it adds for keys behind a row's place, if there are both such
-    keys and others: one or two blocks of a walk."""
+    """The scores upon `alibi_of_block`, less twice what it adds for keys behind a row's place."""
     rows, pairs, slope, _, _ = tile_biases
     place = row_start + biases.diagonal + moved
-    if (column < place + 64) & (column + qk.shape[1] > place + 1):
-        # [64, 4], [64, N / 8, 4, 2]
-        distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
-        s = by_thread(qk)
-        past = gl.maximum(numbers_of_keys(s, 8).to(gl.float32) - beside(distance, s), 0.0)
-        qk = gl.convert_layout(gl.reshape(s - 2.0 * slope * past, qk.shape), S_L)
-    return qk
+    # [64, 4], [64, N / 8, 4, 2]
+    distance = (rows + (place - column) - 2 * pairs).to(gl.float32)
+    s = by_thread(qk)
+    past = gl.maximum(numbers_of_keys(s, 8).to(gl.float32) - beside(distance, s), 0.0)
+    return gl.convert_layout(gl.reshape(s - 2.0 * slope * past, qk.shape), S_L)
+
+
+@gluon.jit
+def is_crossed(column, row_start, moved, biases, OPTIONS: gl.constexpr):
+    """Whether of the keys from `column` on some are behind a row's place and some are not, so that ALiBi is no line:
+    one or two blocks of a walk."""
+    crossed = False
+    if OPTIONS.ALIBI == 2:
+        place = row_start + biases.diagonal + moved
+        crossed = (column < place + 64) & (column + OPTIONS.BLOCK_N > place + 1)
+    return crossed
 
 
 @gluon.constexpr_function
@@ -148,14 +156,19 @@ def mask_of_block(loaded, unit):
 
 
 @gluon.jit
-def biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """The scores with all else that the features add; in natural units if the mask is additive."""
+def biased(
+    qk, column, crossed, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS: gl.constexpr,
+    S_L: gl.constexpr,
+):  # fmt: skip
+    """The scores with all else that the features add; in natural units if the mask is additive. crossed: `is_crossed`
+    of the block."""
     if OPTIONS.MASK == 2 and not begins_with_mask(OPTIONS):
         qk = qk * biases.unit
     if OPTIONS.ALIBI and not begins_with_alibi(OPTIONS):
         qk = qk + alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
     if OPTIONS.ALIBI == 2:
-        qk = behind(qk, column, row_start, moved, biases, tile_biases, S_L)
+        if crossed:
+            qk = behind(qk, column, row_start, moved, biases, tile_biases, S_L)
     if OPTIONS.MASK == 1:
         s = where_set(loaded, by_thread(qk), "0fFF800000")  # minus infinity
         qk = gl.convert_layout(gl.reshape(s, qk.shape), S_L)

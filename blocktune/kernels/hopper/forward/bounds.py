@@ -64,18 +64,18 @@ def walked(block, last, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def first_ahead(place, start, BLOCK_N: gl.constexpr):
-    """The first block with keys ahead of all 64 places of rows from `place` on alone, but `start` at most."""
-    return gl.minimum((gl.maximum(place + 64, 0) + BLOCK_N - 1) // BLOCK_N, start)
+def stretch(part, start, last, place, BLOCK_N: gl.constexpr):
+    """(first block, how many, how many of these are crossed, and how many hidden in part) of a part of a walk that goes
+    round, behind its first block `start`: down to the last block with a key that is not ahead of all 64 places of rows
+    from `place` on, down to block 0, and from the last block down.
 
-
-@gluon.jit
-def stretch(part, start, turn, last):
-    """(first block, how many) of a part of a walk that goes round, behind its first block `start`: down to `turn`, down
-    to block 0, and from the last block down."""
-    first = gl.where(part == 0, start, gl.where(part == 1, turn, last + 1)) - 1
-    end = gl.where(part == 0, turn, gl.where(part == 1, 0, start + 1))
-    return first, first + 1 - end
+    Crossed are blocks with keys behind a row's place and with others; hidden in part is the last one.
+    """
+    ahead = gl.minimum((gl.maximum(place + 64, 0) + BLOCK_N - 1) // BLOCK_N, start)
+    crossed = ahead - gl.minimum(gl.maximum(place + 1, 0) // BLOCK_N, ahead)
+    first = gl.where(part == 0, start, gl.where(part == 1, ahead, last + 1)) - 1
+    end = gl.where(part == 0, ahead, gl.where(part == 1, 0, start + 1))
+    return first, first + 1 - end, gl.where(part == 1, crossed, 0), part // 2
 
 
 @gluon.jit

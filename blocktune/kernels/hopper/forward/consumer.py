@@ -59,12 +59,12 @@ from blocktune.kernels.hopper.forward.biases import (
     distance_of_block,
     dropped,
     first_natural_softmax,
+    is_crossed,
     kept_of_block,
     loaded_of_block,
     natural_scales,
 )
 from blocktune.kernels.hopper.forward.bounds import (
-    first_ahead,
     hide,
     key_range,
     row_bounds,
@@ -186,7 +186,8 @@ def consumer(
             slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, of_block, OPTIONS, S_L)
+        crossed = is_crossed(start * BLOCK_N, row_start, moved, biases, OPTIONS)
+        qk = biased(qk, start * BLOCK_N, crossed, row_start, moved, loaded, no_acc, biases, of_block, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
@@ -212,28 +213,27 @@ def consumer(
         lowest = 0
         if LEFT:
             lowest = row_start + ROWS - 1 + low
-        mask = last_seen, first_seen, highest, lowest
+        seen = last_seen, first_seen
 
         # steps 1 ..: the scores of this block beside the second product of the one before
         if walks_round(OPTIONS):
-            turn = first_ahead(row_start + biases.diagonal, start, BLOCK_N)
             for part in range(3):
-                block, steps = stretch(part, start, turn, own_last)
-                of_block = biases_of_block(block * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
-                bias = biases, of_block, row_start, moved, batch_head
+                block, steps, over, hidden = stretch(part, start, own_last, row_start + biases.diagonal, BLOCK_N)
+                side = biases_of_block(block * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
                 for i in range(steps):
                     state, slot, phase, previous = step(
-                        memory, q, C, state, slot, phase, previous, (block - i) * BLOCK_N, mask, scales, bend, no_acc,
-                        bias, OPTIONS, S_L, O_L, REST_L,
+                        memory, q, C, state, slot, phase, previous, ((block - i) * BLOCK_N, i < over, i < hidden), seen,
+                        scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
                     )  # fmt: skip
         else:
             for i in range(own_last - own_first):
                 column = (own_last - 1 - i) * BLOCK_N
-                of_block = biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
-                bias = biases, of_block, row_start, moved, batch_head
+                side = biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
+                over = is_crossed(column, row_start, moved, biases, OPTIONS)
                 state, slot, phase, previous = step(
-                    memory, q, C, state, slot, phase, previous, column, mask, scales, bend, no_acc,
-                    bias, OPTIONS, S_L, O_L, REST_L,
+                    memory, q, C, state, slot, phase, previous,
+                    (column, over, (column > highest) | (column < lowest)), seen,
+                    scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
                 )  # fmt: skip
         acc, p, factor, top, sums, _ = state
         if ONE_RING and LEFT:  # K of the first block that these rows do not see

@@ -10,28 +10,30 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 TERMS = gl.constexpr(3)
-COLUMNS = gl.constexpr(16)
+LINE_COLUMNS = gl.constexpr(16)
 """Of a product at least."""
 
 
 @gluon.jit
 def places_of_keys(BLOCK_N: gl.constexpr):
-    """Shared memory [BLOCK_N, COLUMNS] with the place of its key in the columns of the terms, exact in bfloat16."""
+    """Shared memory [BLOCK_N, LINE_COLUMNS] with the place of its key in the columns of the terms, exact in bfloat16."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
-    PLACES_L: gl.constexpr = gl.NVMMASharedLayout(2 * COLUMNS, element_bitwidth=16, rank=2)
+    PLACES_L: gl.constexpr = gl.NVMMASharedLayout(2 * LINE_COLUMNS, element_bitwidth=16, rank=2)
     keys = gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(1, L)), 1)
-    columns = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, L)), 0)
-    memory = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, COLUMNS], PLACES_L)
+    columns = gl.expand_dims(gl.arange(0, LINE_COLUMNS, gl.SliceLayout(0, L)), 0)
+    memory = gl.allocate_shared_memory(gl.bfloat16, [BLOCK_N, LINE_COLUMNS], PLACES_L)
     memory.store(gl.where(columns < TERMS, keys, 0).to(gl.bfloat16))
     return memory
 
 
 @gluon.jit
 def terms_of_slope(slope, S_L: gl.constexpr):
-    """The slope of a head as an operand [64, COLUMNS] of products like the scores."""
-    L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16])
-    columns = gl.expand_dims(gl.arange(0, COLUMNS, gl.SliceLayout(0, L)), 0)
-    slopes = gl.full([64, COLUMNS], slope, gl.float32, L)
+    """The slope of a head as an operand [64, LINE_COLUMNS] of products like the scores."""
+    L: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, LINE_COLUMNS, 16]
+    )
+    columns = gl.expand_dims(gl.arange(0, LINE_COLUMNS, gl.SliceLayout(0, L)), 0)
+    slopes = gl.full([64, LINE_COLUMNS], slope, gl.float32, L)
     high = slopes.to(gl.bfloat16).to(gl.float32)
     middle = (slopes - high).to(gl.bfloat16).to(gl.float32)
     low = slopes - high - middle

@@ -141,15 +141,16 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
+    memory, q, q_place, state, slot, phase, previous, block, seen, scales, bend, no_acc, bias,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
-    its scale, and sums of the block before; what this block needs of a mask tensor. mask: each row's last and first
-    key, and between which columns a block is wholly visible. bias: `Biases`, `biases_of_tile`, the first row, the
-    distance of the tile's diagonal from that of all, and batch * num_heads + head.
+    its scale, and sums of the block before; what this block needs of a mask tensor. block: its first key, whether it
+    is `is_crossed`, and whether rows may not see all of it. seen: each row's last and first key. bias: `Biases`,
+    `biases_of_block`, the first row, the distance of the tile's diagonal from that of all, and batch * num_heads +
+    head.
     """
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     acc, p, factor, top, sums, loaded = state
@@ -157,6 +158,7 @@ def step(
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     biases, tile_biases, row_start, moved, batch_head = bias
+    column, crossed, hides = block
     # [64, BLOCK_N]
     qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, loaded, bias, OPTIONS, S_L)
     if begins_with_mask(OPTIONS):
@@ -180,13 +182,13 @@ def step(
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
-    qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+    qk = biased(qk, column, crossed, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
     if not begins_with_mask(OPTIONS):
         loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     # a walk that goes round comes to the last block late
     if (walks_round(OPTIONS) and OPTIONS.RAGGED) or ((OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED):
-        last, first, highest, lowest = mask
-        if (column > highest) | (column < lowest):
+        if hides:
+            last, first = seen
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
     # [64, BLOCK_N], its sums [64, 4]
     distance = None
