@@ -40,9 +40,9 @@ def flash_fwd_hopper_kernel(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, MASK: gl.constexpr, DROPOUT: gl.constexpr,
-    LINES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, ONE_RING: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
-    Q_REGISTERS: gl.constexpr, FREE_Q: gl.constexpr, SHARE_O: gl.constexpr, O_SLOTS: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    LINES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, ONE_RING: gl.constexpr, EARLY_P: gl.constexpr,
+    KEEP_P: gl.constexpr, Q_REGISTERS: gl.constexpr, FREE_Q: gl.constexpr, SHARE_O: gl.constexpr,
+    O_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for

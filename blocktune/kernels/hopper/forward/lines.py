@@ -16,7 +16,7 @@ LINE_COLUMNS = gl.constexpr(16)
 
 @gluon.jit
 def places_of_keys(BLOCK_N: gl.constexpr):
-    """Shared memory [BLOCK_N, LINE_COLUMNS] with the place of its key in the columns of the terms, exact in bfloat16."""
+    """Shared memory [BLOCK_N, LINE_COLUMNS] with a key's place in the columns of the terms, exact in bfloat16."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
     PLACES_L: gl.constexpr = gl.NVMMASharedLayout(2 * LINE_COLUMNS, element_bitwidth=16, rank=2)
     keys = gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(1, L)), 1)
