@@ -128,9 +128,10 @@ def begins_with_alibi(options):
 
 @gluon.constexpr_function
 def begins_with_mask(options):
-    """Whether scores begin with an additive mask: where nothing else comes between, and where the queries lie in
-    registers, which take up `binary_part` of the unit."""
-    return options.MASK == 2 and options.FREE_Q and not options.SOFTCAP and not options.ALIBI
+    """Whether scores begin with an additive mask: where nothing else comes between, and where all queries lie in
+    registers, so that they can be multiplied by `binary_part` of the unit."""
+    queries_first = options.FREE_Q and options.QK_PANELS == 1
+    return options.MASK == 2 and queries_first and not options.SOFTCAP and not options.ALIBI
 
 
 @gluon.jit

@@ -175,13 +175,11 @@ def memory_bytes(config: KernelConfig, shape: AttentionShape) -> int:
 def draws_lines(config: KernelConfig, shape: AttentionShape) -> bool:
     """Return whether ALiBi is a product of the tensor cores, where nothing else is done to scores, and where registers
     and shared memory have room for its operands. It takes 3 to 7 % less time than an instruction a score."""
-    import os
-
     features = shape.features
     alone = features.alibi and not (features.softcap or features.dropout or mask_code(shape))
     fits = config.block_n + tile_width(shape.head_dim_v) <= MOST_WITH_LINES
     room = memory_bytes(config, shape) + line_bytes(config) + BARRIER_BYTES <= SHARED_BYTES
-    return (alone and fits and room) * int(os.environ.get("LINES", "1"))
+    return alone and fits and room
 
 
 def line_bytes(config: KernelConfig) -> int:

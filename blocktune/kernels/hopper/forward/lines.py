@@ -51,6 +51,6 @@ def turned_if(ahead, terms):
 
 
 @gluon.jit
-def line_of_block(terms, places, acc, UPON: gl.constexpr):
-    """Issues the line [64, BLOCK_N] that the scores of a block begin with. acc: of any values."""
-    return warpgroup_mma(terms, places.permute((1, 0)), acc, use_acc=UPON, is_async=True)
+def line_of_block(terms, places, no_acc):
+    """Issues the line [64, BLOCK_N] that the scores of a block begin with."""
+    return warpgroup_mma(terms, places.permute((1, 0)), no_acc, use_acc=False, is_async=True)

@@ -75,10 +75,7 @@ def biased_scores(memory, q, place, slot, column, no_acc, loaded, bias, OPTIONS:
     biases, tile_biases, row_start, moved, _ = bias
     if OPTIONS.LINES:
         _, _, _, terms, _ = tile_biases
-        if OPTIONS.LINES == 2:
-            qk = scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
-            return line_of_block(terms, memory.places, qk, True)
-        line = line_of_block(terms, memory.places, no_acc, False)
+        line = line_of_block(terms, memory.places, no_acc)
         return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
     elif begins_with_mask(OPTIONS):
         acc = mask_of_block(loaded, biases.unit)
