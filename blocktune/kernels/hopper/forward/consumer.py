@@ -172,10 +172,14 @@ def consumer(
         q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
         if begins_with_mask(OPTIONS):
             q = ((q[0] * binary_part(biases.unit)).to(memory.q[0].dtype),)
-        if OPTIONS.FREE_Q:
+        if OPTIONS.FREE_Q and not OPTIONS.MASK:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
         qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, loaded, bias, OPTIONS, S_L)
+        if (
+            OPTIONS.FREE_Q and OPTIONS.MASK
+        ):  # loads of queries may stand behind those of the mask until a product has them
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
