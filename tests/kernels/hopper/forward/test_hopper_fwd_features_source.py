@@ -118,7 +118,7 @@ def test_masks_that_heads_entries_or_queries_share(features: str, sizes: tuple[i
 )
 @pytest.mark.parametrize("features", [*WORDS, "alibi additive dropout"])
 def test_parameters(features: str, block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
-    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages}
+    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "q_registers": 0}
     names |= dict(zip(("split_release", "early_p", "keep_p"), own, strict=True))
     for causal in (Causal.NONE, Causal.UPPER_LEFT):
         problem = shape_of(300, 300, features=features, num_heads=1, causal=causal)
