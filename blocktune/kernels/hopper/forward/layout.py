@@ -184,7 +184,8 @@ def draws_lines(config: KernelConfig, shape: AttentionShape) -> bool:
 
 def line_bytes(config: KernelConfig) -> int:
     """Return the bytes of the places of a block's keys."""
-    return 2 * LINE_COLUMNS.value * config.block_n
+    columns: int = LINE_COLUMNS.value
+    return 2 * columns * config.block_n
 
 
 def product_registers(config: KernelConfig, shape: AttentionShape) -> int:
