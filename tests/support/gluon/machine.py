@@ -290,6 +290,7 @@ GL = types.SimpleNamespace(
     join=lambda a, b: torch.stack((a, b), -1),
     uint8=torch.uint8,
     int16=torch.int16,
+    bfloat16=torch.bfloat16,
     float32=torch.float32,
     abs=torch.abs,
     convert_layout=lambda x, layout: x,
@@ -350,6 +351,10 @@ STAND_INS: dict[str, Any] = {
 """By the names under which kernels know them: the language, and functions that are assembly or registers."""
 
 
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, real.constexpr) else value
+
+
 def as_python(function: Any, stand_ins: Mapping[str, Any] = STAND_INS) -> Any:
     """A `gluon.jit` function as Python, with all that it calls."""
     return _as_python(function, stand_ins, {})
@@ -359,7 +364,7 @@ def _as_python(function: Any, stand_ins: Mapping[str, Any], done: dict[int, Any]
     if id(function) in done:
         return done[id(function)]
     python = function.fn
-    words = dict(python.__globals__)
+    words = {name: _plain(value) for name, value in python.__globals__.items()}
     made = done[id(function)] = types.FunctionType(python.__code__, words, python.__name__, python.__defaults__)
     for name in python.__code__.co_names:
         found = python.__globals__.get(name)

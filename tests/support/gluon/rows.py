@@ -38,19 +38,31 @@ def raised(base: torch.Tensor, scores: torch.Tensor, scale: float) -> tuple[torc
 
 
 def raised_top(
-    scores: torch.Tensor, top: tuple[torch.Tensor, torch.Tensor], scales: tuple[float, float]
-) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Maxima with their scales, and factors, four times the same; a maximum may grow by 8 before it is raised."""
+    scores: torch.Tensor,
+    top: tuple[torch.Tensor, torch.Tensor],
+    scales: tuple[float, float],
+    distance: torch.Tensor | None = None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+    """Maxima with their scales, bases and factors, four times the same; a maximum may grow by 8 before it is raised."""
     maximum, scale = top
     assert (maximum == maximum[:, :1]).all()
     assert (scale == scale[:, :1]).all()
+    apart = torch.zeros(maximum.shape) if distance is None else distance
+    assert (apart == apart[:, :1]).all()
     own, above = (torch.as_tensor(value, dtype=torch.float32) for value in scales)
     highest = scores.amax((1, 2, 3))[:, None].expand(maximum.shape)
-    raises = highest.double() * scale - maximum > 8
+    base = fused(apart, scale, maximum)
+    raises = highest.double() * scale - base > 8
     wanted = torch.where((highest * own).abs() < 2**27, own, above)
-    new = torch.where(raises, highest * wanted, maximum)
+    base = torch.where(raises, highest * wanted, base)
+    new = torch.where(raises, fused(-apart, wanted, highest * wanted), maximum)
     factor = torch.where(raises, torch.exp2(maximum - new), 1.0)
-    return (new, torch.where(raises, wanted, scale)), factor
+    return (new, torch.where(raises, wanted, scale)), base, factor
+
+
+def fused(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """a * b + c, rounded once."""
+    return (a.double() * b.double() + c.double()).float()
 
 
 def scales_of(scale: float) -> tuple[float, float]:
@@ -147,6 +159,8 @@ ROWS: dict[str, Any] = {
     "of_scaled_scores": of_scaled_scores,
     "raised_top": raised_top,
     "scales_of": scales_of,
+    "binary_part": lambda number: 2.0 ** math.floor(math.log2(number)),
+    "turned_if": lambda ahead, terms: -terms if ahead else terms,
     "thread_positions": thread_positions,
     "numbers_of_keys": numbers_of_keys,
     "where_set": where_set,

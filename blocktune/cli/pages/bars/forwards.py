@@ -124,8 +124,8 @@ BIASED_FORWARDS = (
         ratio="of the plain rate",
         sources=of_plain("alibi"),
         limit=(
-            "The issue of instructions: with 64 columns a score has four to five, and takes one more. Lines that the "
-            f"tensor cores make reached 0.895 and are not built in. {BIASES}."
+            "The tensor cores make a line for every block of keys, 16 columns more in the first product, an eighth of "
+            f"all products at 64 columns. {BIASES}."
         ),
     ),
     Bar(
@@ -133,7 +133,10 @@ BIASED_FORWARDS = (
         least=0.75,
         ratio="of the plain rate",
         sources=of_plain("boolean", "additive"),
-        limit=f"An additive mask of 64 columns is read from the L2 and unpacked, two instructions a score. {BIASES}.",
+        limit=(
+            "An additive mask at 64 columns is read from the L2 by every head, as many bytes as K and V, and unpacked. "
+            f"{BIASES}."
+        ),
     ),
     Bar(
         what="forward, dropout",

@@ -22,6 +22,8 @@ class Memory(NamedTuple):
     """A barrier for each stage. k_empty is of the whole slot, unless K and V are given back apart."""
     ring: Any
     """Numbers of tiles, a `TileRing`."""
+    places: Any = None
+    """Of a block's keys, as kernels/hopper/forward/lines.py multiplies them."""
 
 
 class Sizes(NamedTuple):
@@ -76,6 +78,7 @@ class Options(NamedTuple):
     ALIGNED: Any
     SOFTCAP: Any
     ALIBI: Any
+    LINES: Any
     MASK: Any
     DROPOUT: Any
     SPLIT_RELEASE: Any

@@ -64,6 +64,21 @@ def walked(block, last, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
+def stretch(part, start, last, place, BLOCK_N: gl.constexpr):
+    """(first block, how many, how many of these are crossed, and how many hidden in part) of a part of a walk that goes
+    round, behind its first block `start`: down to the last block with a key that is not ahead of all 64 places of rows
+    from `place` on, down to block 0, and from the last block down.
+
+    Crossed are blocks with keys behind a row's place and with others; hidden in part is the last one.
+    """
+    ahead = gl.minimum((gl.maximum(place + 64, 0) + BLOCK_N - 1) // BLOCK_N, start)
+    crossed = ahead - gl.minimum(gl.maximum(place + 1, 0) // BLOCK_N, ahead)
+    first = gl.where(part == 0, start, gl.where(part == 1, ahead, last + 1)) - 1
+    end = gl.where(part == 0, ahead, gl.where(part == 1, 0, start + 1))
+    return first, first + 1 - end, gl.where(part == 1, crossed, 0), part // 2
+
+
+@gluon.jit
 def row_bounds(
     row, seqlen_k, right, left, ROWS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr,
     ROW_S: gl.constexpr,

@@ -51,15 +51,28 @@ from blocktune.kernels.hopper.common.device_functions import advance, locate, ta
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import receive
 from blocktune.kernels.hopper.forward.biases import (
+    begins_with_mask,
     biased,
+    biases_of_block,
     biases_of_tile,
+    binary_part,
+    distance_of_block,
     dropped,
     first_natural_softmax,
+    is_crossed,
     kept_of_block,
     loaded_of_block,
     natural_scales,
 )
-from blocktune.kernels.hopper.forward.bounds import hide, key_range, row_bounds, sequence, walk_start, walked
+from blocktune.kernels.hopper.forward.bounds import (
+    hide,
+    key_range,
+    row_bounds,
+    sequence,
+    stretch,
+    walk_start,
+    walks_round,
+)
 from blocktune.kernels.hopper.forward.copies import hand_back, passed_over, release, store_rows, values_read
 from blocktune.kernels.hopper.forward.output import in_place_of, send_panels, write
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
@@ -110,7 +123,7 @@ def consumer(
     batch_heads = sizes.batch_heads
     num_heads = sizes.num_heads
     if OPTIONS.MASK == 2:
-        scales = natural_scales(scale)
+        scales = natural_scales(scale, biases.unit, OPTIONS)
     else:
         scales = scales_of(scale)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
@@ -139,8 +152,7 @@ def consumer(
         moved = 0
         if OPTIONS.LOWER_RIGHT:
             moved = length_k - length_q
-        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS)
-        bias = biases, tile_biases, row_start, moved, batch_head
+        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS, S_L)
         first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
         own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
         if LEFT:
@@ -152,14 +164,22 @@ def consumer(
 
         # [64, BLOCK_N], step 0: the scores of the first block
         start = walk_start(m * BLOCK_M, biases.diagonal, own_last, BLOCK_M, OPTIONS)
+        of_block = biases_of_block(start * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+        bias = biases, of_block, row_start, moved, batch_head
         loaded = loaded_of_block(tile_biases, start * BLOCK_N, OPTIONS, S_L)
         kept = kept_of_block(biases, tile_biases, row_start, start * BLOCK_N, batch_head, OPTIONS)
         mbarrier.wait(memory.q_full.index(C), q_phase)
         q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
-        if OPTIONS.FREE_Q:
+        if begins_with_mask(OPTIONS):
+            q = ((q[0] * binary_part(biases.unit)).to(memory.q[0].dtype),)
+        if OPTIONS.FREE_Q and not OPTIONS.MASK:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, bias, OPTIONS, S_L)
+        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, loaded, bias, OPTIONS, S_L)
+        if (
+            OPTIONS.FREE_Q and OPTIONS.MASK
+        ):  # loads of queries may stand behind those of the mask until a product has them
+            mbarrier.arrive(memory.q_empty.index(C), count=1)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
         previous = slot + 0
@@ -170,14 +190,18 @@ def consumer(
             slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
         if OPTIONS.SOFTCAP:
             qk = tanh(qk * bend)
-        qk = biased(qk, start * BLOCK_N, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+        crossed = is_crossed(start * BLOCK_N, row_start, moved, biases, OPTIONS)
+        qk = biased(qk, start * BLOCK_N, crossed, row_start, moved, loaded, no_acc, biases, of_block, OPTIONS, S_L)
         last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
         qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
         # [64, BLOCK_N], its sums [64, 4]
         if OPTIONS.MASK == 2:
             p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
         else:
-            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L)
+            distance = None
+            if OPTIONS.LINES:
+                distance = distance_of_block(start * BLOCK_N, row_start, moved, biases, of_block)
+            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L, distance)
         p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
         loaded = loaded_of_block(tile_biases, gl.maximum(own_last - 1, 0) * BLOCK_N, OPTIONS, S_L)
         if OPTIONS.EARLY_P:
@@ -193,16 +217,28 @@ def consumer(
         lowest = 0
         if LEFT:
             lowest = row_start + ROWS - 1 + low
-        mask = last_seen, first_seen, highest, lowest
+        seen = last_seen, first_seen
 
         # steps 1 ..: the scores of this block beside the second product of the one before
-        steps = own_last - own_first
-        for i in range(steps):
-            column = walked(start - 1 - i, own_last, OPTIONS) * BLOCK_N
-            state, slot, phase, previous = step(
-                memory, q, C, state, slot, phase, previous, column, mask, scales, bend, no_acc,
-                bias, OPTIONS, S_L, O_L, REST_L,
-            )  # fmt: skip
+        if walks_round(OPTIONS):
+            for part in range(3):
+                block, steps, over, hidden = stretch(part, start, own_last, row_start + biases.diagonal, BLOCK_N)
+                side = biases_of_block(block * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
+                for i in range(steps):
+                    state, slot, phase, previous = step(
+                        memory, q, C, state, slot, phase, previous, ((block - i) * BLOCK_N, i < over, i < hidden), seen,
+                        scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
+                    )  # fmt: skip
+        else:
+            for i in range(own_last - own_first):
+                column = (own_last - 1 - i) * BLOCK_N
+                side = biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
+                over = is_crossed(column, row_start, moved, biases, OPTIONS)
+                state, slot, phase, previous = step(
+                    memory, q, C, state, slot, phase, previous,
+                    (column, over, (column > highest) | (column < lowest)), seen,
+                    scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
+                )  # fmt: skip
         acc, p, factor, top, sums, _ = state
         if ONE_RING and LEFT:  # K of the first block that these rows do not see
             slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)

@@ -63,9 +63,9 @@ def _default_of_64(shape: AttentionShape) -> Values:
     if shape.features.dropout:
         return 128, 128, 4, 0, 0, 1
     if shape.features.mask is MaskKind.ADDITIVE:
-        return 128, 128, 4, 0, 1, 1  # four consumers have no registers for values that are loaded ahead
+        return 192, 64, 4, 0, 1, 1, 64  # four consumers have no registers for values that are loaded ahead
     if is_biased(shape):
-        return 256, 64, 4, 0, 1, 0
+        return _default_of_biased_64(shape)
     if shape.features.window:
         return THREE_OVER_WORK if shape.features.window[0] <= NARROW_WINDOW else (256, 64, 3, 0, 1, 0)
     if shape.features.varlen and shape.seqlen_k <= 1024:
@@ -74,6 +74,14 @@ def _default_of_64(shape: AttentionShape) -> Values:
     if causal:
         return (256, 64, 4, 0, 1, 0) if long else _causal_by_rows(shape)
     return (192, 128, 4, 0, 1, 0) if long else (256, 64, 4, 0, 1, 0)
+
+
+def _default_of_biased_64(shape: AttentionShape) -> Values:
+    """Return the default of ALiBi and boolean masks at 64 columns: of ALiBi alone and without a bound, what takes the
+    least time where keys are left over, and with many keys what plain attention takes."""
+    if shape.features.names != {"alibi"} or bounds_of(shape) != (None, None):
+        return 256, 64, 4, 0, 1, 0
+    return (192, 128, 4, 0, 1, 0) if shape.seqlen_k > 4096 else (256, 64, 4, 0, 1, int(shape.seqlen_k % 64 > 0))
 
 
 def _causal_by_rows(shape: AttentionShape) -> Values:

@@ -7,6 +7,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 from blocktune.kernels.hopper.forward.arguments import Biases, Memory, Options, Sizes
 from blocktune.kernels.hopper.forward.consumer import consumer
+from blocktune.kernels.hopper.forward.lines import places_of_keys
 from blocktune.kernels.hopper.forward.producer import producer
 
 SIZES = ("seqlen_q", "seqlen_k", "num_heads", "group_size", "batch_heads", "head_group", "right", "left")
@@ -39,9 +40,9 @@ def flash_fwd_hopper_kernel(
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, QK_PANELS: gl.constexpr,
     V_PANELS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr, LEFT: gl.constexpr, LOWER_RIGHT: gl.constexpr,
     ALIGNED: gl.constexpr, SOFTCAP: gl.constexpr, ALIBI: gl.constexpr, MASK: gl.constexpr, DROPOUT: gl.constexpr,
-    SPLIT_RELEASE: gl.constexpr, ONE_RING: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
-    Q_REGISTERS: gl.constexpr, FREE_Q: gl.constexpr, SHARE_O: gl.constexpr, O_SLOTS: gl.constexpr,
-    CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    LINES: gl.constexpr, SPLIT_RELEASE: gl.constexpr, ONE_RING: gl.constexpr, EARLY_P: gl.constexpr,
+    KEEP_P: gl.constexpr, Q_REGISTERS: gl.constexpr, FREE_Q: gl.constexpr, SHARE_O: gl.constexpr,
+    O_SLOTS: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, k, v and the output with blocks of 64 (q, output) or BLOCK_N rows (k, v) and a panel's columns;
     lse [batch, num_heads, lse_rows] or None; counter: two int32 zeros, and zeros again at the end. sinks: a logit for
@@ -79,6 +80,9 @@ def flash_fwd_hopper_kernel(
         o_smem = tiles(dtype, CONSUMERS * O_SLOTS, 64, 64, 1, V_L)
     else:
         o_smem = tiles(dtype, CONSUMERS, 64, V_W, V_PANELS, V_L)
+    places = None
+    if LINES:  # [BLOCK_N, 16]
+        places = places_of_keys(BLOCK_N)
     memory = Memory(
         q=q_smem,
         k=k_smem,
@@ -90,6 +94,7 @@ def flash_fwd_hopper_kernel(
         k_empty=new_barriers(STAGES),
         v_empty=new_barriers(STAGES),
         ring=new_tile_ring(new_tile_numbers()),
+        places=places,
     )
     for i in gl.static_range(CONSUMERS):
         open_slot(memory.q_full, memory.q_empty, i, 1)
@@ -138,6 +143,7 @@ def flash_fwd_hopper_kernel(
         ALIGNED=ALIGNED,
         SOFTCAP=SOFTCAP,
         ALIBI=ALIBI,
+        LINES=LINES,
         MASK=MASK,
         DROPOUT=DROPOUT,
         SPLIT_RELEASE=SPLIT_RELEASE,

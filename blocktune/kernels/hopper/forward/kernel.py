@@ -14,7 +14,7 @@ from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import ForwardLoops
-from blocktune.kernels.base.on_chip import OnChip
+from blocktune.kernels.base.on_chip import OnChip, Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
@@ -41,20 +41,22 @@ from blocktune.kernels.hopper.forward.layout import (
     WARPS,
     WIDTHS,
     blocks_of,
+    draws_lines,
     feature_codes,
     has_one_ring,
     leaves_in_panels,
+    line_bytes,
     mask_constants,
-    panel_bytes,
+    memory_bytes,
     panels_of,
     queries_problem,
     registers_problem,
     ring_problem,
     shares_memory,
     sizes_of,
-    tile_bytes,
     tile_width,
 )
+from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -105,13 +107,8 @@ class FlashForwardHopper(AttentionKernel):
             yield f"`output_panels` must be 0 for {width_v} columns of values, which are no more or no power of two."
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of Q and the output of all consumers (`shares_memory`, `leaves_in_panels`) and the slots of
-        K and V; barriers take another half KiB."""
-        q_bytes, o_bytes, slot_bytes = tile_bytes(config, shape)
-        whole_bytes = max(q_bytes, o_bytes) if shares_memory(config, shape) else q_bytes + o_bytes
-        if leaves_in_panels(config):
-            whole_bytes = q_bytes + panel_bytes(config, shape)
-        return whole_bytes + config.num_stages * slot_bytes
+        """Return the bytes of all tiles; barriers take another half KiB."""
+        return memory_bytes(config, shape) + line_bytes(config) * draws_lines(config, shape)
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the first config of a search, and what a call gets where nothing is known (`defaults.py`)."""
@@ -139,6 +136,12 @@ class FlashForwardHopper(AttentionKernel):
         columns = PANEL_SLOTS * PANEL if leaves_in_panels(config) else widths[1]
         own = None if shares_memory(config, shape) else leaving_tile(config.block_m, columns, shape.element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, own, one_ring=has_one_ring(config))
+
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+        """Return the places of a block's keys, if ALiBi is a product."""
+        if not draws_lines(config, shape):
+            return ()
+        return (shared_tile("Places of keys", config.block_n, LINE_COLUMNS.value, shape.element_bytes),)
 
     def layout_problem(self, q: Any, k: Any, v: Any) -> str | None:
         return undescribable(self.name, query=q, key=k, value=v) or super().layout_problem(q, k, v)
@@ -199,6 +202,7 @@ def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         "V_PANELS": panels_of(width_v),
         **mask_constants(config.block_n, shape),
         **feature_codes(shape),
+        "LINES": draws_lines(config, shape),
         "SPLIT_RELEASE": own["split_release"] == 1,
         "ONE_RING": has_one_ring(config),
         "EARLY_P": bool(own["early_p"]),

@@ -25,16 +25,19 @@ def scales_of(scale):
 
 
 @gluon.constexpr_function
-def raise_asm(count):
+def raise_asm(count, apart):
     """Assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised_top`, skipped by
-    a warp that has nothing to raise. Operands, `count` of each: maxima, scales and factors as results; maxima, scales,
-    scores and both scales of `scales_of` as arguments. Of what belongs to rows those at the places 0 and 2 count.
+    a warp that has nothing to raise. Operands, `count` of each: maxima, scales and factors as results, and bases if the
+    scores stand apart; maxima, scales, scores and both scales of `scales_of` as arguments, and distances if they do. Of
+    what belongs to rows those at the places 0 and 2 count.
 
     Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
     that of the numbers, and below it is enough that they are below, unless the maximum is low as well. Then zero itself
     fails the test, and what is skipped otherwise begins with the maximum of the numbers.
     """
-    scales, factors, old, old_scales, scores, own, above = (place * count for place in range(1, 8))
+    scales, factors = count, 2 * count
+    bases = 3 * count if apart else 0  # of scores that do not stand apart a base is the maximum
+    old, old_scales, scores, own, above, distances = (place * count for place in range(3 + apart, 9 + apart))
     limit = "0f41000000"  # 8
     head = ["{", ".reg .pred p, q, r, fits;", f".reg .s32 s<{count}>, top, topb;"]
     head += [".reg .f32 high, highb, low, over, scale, size;"]
@@ -42,8 +45,10 @@ def raise_asm(count):
     body = []
     for row in range(2):
         at, mine = 2 * row, [i for i in range(count) if i % 4 // 2 == row]
-        exceeds = [f"neg.f32 low, ${at};", f"fma.rn.f32 over, high, ${scales + at}, low;"]
+        exceeds = [f"neg.f32 low, ${bases + at};", f"fma.rn.f32 over, high, ${scales + at}, low;"]
         head += [f"mov.f32 ${at}, ${old + at};", f"mov.f32 ${scales + at}, ${old_scales + at};"]
+        if apart:
+            head += [f"fma.rn.f32 ${bases + at}, ${distances + at}, ${old_scales + at}, ${old + at};"]
         head += [f"mov.f32 ${factors + at}, 0f3F800000;", *extreme_asm("max.s32", "top", [f"s{i}" for i in mine])]
         head += ["max.s32 top, top, 0;", "mov.b32 high, top;", *exceeds, f"setp.gt.f32 {'pq'[row]}, over, {limit};"]
         body += extreme_asm("max.f32", "high", [f"${scores + i}" for i in mine])
@@ -52,6 +57,9 @@ def raise_asm(count):
         body += [*exceeds, f"setp.gt.f32 r, over, {limit};"]
         body += [f"mul.f32 size, high, ${own};", "abs.f32 size, size;", "setp.lt.f32 fits, size, 0f4D000000;"]  # 2^27
         body += [f"selp.f32 scale, ${own}, ${above}, fits;", "mul.f32 high, high, scale;"]
+        if apart:
+            body += [f"@r mov.f32 ${bases + at}, high;", f"neg.f32 low, ${distances + at};"]
+            body += ["fma.rn.f32 high, low, scale, high;"]
         body += [f"sub.f32 over, ${at}, high;", "ex2.approx.ftz.f32 over, over;", f"@r mov.f32 ${at}, high;"]
         body += [f"@r mov.f32 ${scales + at}, scale;", f"@r mov.f32 ${factors + at}, over;"]
     head += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra SKIP;"]
@@ -59,24 +67,35 @@ def raise_asm(count):
 
 
 @gluon.constexpr_function
-def raise_constraints(count):
-    return ",".join(["=&f"] * 3 * count + ["f"] * 5 * count)
+def raise_constraints(count, apart):
+    return ",".join(["=&f"] * (3 + apart) * count + ["f"] * (5 + apart) * count)
 
 
 @gluon.jit
-def raised_top(s, top, scales):
-    """((maximum, scale), factor) of the rows, [64, 4] each, after a further block of scores [64, N / 8, 4, 2], which
-    are scaled here. What was added up before has to be multiplied by the factor: 1 unless the maximum was raised."""
+def raised_top(s, top, scales, distance=None):
+    """((maximum, scale), base, factor) of the rows, [64, 4] each, after a further block of scores [64, N / 8, 4, 2],
+    which are scaled here. What was added up before has to be multiplied by the factor: 1 unless the maximum was raised.
+    base: what exponents of this block are relative to, the maximum and the `distance` of the scores, if they have one.
+    """
     COUNT: gl.constexpr = s.shape[1] * 4
-    ASM: gl.constexpr = raise_asm(COUNT)
-    CONSTRAINTS: gl.constexpr = raise_constraints(COUNT)
+    APART: gl.constexpr = distance is not None
+    ASM: gl.constexpr = raise_asm(COUNT, APART)
+    CONSTRAINTS: gl.constexpr = raise_constraints(COUNT, APART)
     maximum, scale = top
     own, above = scales
-    maximum, scale, factor = gl.inline_asm_elementwise(
-        ASM, CONSTRAINTS, [beside(maximum, s), beside(scale, s), s, own, above],
-        dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
-    )  # fmt: skip
-    return (of_threads(maximum), of_threads(scale)), of_threads(factor)
+    if APART:
+        maximum, scale, factor, base = gl.inline_asm_elementwise(
+            ASM, CONSTRAINTS, [beside(maximum, s), beside(scale, s), s, own, above, beside(distance, s)],
+            dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
+        )  # fmt: skip
+        return (of_threads(maximum), of_threads(scale)), of_threads(base), of_threads(factor)
+    else:
+        maximum, scale, factor = gl.inline_asm_elementwise(
+            ASM, CONSTRAINTS, [beside(maximum, s), beside(scale, s), s, own, above],
+            dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
+        )  # fmt: skip
+        maximum = of_threads(maximum)
+        return (maximum, of_threads(scale)), maximum, of_threads(factor)
 
 
 @gluon.jit
@@ -86,19 +105,20 @@ def of_scaled_scores(s, scale, maximum):
 
 
 @gluon.jit
-def softmax(qk, top, scales, S_L: gl.constexpr):
+def softmax(qk, top, scales, S_L: gl.constexpr, distance=None):
     """Of a block of scores [64, BLOCK_N], which are scaled here: probabilities like them, the rows' maximum and scale,
-    the factor of what was added up before, and the probabilities' sums [64, 4]."""
+    the factor of what was added up before, and the probabilities' sums [64, 4]. distance: what the scores of a row
+    [64, 4] are too high by."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
-    top, factor = raised_top(s, top, scales)
-    maximum, scale = top
-    p = of_scaled_scores(s, beside(scale, s), beside(maximum, s))
+    top, base, factor = raised_top(s, top, scales, distance)
+    _, scale = top
+    p = of_scaled_scores(s, beside(scale, s), beside(base, s))
     return gl.convert_layout(gl.reshape(p, qk.shape), S_L), top, factor, thread_sum(p)
 
 
 @gluon.jit
-def first_softmax(qk, no_acc, scales, S_L: gl.constexpr):
+def first_softmax(qk, no_acc, scales, S_L: gl.constexpr, distance=None):
     """`softmax` of a row's first block, with factors of 1. no_acc: zeros like the scores.
 
     The maximum is finite where there is none: infinities in the keys, or keys that it does not see, leave scores of
@@ -108,7 +128,7 @@ def first_softmax(qk, no_acc, scales, S_L: gl.constexpr):
     own, _ = scales
     # [64, 4]
     nothing = thread_sum(by_thread(no_acc))
-    p, top, _, sums = softmax(qk, (nothing + LOWEST, nothing + own), scales, S_L)
+    p, top, _, sums = softmax(qk, (nothing + LOWEST, nothing + own), scales, S_L, distance)
     return p, top, nothing + 1.0, sums
 
 

@@ -12,13 +12,17 @@ from blocktune.kernels.hopper.common.rows import times_factor
 from blocktune.kernels.hopper.forward.biases import (
     alibi_of_block,
     begins_with_alibi,
+    begins_with_mask,
     biased,
+    distance_of_block,
     dropped,
     kept_of_block,
     loaded_of_block,
+    mask_of_block,
 )
 from blocktune.kernels.hopper.forward.bounds import hide, walks_round
 from blocktune.kernels.hopper.forward.copies import values_read
+from blocktune.kernels.hopper.forward.lines import line_of_block
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 
@@ -66,11 +70,18 @@ def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl
 
 
 @gluon.jit
-def biased_scores(memory, q, place, slot, column, no_acc, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def biased_scores(memory, q, place, slot, column, no_acc, loaded, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
     biases, tile_biases, row_start, moved, _ = bias
-    if begins_with_alibi(OPTIONS):
-        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, OPTIONS, S_L)
+    if OPTIONS.LINES:
+        _, _, _, terms, _ = tile_biases
+        line = line_of_block(terms, memory.places, no_acc)
+        return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
+    elif begins_with_mask(OPTIONS):
+        acc = mask_of_block(loaded, biases.unit)
+        return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
+    elif begins_with_alibi(OPTIONS):
+        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
         return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
     else:
         return scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
@@ -127,15 +138,16 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 @gluon.jit
 def step(
-    memory, q, q_place, state, slot, phase, previous, column, mask, scales, bend, no_acc, bias,
+    memory, q, q_place, state, slot, phase, previous, block, seen, scales, bend, no_acc, bias,
     OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
 ):  # fmt: skip
     """The scores of one block beside the second product of the block before, and its softmax beside that product.
 
     state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
-    its scale, and sums of the block before; what this block needs of a mask tensor. mask: each row's last and first
-    key, and between which columns a block is wholly visible. bias: `Biases`, `biases_of_tile`, the first row, the
-    distance of the tile's diagonal from that of all, and batch * num_heads + head.
+    its scale, and sums of the block before; what this block needs of a mask tensor. block: its first key, whether it
+    is `is_crossed`, and whether rows may not see all of it. seen: each row's last and first key. bias: `Biases`,
+    `biases_of_block`, the first row, the distance of the tile's diagonal from that of all, and batch * num_heads +
+    head.
     """
     V_PANELS: gl.constexpr = OPTIONS.V_PANELS
     acc, p, factor, top, sums, loaded = state
@@ -143,8 +155,11 @@ def step(
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
     REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
     biases, tile_biases, row_start, moved, batch_head = bias
+    column, crossed, hides = block
     # [64, BLOCK_N]
-    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, bias, OPTIONS, S_L)
+    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, loaded, bias, OPTIONS, S_L)
+    if begins_with_mask(OPTIONS):
+        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
     acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
     if OPTIONS.EARLY_P:
@@ -164,15 +179,19 @@ def step(
         mbarrier.arrive(memory.k_empty.index(slot), count=1)
     if OPTIONS.SOFTCAP:
         qk = tanh(qk * bend)
-    qk = biased(qk, column, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
-    loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
+    qk = biased(qk, column, crossed, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+    if not begins_with_mask(OPTIONS):
+        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
     # a walk that goes round comes to the last block late
     if (walks_round(OPTIONS) and OPTIONS.RAGGED) or ((OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED):
-        last, first, highest, lowest = mask
-        if (column > highest) | (column < lowest):
+        if hides:
+            last, first = seen
             qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
     # [64, BLOCK_N], its sums [64, 4]
-    p, top, factor, added = softmax(qk, top, scales, S_L)
+    distance = None
+    if OPTIONS.LINES:
+        distance = distance_of_block(column, row_start, moved, biases, tile_biases)
+    p, top, factor, added = softmax(qk, top, scales, S_L, distance)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
     previous = v_slot + 0

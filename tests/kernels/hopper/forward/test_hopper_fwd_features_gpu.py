@@ -78,6 +78,26 @@ def test_walks_that_begin_at_the_diagonal(head_dim: int, features: str) -> None:
         check(shape_of(seqlen_q, seqlen_k, head_dim, features))
 
 
+@pytest.mark.parametrize("slopes", [(0.0, 1e-4, 0.5, 1.0), (8.0, -0.2, 2.0**-9, 1 / 3)])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_slopes_of_all_sizes(head_dim: int, slopes: tuple[float, ...]) -> None:
+    """Rows see one key alone, or nearly all alike; a slope below zero raises the maximum in every block."""
+    given = Extras(alibi_slopes=torch.tensor([slopes] * 2, device="cuda"))
+    for causal, lengths in itertools.product(Causal, ((1024, 1024), (700, 1300))):
+        check(shape_of(*lengths, head_dim, "alibi", causal=causal), given)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scores_that_begin_with_a_mask(head_dim: int) -> None:
+    """With queries in registers; the scale of 64 columns is a power of two, that of 128 is none."""
+    names = {"block_m": 128, "block_n": 64, "num_warps": 4, "num_stages": 3}
+    own = {"split_release": 0, "early_p": 1, "keep_p": 1, "output_panels": 0, "q_registers": head_dim}
+    config = KernelConfig.of(KERNEL.name, names | own)
+    for causal, lengths in itertools.product(Causal, ((1000, 1000), (300, 1300), (1, 77))):
+        for dtype in ("bfloat16", "float16"):
+            check(shape_of(*lengths, head_dim, "additive", causal=causal, dtype=dtype), config=config)
+
+
 @pytest.mark.parametrize("features", WORDS)
 @pytest.mark.parametrize("head_dim", [40, 96, 192, 256])
 def test_head_dimensions(head_dim: int, features: str) -> None:
@@ -97,8 +117,9 @@ def test_masks_that_heads_entries_or_queries_share(features: str) -> None:
 
 
 @pytest.mark.parametrize("hidden", [-1e4, -1e9, -1e30, torch.finfo(torch.float32).min])
-def test_additive_masks_that_hide_with_finite_numbers(hidden: float) -> None:
-    problem = shape_of(100, 1300, 128, features="additive")
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_additive_masks_that_hide_with_finite_numbers(hidden: float, head_dim: int) -> None:
+    problem = shape_of(100, 1300, head_dim, features="additive")
     mask = torch.zeros(1, 1, 100, 1300, device="cuda")
     mask[..., :650], mask[:, :, ::2, 500:], mask[:, :, ::7] = hidden, hidden, hidden
     q, k, v = tensors(problem)

@@ -118,7 +118,7 @@ def test_masks_that_heads_entries_or_queries_share(features: str, sizes: tuple[i
 )
 @pytest.mark.parametrize("features", [*WORDS, "alibi additive dropout"])
 def test_parameters(features: str, block_m: int, block_n: int, num_stages: int, own: tuple[int, int, int]) -> None:
-    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages}
+    names = {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "q_registers": 0}
     names |= dict(zip(("split_release", "early_p", "keep_p"), own, strict=True))
     for causal in (Causal.NONE, Causal.UPPER_LEFT):
         problem = shape_of(300, 300, features=features, num_heads=1, causal=causal)
@@ -139,14 +139,26 @@ def test_walks_that_begin_at_the_diagonal(features: str, block_m: int, block_n: 
         check(problem, config=config_of(problem, **own))
 
 
+@pytest.mark.parametrize("causal", Causal)
+@pytest.mark.parametrize(("head_dim", "features"), [(64, "additive"), (64, "additive dropout"), (128, "additive")])
+def test_scores_that_begin_with_a_mask(head_dim: int, features: str, causal: Causal) -> None:
+    """With queries in registers; the scale of 64 columns is a power of two, that of 128 is none."""
+    own = {"block_m": 128, "block_n": 64, "num_stages": 3, "split_release": 0, "q_registers": head_dim}
+    for seqlen_q, seqlen_k in ((100, 170), (257, 255)):
+        problem = shape_of(seqlen_q, seqlen_k, head_dim, features, causal=causal)
+        check(problem, config=config_of(problem, **own))
+
+
+@pytest.mark.parametrize("q_registers", [0, 64])
 @pytest.mark.parametrize("hidden", [-1e4, -1e9, -1e30, torch.finfo(torch.float32).min])
-def test_additive_masks_that_hide_with_finite_numbers(hidden: float) -> None:
+def test_additive_masks_that_hide_with_finite_numbers(hidden: float, q_registers: int) -> None:
     """Also in a row's first blocks, before any key that it sees; the mean of the values where a row sees none."""
     problem = shape_of(100, 300, features="additive")
     mask = torch.zeros(1, 1, 100, 300)
     mask[..., :65], mask[:, :, ::2, 150:], mask[:, :, ::7] = hidden, hidden, hidden
     q, k, v = tensors(problem)
-    found, _ = run_any(problem, [q, k, v], Extras(mask=mask))
+    config = config_of(problem, q_registers=q_registers)
+    found, _ = run_any(problem, [q, k, v], Extras(mask=mask), config)
     scores = q.float() @ k.float().mT * problem.head_dim**-0.5 + mask  # float32 keeps no score beside such numbers
     right = scores.double().softmax(-1) @ v.double()
     assert (found.double() - right).norm() <= TOLERANCE * right.norm()
