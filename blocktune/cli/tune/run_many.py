@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.measure.runner import GpuRunner
-    from blocktune.tuner.search.report import Progress
-    from blocktune.tuner.search.tune import OnProgress
+    from blocktune.tuner.search.report import OnProgress, Progress
 
 COMPILED_AHEAD = 32
 """Configs of the next shape that are compiled while the finals of one are held: as many as processes of a large machine
@@ -50,7 +49,8 @@ def run_many(
 def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
     """Tune one shape after the other, in this process and by one worker on the GPU."""
     from blocktune.db.store import ResultStore
-    from blocktune.tuner.search.tune import farm_for, tune
+    from blocktune.tuner.search.run import farm_for
+    from blocktune.tuner.search.tune import tune
 
     reports: list[dict[str, Any]] = []
     failed: list[BlocktuneError] = []

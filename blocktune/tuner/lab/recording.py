@@ -26,7 +26,7 @@ from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.loop import Subject
+from blocktune.tuner.search.subject import Subject
 
 Compiled = tuple[KernelConfig, "Future[CompileResult]"]
 

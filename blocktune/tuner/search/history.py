@@ -8,7 +8,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.measure.protocol import stopped_early
-from blocktune.tuner.search.loop import Limit, Subject
+from blocktune.tuner.search.subject import Limit, Subject
 
 SPENT_ENOUGH = 0.5
 """A run that spent this share of the time budget and was concluded had ended at its deadline. Only half, because the

@@ -1,9 +1,9 @@
 """What `tune` asks: a strategy whose study stays in memory, or is kept where `--study` says."""
 
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.search.loop import Subject
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import make_proposals
+from blocktune.tuner.search.subject import Subject
 
 
 def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment: Assignment) -> Proposals:

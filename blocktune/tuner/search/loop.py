@@ -4,17 +4,14 @@ import dataclasses
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.db.records.records import Environment, Outcome, Trial
-from blocktune.kernels.base.kernel import AttentionKernel
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
@@ -22,7 +19,8 @@ from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.sampling.trial_facts import score_of
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.report import Progress
+from blocktune.tuner.search.report import OnProgress, Progress
+from blocktune.tuner.search.subject import Limit, Subject
 
 TICK_SECONDS = 0.5
 """How often progress is reported while nothing happens."""
@@ -30,51 +28,8 @@ TICK_SECONDS = 0.5
 PACE_TRIALS = 3
 """Trials before the time left is estimated: the first ones wait for processes that start."""
 
-LEAST_AHEAD = 2
-"""Compiled configs that wait for the GPU while few processes compile."""
-
 Predict = Callable[[KernelConfig, KernelResources], float | None]
 """Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Subject:
-    """What is tuned, where, and with which software."""
-
-    device: DeviceSpec
-    environment: Environment
-    shape: AttentionShape
-    kernels: Mapping[str, AttentionKernel]
-
-    def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
-        """Return a trial of this subject; `fields` are those of `Trial`."""
-        trial = Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=self.shape,
-            config=config,
-            kernel_hash=self.kernels[config.kernel].source_hash,
-            outcome=outcome,
-        )
-        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """When the search stops.
-
-    trials: after this many, those of earlier runs included.
-    seconds: after this many from now.
-    """
-
-    trials: int
-    seconds: float
-
-
-def compiled_ahead(workers: int) -> int:
-    """Return how many configs may be compiled or compiling ahead of the measuring: enough that no process waits, but
-    not all of a search, whose later configs are chosen by what was measured."""
-    return workers + max(LEAST_AHEAD, workers // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +71,7 @@ class Search:
         record: Callable[[Trial], None],
         limit: Limit,
         lookahead: int,
-        on_progress: Callable[[Progress], None],
+        on_progress: OnProgress,
     ):
         self.trials = {trial.config: trial for trial in known}
         self.stopped_by_machine: set[KernelConfig] = set()

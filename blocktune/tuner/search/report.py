@@ -1,7 +1,7 @@
 """What a tuning run is given and what it says: its budget, its progress and its report."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,9 @@ class Progress:
     eta_seconds: float | None = None
     message: str = ""
     measuring: KernelConfig | None = None
+
+
+OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,10 @@ from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
-from blocktune.tuner.search.loop import Limit, Search, Subject
+from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Enumeration
 from blocktune.tuner.search.report import Progress
+from blocktune.tuner.search.subject import Limit, Subject
 from blocktune.tuner.upkeep.is_current import is_live
 from blocktune.tuner.upkeep.verification import Recheck, Verification
 

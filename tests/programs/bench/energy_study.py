@@ -36,9 +36,8 @@ from blocktune.tuner.measure.environment import measuring_environment, source_co
 from blocktune.tuner.measure.measurement import Energies
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.energy_finals import frugal_energies
-from blocktune.tuner.search.finals import ranked
-from blocktune.tuner.search.tune import farm_for
+from blocktune.tuner.search.finals import frugal_energies, ranked
+from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.verdict import decide, speedup
 
 SWEEPS = (

@@ -24,8 +24,8 @@ from blocktune.tuner.fleet.worker import serve, watch_parent
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure import environment
 from blocktune.tuner.measure.measurement import Measurement
-from blocktune.tuner.search.report import TuningReport
-from blocktune.tuner.search.tune import OnProgress, tune
+from blocktune.tuner.search.report import OnProgress, TuningReport
+from blocktune.tuner.search.tune import tune
 from tests.programs.workers.landscape_job_worker import AnyShape
 from tests.support.models import landscape
 

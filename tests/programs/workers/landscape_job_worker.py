@@ -12,8 +12,8 @@ from blocktune.tuner.compile.answers import private_stdout
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import serve
 from blocktune.tuner.lab.replay import ReplayRunner
-from blocktune.tuner.search.report import TuningReport
-from blocktune.tuner.search.tune import OnProgress, tune
+from blocktune.tuner.search.report import OnProgress, TuningReport
+from blocktune.tuner.search.tune import tune
 from tests.support.models import landscape
 
 

@@ -18,7 +18,7 @@ from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.loop import Subject
+from blocktune.tuner.search.subject import Subject
 from tests.support.fakes.fake_kernels import FakeKernel
 
 SHAPE = AttentionShape(batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192, head_dim=64, head_dim_v=64)

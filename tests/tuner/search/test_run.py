@@ -92,7 +92,7 @@ def test_what_calls_get_untuned_is_the_anchor_and_takes_part_in_the_finals(
 def test_what_confirms_the_default_and_the_winner_is_compiled_before_the_finals(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blocktune.tuner.search.tune.default_workers", lambda: 16)
+    monkeypatch.setattr("blocktune.tuner.search.run.default_workers", lambda: 16)
     compiler = landscape.InstantCompiler()
 
     class Seen(Replay):
@@ -111,7 +111,7 @@ def test_what_confirms_the_default_and_the_winner_is_compiled_before_the_finals(
 def test_no_process_of_a_small_machine_leaves_the_search_for_confirmations(
     store: ResultStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("blocktune.tuner.search.tune.default_workers", lambda: 2)
+    monkeypatch.setattr("blocktune.tuner.search.run.default_workers", lambda: 2)
     compiler = landscape.InstantCompiler()
     run(store, Replay(), compiler=compiler)
     assert compiler.confirming == []

@@ -16,11 +16,12 @@ from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.sampling.study_storage import open_study
 from blocktune.tuner.search.finals import require_result
-from blocktune.tuner.search.loop import Limit, Search
+from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.report import Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
 from blocktune.tuner.search.strategies import make_proposals
 from blocktune.tuner.search.studies import sampled_by_tpe
+from blocktune.tuner.search.subject import Limit
 from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
