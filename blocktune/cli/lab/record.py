@@ -100,7 +100,7 @@ def _recorder(
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.measure.telemetry import GpuMonitor
-    from blocktune.tuner.search.workers import farm_for
+    from blocktune.tuner.search.run import farm_for
 
     monitor = GpuMonitor(device.uuid, own_processes=1)
     runner = GpuRunner(shape, environment=visible(device), monitor=monitor)

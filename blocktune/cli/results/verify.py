@@ -141,7 +141,7 @@ def _verify_each(
 ) -> "list[Verification]":
     from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.telemetry import GpuMonitor
-    from blocktune.tuner.search.workers import farm_for
+    from blocktune.tuner.search.run import farm_for
     from blocktune.tuner.upkeep.verify import verify
 
     done: list[Verification] = []

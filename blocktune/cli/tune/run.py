@@ -204,8 +204,8 @@ def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dic
     """Tune a shape and show all about it; returns whether the user cut it short."""
     from blocktune.db.store import ResultStore
     from blocktune.tuner.search.arguments import require_possible
+    from blocktune.tuner.search.run import farm_for
     from blocktune.tuner.search.tune import tune
-    from blocktune.tuner.search.workers import farm_for
 
     device, present = search["device"], is_present(search["device"])
     require_possible(shape, device, search["regime"], search["objective"])

@@ -49,8 +49,8 @@ def run_many(
 def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
     """Tune one shape after the other, in this process and by one worker on the GPU."""
     from blocktune.db.store import ResultStore
+    from blocktune.tuner.search.run import farm_for
     from blocktune.tuner.search.tune import tune
-    from blocktune.tuner.search.workers import farm_for
 
     reports: list[dict[str, Any]] = []
     failed: list[BlocktuneError] = []

@@ -32,8 +32,8 @@ from blocktune.tuner.fleet.streamed_store import Send, store_of
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.worker import die_with_parent
 from blocktune.tuner.search.report import OnProgress, TuningReport
+from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.search.workers import farm_for
 
 INTERRUPTED = 130
 

@@ -26,9 +26,9 @@ from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.search.loop import Search
+from blocktune.tuner.search.run import compiled_ahead
 from blocktune.tuner.search.strategies import make_proposals
 from blocktune.tuner.search.subject import Limit, Subject
-from blocktune.tuner.search.workers import compiled_ahead
 
 WORKERS = 15
 """Processes that compile in a replay: 16 processors, one of which is left to the host."""

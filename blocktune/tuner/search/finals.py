@@ -15,12 +15,18 @@ from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.answers import MAKE_ROOM
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.measure.runner import Runner
-from blocktune.tuner.search.energy_finals import frugal_energies
 from blocktune.tuner.search.verdict import Speedup, Verdict, decide, speedup
 
 MAX_CHALLENGERS = 6
 CHALLENGER_BAND = 1.08
 """Configs this close to the fastest in the search may still be the fastest under sustained load."""
+
+MOST_FRUGAL = 3
+"""Finalists that meet again, apart from those that are kept anyway."""
+
+ENERGY_ROUNDS = 8
+"""As few as have a confidence interval of their median at all (`CONFIDENCE` in tuner/search/verdict.py): a burst takes
+half a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,3 +213,13 @@ def _without_finals(
         f"Every finalist failed, so that there is no winner: {errors}. "
         "Report this with `tune doctor --json`; attention falls back to PyTorch meanwhile."
     )
+
+
+def frugal_energies(
+    runner: Runner, finalists: Sequence[KernelConfig], kept: Sequence[KernelConfig], most: int = MOST_FRUGAL
+) -> Energies:
+    """Return rounds of bursts of the `kept` finalists and the `most` that took the least energy in a burst of each."""
+    first = runner.energies(finalists, 1)
+    order = sorted(first.bursts, key=lambda config: first.bursts[config][0].energy_mj)
+    chosen = list(dict.fromkeys((*(config for config in kept if config in first.bursts), *order[:most])))
+    return runner.energies(chosen, ENERGY_ROUNDS) if chosen else first

@@ -20,7 +20,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
 from blocktune.tuner.compile.background import PreparingCompiler
-from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.cost.roofline import missing_rates
@@ -38,13 +38,28 @@ from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import OnProgress, Progress, TuningReport, disturbance_notes
 from blocktune.tuner.search.subject import Limit, Subject
 from blocktune.tuner.search.verdict import decide_predicted
-from blocktune.tuner.search.workers import compiled_ahead, farm_for
 
 SPARE_WORKERS = 3
 """Idle processes from which on the launches with log-sum-exp of likely winners are compiled, before the finals say who
 won."""
 
+LEAST_AHEAD = 2
+"""Compiled configs that wait for the GPU while few processes compile."""
+
 MakeProposals = Callable[[Subject, Assignment], Proposals]
+
+
+def farm_for(device: DeviceSpec) -> CompileFarm:
+    """Return the workers that compile for a run. For a device that is here their code must be at hand, and one
+    processor is left to the host, which must stay ahead of the GPU."""
+    present = is_present(device)
+    return CompileFarm(workers=max(1, default_workers() - present), need_code=present)
+
+
+def compiled_ahead(workers: int) -> int:
+    """Return how many configs may be compiled or compiling ahead of the measuring: enough that no process waits, but
+    not all of a search, whose later configs are chosen by what was measured."""
+    return workers + max(LEAST_AHEAD, workers // 2)
 
 
 class Run:

@@ -89,7 +89,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, events: Events) -> dict[KernelConfig, f
     compiler = InstantCompiler(events)
     monkeypatch.setattr("blocktune.kernels.hardware.device.current_device", lambda: DEVICE)
     monkeypatch.setattr("blocktune.tuner.measure.environment.measuring_environment", lambda *_: HERE)
-    monkeypatch.setattr("blocktune.tuner.search.workers.farm_for", lambda _: contextlib.nullcontext(compiler))
+    monkeypatch.setattr("blocktune.tuner.search.run.farm_for", lambda _: contextlib.nullcontext(compiler))
     monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", runner)
     return times
 

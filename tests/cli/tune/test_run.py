@@ -378,7 +378,7 @@ def test_shapes_of_a_grid_share_one_worker_and_the_next_one_is_compiled_during_f
         return fake.report
 
     monkeypatch.setattr("blocktune.tuner.search.tune.tune", finals)
-    monkeypatch.setattr("blocktune.tuner.search.workers.farm_for", lambda device: contextlib.nullcontext(Farm()))
+    monkeypatch.setattr("blocktune.tuner.search.run.farm_for", lambda device: contextlib.nullcontext(Farm()))
     monkeypatch.setattr("blocktune.cli.tune.run_many.is_present", lambda device: True)
     monkeypatch.setattr("blocktune.tuner.measure.locked_runner.gpu_runner", gpu_runner)
     assert tune("run", "--grid", "seq=512,1024,2048 dim=64", "--device", "h200").exit_code == 0

@@ -37,9 +37,9 @@ from blocktune.tuner.measure.measurement import Energies, Finals
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.search.report import Budget
+from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.search.verdict import speedup
-from blocktune.tuner.search.workers import farm_for
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
 
 TRIALS = 16

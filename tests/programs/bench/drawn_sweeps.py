@@ -29,7 +29,7 @@ from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.workers import farm_for
+from blocktune.tuner.search.run import farm_for
 from tests.programs.bench.drawn_shapes import drawn
 
 MOST = 26

@@ -36,10 +36,9 @@ from blocktune.tuner.measure.environment import measuring_environment, source_co
 from blocktune.tuner.measure.measurement import Energies
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.energy_finals import frugal_energies
-from blocktune.tuner.search.finals import ranked
+from blocktune.tuner.search.finals import frugal_energies, ranked
+from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.verdict import decide, speedup
-from blocktune.tuner.search.workers import farm_for
 
 SWEEPS = (
     "sweeps/h200-b2-h32-s8192-d64-bf16-causal",

@@ -28,7 +28,7 @@ from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import GpuMonitor
-from blocktune.tuner.search.workers import farm_for
+from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.upkeep.agreement import rematch
 from blocktune.tuner.upkeep.is_current import still_runs
 

@@ -21,7 +21,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.lab.sweep_file import SUFFIX, Sweep, save_sweep
 from blocktune.tuner.measure.measurement import Energies, Measurement
-from blocktune.tuner.search.energy_finals import ENERGY_ROUNDS, frugal_energies
+from blocktune.tuner.search.finals import ENERGY_ROUNDS, frugal_energies
 from blocktune.tuner.search.report import Budget, TuningReport
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.verify import verify
