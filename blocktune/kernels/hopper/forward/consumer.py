@@ -176,9 +176,8 @@ def consumer(
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         mbarrier.wait(memory.full.index(slot), phase)
         qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, loaded, bias, OPTIONS, S_L)
-        if (
-            OPTIONS.FREE_Q and OPTIONS.MASK
-        ):  # loads of queries may stand behind those of the mask until a product has them
+        # Loads of queries may stand behind those of the mask until a product has them.
+        if OPTIONS.FREE_Q and OPTIONS.MASK:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
         # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
