@@ -51,7 +51,7 @@ def test_a_soft_cap_that_the_model_is_far_from_is_left_unexplained(tune) -> None
     words = ("--seq", 4096, "--batch", 4, "--dim", 64, "--heads", 32, "--causal", "--features", "softcap", *H200)
     text, data = explained(tune, *words)
     assert data["config"]["kernel"] == "flash_fwd_hopper"
-    assert data["measured_us"] == pytest.approx(788.8, abs=0.1), "shipped"
+    assert data["measured_us"] == pytest.approx(772.0, abs=0.1), "shipped"
     assert abs(data["model_error"]) > 0.25
     assert not data["is_explained"]
     assert data["prediction"]["binding"] is None
