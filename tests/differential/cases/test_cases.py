@@ -6,8 +6,9 @@ from itertools import islice
 import pytest
 import torch
 
-from tests.differential.cases.case import Alignment, Case, CompileClass, Entry, Layout, class_from_json, class_to_json
+from tests.differential.cases.case import Case, CompileClass, Layout, class_from_json, class_to_json
 from tests.differential.cases.classes import MAX_DIM, NO_SCALES, SCALES, UNIT, dims_deck, planned_classes
+from tests.differential.cases.enums import Alignment, Entry
 from tests.differential.cases.strategies import MAX_ELEMENTS, MAX_PAIRS, drawn_cases
 from tests.differential.cases.tensors import inputs_of, view_of
 
