@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.differential.cases.case import Case
+from tests.differential.cases.tensors import placed
 
 SPARE = 2
 """Entries of a cache that no index picks."""
@@ -57,13 +58,14 @@ class Cache:
         """What the call gets besides queries, caches and new rows, of a computation in this type."""
         lengths = self.case.cached[0] if self.case.one_length else self.lengths.int()
         given: dict[str, Any] = {"cache_seqlens": lengths, "block_table": self.table}
-        given |= {"cache_batch_idx": self.index, "num_splits": self.case.num_splits}
+        given["cache_batch_idx"] = self.index
         if self.case.kind.padded:
             given["cache_leftpad"] = self.padding.int()
         if self.angles is not None:
             cos, sin = self.angles.cos().to(dtype), self.angles.sin().to(dtype)
-            given |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": self.case.interleaved}
-        return given
+            given |= {"rotary_cos": cos, "rotary_sin": sin}
+        given = {name: placed(own, self.case) if isinstance(own, Tensor) else own for name, own in given.items()}
+        return given | {"num_splits": self.case.num_splits, "rotary_interleaved": self.case.interleaved}
 
     def shared(self, keys: Tensor) -> Tensor:
         """These keys or values [batch, heads, rows, columns], with those of the first entry in pages that all have."""

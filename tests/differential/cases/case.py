@@ -14,13 +14,14 @@ class CompileClass:
 
     heads_kv, group: key heads, and query heads for each of them. square: as many queries as keys. lengths: `any`,
     `odd` or `sixteen` (multiples of 16). order: of batch, head and row in memory, or `any`. regime: `few` queries,
-    `tiny`, `short`, `medium` or `long`; octave: of `few` and `long`, the logarithm of the fewest keys. mask: `none`, `boolean`,
-    `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query, key) the mask has, as
-    `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the mask's rows have an odd length
-    in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked, padded: an index picks the entries of a
-    contiguous cache, whose first rows hold no keys. cache_type: of a cache of 8 bits; scales: what its numbers are
-    multiplied with, one `number`, or one for each of the `heads`, for each head of the `batch`, for all `tokens`, or
-    `none` at all. traced: the calls go through PyTorch's tools, which takes seconds a case.
+    `tiny`, `short`, `medium` or `long`; octave: of `few` and `long`, the logarithm of the fewest keys. mask:
+    `none`, `boolean`, `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query,
+    key) the mask has, as `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the
+    mask's rows have an odd length in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked,
+    padded: an index picks the entries of a contiguous cache, whose first rows hold no keys. cache_type: of a cache
+    of 8 bits; scales: what its numbers are multiplied with, one `number`, or one for each of the `heads`, for each
+    head of the `batch`, for all `tokens`, or `none` at all. traced: the calls go through PyTorch's tools, which
+    takes seconds a case.
     """
 
     entry: Entry
@@ -90,7 +91,7 @@ class Case:
     num_splits: of the keys in a cache. rotary: how many numbers of a head are turned, interleaved: pairs of neighbours.
     slack: how much longer than the truth the longest packed sequences are said to be. unused: what stands in the places
     of a block table that no key needs, shared: the first pages belong to all entries. one_length: cache_seqlens is one
-    number for all.
+    number for all. apart: tensors beside query, key and value have other numbers between theirs.
 
     hidden: `some` pairs at random, `rows`: some queries see no key, `all`, `none`, `left` and `right` padding. hides:
     what an additive mask has for hidden pairs, `infinity`, the `least` number of the mask's type, that of the tensors
@@ -127,6 +128,7 @@ class Case:
     unused: str = ""
     shared: bool = False
     one_length: bool = False
+    apart: bool = False
     hides: str = "infinity"
     stray: str = ""
     dynamic: bool = False

@@ -72,7 +72,7 @@ def _lengths(draw: Callable[[Any], Any], entry: Entry, *, traced: bool) -> dict[
         regimes = {"few": 4, "medium": 1}
     regime = draw(weighted(regimes))
     found = {"regime": regime, "octave": draw(st.integers(4, 9) if regime == "few" else st.integers(11, 12))}
-    alignments = {Alignment.NATURAL: 8, Alignment.PADDED: 3, Alignment.ODD: 3, Alignment.MIXED: 0.5}
+    alignments = {Alignment.NATURAL: 12, Alignment.PADDED: 3, Alignment.ODD: 3, Alignment.MIXED: 0.5}
     found["alignment"] = draw(weighted(alignments))
     lengths = draw(weighted({"odd": 3, "sixteen": 2, "any": 1}))
     found["lengths"] = "odd" if found["alignment"] is Alignment.ODD else lengths

@@ -38,7 +38,9 @@ def masks(draw: Callable[[Any], Any], kind: CompileClass) -> dict[str, Any]:
 @st.composite
 def features(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any]) -> dict[str, Any]:
     """What functions have beside PyTorch's arguments."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {
+        "apart": draw(rarely()) if kind.alibi or kind.sinks or kind.entry is Entry.KVCACHE else False
+    }
     if kind.softcap:
         found["softcap"] = draw(st.sampled_from(CAPS))
     if kind.is_packed:

@@ -57,6 +57,8 @@ def cases(draw: Callable[[Any], Any], kind: CompileClass) -> Case:
     if kind.mask != "none" or kind.entry is Entry.MERGE:
         values |= draw(masks(kind))
     values |= draw(features(kind, values))
+    if kind.entry is Entry.MERGE and values["values"] not in (Values.TINY, Values.ZEROS):
+        values["values"] = Values.NORMAL  # parts are rounded
     if kind.refusals:
         values["wrong"] = draw(st.sampled_from(WRONGS))
     return Case(**values)

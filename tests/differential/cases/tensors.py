@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.differential.cases.case import Case, Layout
-from tests.differential.cases.enums import Mode, Values
+from tests.differential.cases.enums import Entry, Mode, Values
 
 DIMENSIONS = "bhs"
 LARGE, TINY = 1e4, 1e-4
@@ -58,13 +58,18 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
         view_of((batch, case.heads, rows_q), kind.head_dim_v, case.grad, dtype, generator).tensor,
         mask_of(case, dtype, generator) if kind.mask != "none" else None,
         _wanted(slopes_of(case, generator), case, "a") if kind.alibi else None,
-        _wanted(torch.randn(case.heads, generator=generator, device=device) * 2.0, case, "s") if kind.sinks else None,
+        _wanted(sinks_of(case, dtype, generator), case, "s") if kind.sinks else None,
     )
 
 
 def _wanted(tensor: Tensor, case: Case, name: str) -> Tensor:
     """The tensor, which requires a gradient if the case says so."""
-    return tensor.requires_grad_(case.kind.gradients and name in case.needs)
+    return placed(tensor, case).requires_grad_(case.kind.gradients and name in case.needs)
+
+
+def placed(tensor: Tensor, case: Case) -> Tensor:
+    """The tensor, where the case says so with its numbers apart in memory."""
+    return torch.stack((tensor, tensor - 1), -1)[..., 0] if case.apart else tensor
 
 
 def view_of(
@@ -159,6 +164,12 @@ def _hidden(bias: Tensor, where: Tensor, least: float, case: Case) -> Tensor:
         odd = torch.arange(bias.shape[-1], device=bias.device) % 2 == 1
         bias = bias.masked_fill(where & odd, float("-inf"))
     return bias
+
+
+def sinks_of(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A logit of every head, in models of transformers of the type of the tensors."""
+    sinks = torch.randn(case.heads, generator=generator, device=generator.device) * 2.0
+    return sinks.to(dtype) if case.kind.entry is Entry.TRANSFORMERS else sinks
 
 
 def slopes_of(case: Case, generator: torch.Generator) -> Tensor:

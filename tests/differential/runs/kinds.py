@@ -29,6 +29,7 @@ def unusual(case: Mapping[str, Any]) -> list[str]:
         "large soft cap": case.get("softcap", 0.0) >= LARGE_CAP,
         "scale <= 0": (case.get("scale") or (1.0 if case.get("scale") is None else 0.0)) <= 0.0,
         f"unused pages are {case.get('unused')}": "unused" in case,
+        "numbers apart": case.get("apart", False),
         "shared pages": case.get("shared", False),
         "unwritten part": case.get("unwritten", False),
         str(case.get("values")): case.get("values", "normal") != "normal",
