@@ -82,7 +82,7 @@ def fuzz(
     run = Run(setup.device, seed=seed, jobs=jobs, out=out)
     pool = Pool(setup, jobs, run.started + seconds, run.add)
     run.problems = pool.problems
-    pool.run(planned_jobs(seed, entry, cases, per_class, interpreted=bool(setup.pretend)))
+    pool.run(planned_jobs(seed, entry, cases, per_class, small=setup.device == "cpu"))
     run.write()
     run.show()
     return 1 if run.report.failed or not run.report.cases else 0
@@ -157,7 +157,7 @@ def _document(options: argparse.Namespace) -> dict[str, Any]:
     if not options.case.isdecimal():
         document: dict[str, Any] = json.loads(options.case)
         return document
-    return case_of(options.seed, int(options.case), interpreted=bool(options.pretend)).to_json()
+    return case_of(options.seed, int(options.case), small=options.device == "cpu").to_json()
 
 
 def _device_name(device: str) -> str:

@@ -10,7 +10,7 @@ from tests.differential.cases.case import Case
 from tests.differential.cases.tensors import placed
 
 SPARE = 2
-"""Entries of a cache that no index picks."""
+"""Entries of a cache that no index picks, and rows that a slice of it leaves out."""
 MOST_PADDING = 5
 UNREAD = 7.0
 """What stands where no key is, before the call."""
@@ -80,6 +80,14 @@ class Cache:
             rows = rows.clone()
             rows[torch.arange(len(new), device=rows.device)[:, None], new] = rows.new_full((), UNREAD)
         return self.placed(rows)
+
+    def sliced(self, cache: Tensor) -> Tensor:
+        """The cache, if the case says so as a part of the rows of a longer one."""
+        if not self.case.sliced:
+            return cache
+        longer = cache.new_zeros(cache.shape[0], cache.shape[1] + SPARE, *cache.shape[2:])
+        part = longer[:, : cache.shape[1]]
+        return part.copy_(cache)
 
     def placed(self, rows: Tensor) -> Tensor:
         """Rows [batch, rows, heads, columns] where the cache has them."""

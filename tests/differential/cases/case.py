@@ -128,6 +128,7 @@ class Case:
     unused: str = ""
     shared: bool = False
     one_length: bool = False
+    sliced: bool = False
     apart: bool = False
     hides: str = "infinity"
     stray: str = ""

@@ -150,8 +150,8 @@ def with_dims(kind: CompileClass, head_dim: int, head_dim_v: int) -> CompileClas
     return replace(kind, head_dim=head_dim, head_dim_v=head_dim_v, lengths=lengths, order=order)
 
 
-def for_interpreter(kind: CompileClass) -> CompileClass:
-    """The class as Triton's interpreter can run it: it multiplies bfloat16 wrongly, and is slow."""
+def for_cpu(kind: CompileClass) -> CompileClass:
+    """The class for a CPU, and Triton's interpreter, which multiplies bfloat16 wrongly, and is slow."""
     regime = "few" if kind.regime == "few" else "tiny"
     dtype = "float16" if kind.dtype == "bfloat16" else kind.dtype
     heads_kv, group = (min(number, 3 if kind.lengths == "odd" else 2) for number in (kind.heads_kv, kind.group))

@@ -109,7 +109,7 @@ def _caches(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any
     cached = (draw(full),) * batch if one_length else tuple(draw(full) for _ in range(batch))
     found: dict[str, Any] = {"batch": batch, "seqlen_q": queries, "seqlen_k": capacity}
     found |= {"appended": appended, "cached": cached, "one_length": one_length}
-    found["num_splits"] = draw(weighted(SPLITS))
+    found |= {"num_splits": draw(weighted(SPLITS)), "sliced": draw(weighted({False: 3, True: 1}))}
     if page:
         found["unused"] = draw(_UNUSED)
         found["shared"] = kind.scales not in ("batch", "tokens") and draw(weighted({False: 2, True: 1}))

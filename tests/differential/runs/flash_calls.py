@@ -45,6 +45,7 @@ def cache_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
         options = options_of(case, inputs) | cache.arguments(query.dtype)
         if short is not None:
             caches, options = short.stored(*caches), options | short.arguments()
+        caches = [cache.sliced(tensor) for tensor in caches]
         return subject.flash_attn_with_kvcache(query.transpose(1, 2), *caches, *new, **options).transpose(1, 2)
 
     def problem(query: Tensor, key: Tensor, value: Tensor) -> Problem:

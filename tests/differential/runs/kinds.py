@@ -30,6 +30,8 @@ def unusual(case: Mapping[str, Any]) -> list[str]:
         "scale <= 0": (case.get("scale") or (1.0 if case.get("scale") is None else 0.0)) <= 0.0,
         f"unused pages are {case.get('unused')}": "unused" in case,
         "numbers apart": case.get("apart", False),
+        "sliced cache": case.get("sliced", False),
+        "appended keys": case.get("appended", 0) > 0,
         "shared pages": case.get("shared", False),
         "unwritten part": case.get("unwritten", False),
         str(case.get("values")): case.get("values", "normal") != "normal",

@@ -190,7 +190,10 @@ def _theirs(
             out = in_type(case, calls.problem(*leaves))
         theirs = [out.detach()]
         if grad is not None:
-            theirs += torch.autograd.grad(out, (*leaves, *inputs.wanted), grad.to(out.dtype), materialize_grads=True)
+            theirs += torch.autograd.grad(out, leaves, grad.to(out.dtype), materialize_grads=True)
+    if grad is not None and inputs.wanted:  # whose terms no one keeps in 16 bits
+        wide = in_type(case, calls.problem(*leaves).wide(torch.float32))
+        theirs += torch.autograd.grad(wide, inputs.wanted, grad.float(), materialize_grads=True)
     wider = None
     if problem.query.dtype is not torch.float32 and not bool(out.isfinite().all()):
         wider = in_type(case, problem.to(torch.float32)).to(problem.query.dtype)
