@@ -14,7 +14,7 @@ from tests.differential.cases.features import CAPS
 from tests.differential.cases.limits import INT32, sides_near
 from tests.differential.cases.strategies import drawn_cases
 
-CASES = 250
+CASES = 200
 FLASH = {"entry": Entry.FLASH, "gradients": True}
 MASKED = {"entry": Entry.SDPA, "mask": "float32", "gradients": True}
 TOOLS = {"entry": Entry.VARLEN, "traced": True, "gradients": True}
@@ -27,6 +27,7 @@ def cases_of(*options: tuple[str, Any]) -> list[Case]:
     return [case for _, case in drawn_cases(kind, 3, CASES)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "is_one"),
     [

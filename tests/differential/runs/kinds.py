@@ -11,23 +11,25 @@ LARGE_CAP = 1e3
 
 
 def kind_of(record: Mapping[str, Any]) -> str:
-    """What a failure is about: how it ended, the function, what is unusual about the case, and what was said."""
-    case = record["case"]
-    parts = [f"{record['verdict']} {case['kind']['entry']}", *unusual(case), said_of(record)]
-    return ", ".join(filter(None, parts))
+    """What a failure is about: how it ended, and what was said; without a message the function, what is unusual about
+    the case, and which tensors are wrong."""
+    case, said = record["case"], said_of(record)
+    if record.get("message"):
+        return f"{record['verdict']}: {said}"
+    return ", ".join(filter(None, (f"{record['verdict']} {case['kind']['entry']}", *unusual(case), said)))
 
 
 def unusual(case: Mapping[str, Any]) -> list[str]:
     """What of a case has led to faults before."""
-    kind, window = case["kind"], case.get("window", (-1, -1))
+    kind, window, mode = case["kind"], case.get("window", (-1, -1)), str(case.get("mode", "eager"))
     present = {
-        str(case.get("mode", "eager")): case.get("mode", "eager") != "eager",
+        mode: mode != "eager",
         "gradients": kind.get("gradients", False),
         "window at a limit": max(window) >= SIDE_AT_LIMIT,
         f"mask of {case.get('hides', '')}": "hides" in case,
         f"{case.get('stray')} in a mask": "stray" in case,
         "large soft cap": case.get("softcap", 0.0) >= LARGE_CAP,
-        "scale <= 0": (case.get("scale") or (1.0 if case.get("scale") is None else 0.0)) <= 0.0,
+        "scale <= 0": case.get("scale", 1.0) <= 0.0,
         f"unused pages are {case.get('unused')}": "unused" in case,
         "numbers apart": case.get("apart", False),
         "sliced cache": case.get("sliced", False),
@@ -42,5 +44,5 @@ def unusual(case: Mapping[str, Any]) -> list[str]:
 def said_of(record: Mapping[str, Any]) -> str:
     """The message without its numbers, or which tensors were wrong."""
     if record.get("message"):
-        return re.sub(r"\d+", "N", record["message"].splitlines()[0])[:MESSAGE_CHARACTERS]
+        return re.sub(r"-?\d+", "N", record["message"].splitlines()[0])[:MESSAGE_CHARACTERS]
     return "/".join(sorted({each["name"] for each in record.get("comparisons", ())}))
