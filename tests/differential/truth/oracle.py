@@ -89,7 +89,7 @@ def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
     with torch.no_grad():
         finite = _finite(exact)
         magnitudes = _magnitudes(finite, _weights(exact).nan_to_num(0.0), None if grad is None else grad.double())
-        return Truth((out.detach(), *gradients), magnitudes, _score_size(finite))
+        return Truth((out.detach(), *gradients), magnitudes, _score_size(finite) + _capped_size(exact))
 
 
 def _finite(problem: Problem) -> Problem:
@@ -158,6 +158,12 @@ def _score_size(problem: Problem) -> Tensor:
         counts = problem.bias.isfinite() & (problem.bias > ABSORBING)
         size = size + torch.where(counts, problem.bias, 0.0).abs().max()
     return size
+
+
+def _capped_size(problem: Problem) -> float:
+    """What a soft cap makes of infinite scores."""
+    is_finite = bool(problem.query.isfinite().all() and problem.key.isfinite().all())
+    return 0.0 if is_finite else problem.softcap
 
 
 def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple[Tensor, ...]:
