@@ -40,7 +40,8 @@ def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
             seen = keys <= rows[:, None]
         return Problem(query, key, value, scale_of(case), seen, bias)
 
-    return Calls(ours, theirs, problem, default)
+    rounds = case.kind.mask == "float32" and case.mode is not Mode.AUTOCAST and case.kind.dtype != "float32"
+    return Calls(ours, None if rounds else theirs, problem, default)  # PyTorch rounds such a mask
 
 
 def _seen_and_bias(mask: Tensor | None, case: Case) -> tuple[Tensor | None, Tensor | None]:
