@@ -4,9 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.kinds import extra_kind, packed_kind, rounds_products, tensors_kind, tokens_kind
+from blocktune.kernels.dispatch.kinds import (
+    ALIGNMENT_BYTES,
+    extra_kind,
+    packed_kind,
+    rounds_products,
+    tensors_kind,
+    tokens_kind,
+)
 from blocktune.kernels.dispatch.obstacles import DTYPE_NAMES, is_short_cache, layout_obstacle, tensor_obstacle
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -185,6 +193,26 @@ class Call:
     def with_seed(self, seed: int, offset: int) -> Self:
         """Return the call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
+
+    def blank(self) -> Self:
+        """Return the call with zeros in the tensors that say which memory its kernels access, laid out as they are."""
+        extras = {
+            name: _zeros_laid_out_as(tensor)
+            for name in ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table", "tree_mask")
+            if (tensor := getattr(self.extras, name)) is not None
+        }
+        blocks: BlockMask | None = self.extras.block_mask
+        if blocks is not None:
+            blocks = replace(blocks, mask=torch.zeros_like(blocks.mask))
+        return replace(self, extras=replace(self.extras, **extras, block_mask=blocks))
+
+
+def _zeros_laid_out_as(tensor: Tensor) -> Tensor:
+    """Return zeros with the sizes, strides and alignment of a tensor."""
+    begin = tensor.data_ptr() % ALIGNMENT_BYTES // tensor.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(begin + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), begin)
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:
