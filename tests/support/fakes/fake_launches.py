@@ -73,10 +73,10 @@ def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 100 + (index or 0), raising=False)
 
 
-def pretend_kernels(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def pretend_kernels(monkeypatch: pytest.MonkeyPatch, calls: Calls | None = None) -> Calls:
     """The CPU as an H200 whose kernels are neither compiled nor run. Return the arguments of all direct launches, which
-    the test may clear; a map is a text with what it was encoded of."""
-    calls: Calls = []
+    the test may clear; a map is a text with what it was encoded of. They are appended to `calls` if it is given."""
+    calls = [] if calls is None else calls
 
     def run(self: Any, *arguments: Any, **options: Any) -> Compiled:
         del self, options
