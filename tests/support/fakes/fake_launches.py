@@ -81,10 +81,10 @@ def pretend_side_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
-def pretend_kernels(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def pretend_kernels(monkeypatch: pytest.MonkeyPatch, calls: Calls | None = None) -> Calls:
     """The CPU as an H200 whose kernels are neither compiled nor run. Return the arguments of all direct launches, which
-    the test may clear; a map is a text with what it was encoded of."""
-    calls: Calls = []
+    the test may clear; a map is a text with what it was encoded of. They are appended to `calls` if it is given."""
+    calls = [] if calls is None else calls
 
     def run(self: Any, *arguments: Any, **options: Any) -> Compiled:
         del self, options

@@ -216,8 +216,7 @@ def _bounds(shape: AttentionShape) -> tuple[int, int]:
     """Return (left, right) of the keys around the diagonal that a query sees, by window and causal mask; or
     `UNLIMITED`."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
-    reach = shape.seqlen_q + shape.seqlen_k  # a bound that lies further off bounds nothing, and might overflow
-    return min(left, reach), min(right, reach) if shape.causal is Causal.NONE else 0
+    return left, right if shape.causal is Causal.NONE else 0
 
 
 def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
