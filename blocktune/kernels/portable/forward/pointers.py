@@ -44,8 +44,9 @@ def flash_fwd_kernel(
     UNIT: tl.constexpr,
 ):  # fmt: skip
     """Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out
-    like Q with HEAD_DIM_V; strides of (batch, head, row) in UNIT elements, the last is 1. Lse [batch, num_heads, seqlen_q]
-    or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one (batch, head).
+    like Q with HEAD_DIM_V; strides of (batch, head, row) in UNIT elements, the last is 1 element. Lse [batch,
+    num_heads, seqlen_q] or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one
+    (batch, head).
     """
     stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
     stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)

@@ -26,8 +26,8 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, 
 from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.base.steps import Launcher, Step
+from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before, tile_shift

@@ -29,7 +29,11 @@ def in_elements(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
         return stride_b, stride_h, stride_n
     else:
         # 64 bits: what is short in units may be long in elements
-        return tl.cast(stride_b, tl.int64) * UNIT, tl.cast(stride_h, tl.int64) * UNIT, tl.cast(stride_n, tl.int64) * UNIT
+        return (
+            tl.cast(stride_b, tl.int64) * UNIT,
+            tl.cast(stride_h, tl.int64) * UNIT,
+            tl.cast(stride_n, tl.int64) * UNIT,
+        )
 
 
 @triton.jit

@@ -47,8 +47,8 @@ def config_of(block_n: int = 128, splits: int = 16, warps: int = 8, stream: int 
     ("changes", "reason"),
     [
         ({"dtype": "float32"}, "computes float16 and bfloat16, but got float32"),
-        ({"head_dim": 96}, "`head_dim in (64, 128)` must hold"),
-        ({"head_dim_v": 256}, "`head_dim_v in (64, 128)` must hold"),
+        ({"head_dim": 84}, "`head_dim in range(16, 129, 8)` must hold"),
+        ({"head_dim_v": 136}, "`head_dim_v in range(16, 129, 8)` must hold"),
         ({"seqlen_q": 5}, "`group_size * seqlen_q <= 16` must hold for flash_decode_hopper, but got 20 rows"),
         ({"batch": 65536}, "`batch <= 65535` must hold"),
         ({"features": Features(cached=True, page_size=8)}, "`16 <= page_size <= 256` must hold"),
