@@ -106,6 +106,22 @@ def test_multiples_of_16_are_copied_by_16_bytes(name: str, cc: tuple[int, int], 
 
 @compiled_here
 @pytest.mark.few(2)
+@pytest.mark.parametrize("head_dim", HALVES[1:])
+def test_hopper_passes_over_rows(head_dim: int) -> None:
+    """Before and after the backward's own kernel, whose copies are those of the copy engine."""
+
+    def found(dim: int) -> list[Counter[tuple[str, int]]]:
+        kernel, shape = get_kernel("flash_bwd_hopper"), shape_of("flash_bwd_hopper", dim)
+        specs = kernel.further_specs(kernel.default_config(shape, limits_for((9, 0))), shape)
+        return [accesses(spec, (9, 0)) for spec in specs]
+
+    own = found(head_dim)
+    assert own == found(neighbour(head_dim))
+    assert all(passed["st", 16] > 0 and passed["ld", 2] == passed["st", 2] == 0 for passed in own)
+
+
+@compiled_here
+@pytest.mark.few(2)
 @pytest.mark.parametrize("head_dim", HALVES)
 @pytest.mark.parametrize("cc", [(8, 9), (9, 0)])
 @pytest.mark.parametrize("cache", ["kv=e4m3", "kv=int8"])
