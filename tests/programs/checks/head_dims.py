@@ -1,6 +1,6 @@
-"""Times every head dimension that is a multiple of 8 in turns with cuDNN and FlashAttention-2, on a GPU.
+"""Checks and times every head dimension that is a multiple of 8, in turns with cuDNN and FlashAttention-2, on a GPU.
 
-PYTHONPATH=. python -P -m tests.programs.bench.head_dims --out head_dims.json [--directions decode] [--dims 40,72]
+PYTHONPATH=. python -P -m tests.programs.checks.head_dims --out head_dims.json [--directions decode] [--dims 40,72]
 
 Rows are `decode` (batch 16, 16 heads, one query, 8192 keys), `forward` and `backward` (batch 2, 16 heads, 4096 tokens,
 full and causal). Processes of their own compile ahead, by running the very calls. Each result is compared with the
