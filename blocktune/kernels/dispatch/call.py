@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -38,6 +38,16 @@ EXTRA_TENSORS = (
 """The extras that are tensors."""
 
 _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
+
+
+class PlanUse(NamedTuple):
+    """What a plan of a direction is wanted for.
+
+    sums: a forward leaves the log-sum-exp. competes: PyTorch's kernel may serve the calls as well.
+    """
+
+    sums: bool
+    competes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +189,9 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool) -> tuple[Any, ...]:
-        """Return the key of the plan. sums: of a forward, whether it leaves the log-sum-exp."""
-        return direction, sums, self.lengths, self.kind(query, key, value)
+    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, use: PlanUse) -> tuple[Any, ...]:
+        """Return the key of the plan."""
+        return direction, use, self.lengths, self.kind(query, key, value)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.side_thread import run_on_side_thread
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
@@ -75,7 +76,7 @@ class Resolver:
         return plan
 
     def resolve(
-        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, sums: bool
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse
     ) -> Plan:
         """Return the plan for calls of this `Call.place`.
 
@@ -89,46 +90,29 @@ class Resolver:
         if obstacle is not None:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
-        tensors = query.detach(), key.detach(), value.detach()
+        new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
         if not is_capturing(query):
-            plan = self._planned(shape, call, direction, sums, lambda: Trial.of(shape, *tensors, call, sums=sums))
+            plan = self._planned(new_trial(call), use)
             self._keep(place, plan)
             return plan
         if place not in self._earlier:
-            self._earlier[place] = self._planned_beside_capture(shape, tensors, call, direction, sums)
+            self._earlier[place] = run_on_side_thread(
+                lambda: self._planned(new_trial(call.blank(), compared=False), use), query.device
+            )
         return self._earlier[place]
 
-    def _planned(
-        self, shape: AttentionShape, call: Call, direction: Direction, sums: bool, new_trial: Callable[[], Trial]
-    ) -> Plan:
-        """Return the plan of a shape, whose kernels have been launched once."""
-        trial = new_trial()
-        found = self._first(shape, self.device(trial.device_index), call, lambda step: self._tried(step, trial))
+    def _planned(self, trial: Trial, use: PlanUse) -> Plan:
+        """Return the plan of the calls of a trial, whose kernels have been launched once.
+
+        While a CUDA graph is captured this runs on another stream, so that none of it becomes part of the graph. What
+        the captured kernels will compute is not in memory yet: the trial has blank tensors then, and is not compared.
+        """
+        device, shape = self.device(trial.device_index), trial.shape
+        found = self._first(shape, device, trial.call, lambda step: self._tried(step, trial), competes=use.competes)
         if isinstance(found, Explanation):
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
-        return KernelPlan(*found, call, direction, sums)
-
-    def _planned_beside_capture(
-        self,
-        shape: AttentionShape,
-        tensors: tuple[Tensor, Tensor, Tensor],
-        call: Call,
-        direction: Direction,
-        sums: bool,
-    ) -> Plan:
-        """Return the plan of a shape that is new while a CUDA graph is captured.
-
-        Kernels are loaded and launched on another stream, so that none of it becomes part of the graph. What the
-        captured kernels will compute is not in memory yet, so the trial has blank tensors and is not compared.
-        """
-
-        def plan() -> Plan:
-            return self._planned(
-                shape, call, direction, sums, lambda: Trial.of(shape, *tensors, call.blank(), sums=sums, compared=False)
-            )
-
-        return run_on_side_thread(plan, tensors[0].device)
+        return KernelPlan(*found, trial.call, shape.direction, use.sums)
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -143,7 +127,7 @@ class Resolver:
             for plan in self.plans.values():
                 if plan.explanation.shape == shape:
                     return plan.explanation
-        found = self._first(shape, device or self.device(None), None, lambda step: None)
+        found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)
         return found if isinstance(found, Explanation) else found[0]
 
     def _first(
@@ -152,6 +136,8 @@ class Resolver:
         device: DeviceSpec | str,
         call: Call | None,
         take: Callable[[Candidate], Taken | str],
+        *,
+        competes: bool,
     ) -> tuple[Explanation, Taken] | Explanation:
         """Return the first config down the ladder that is taken, with what it is taken as; or why none is.
 
@@ -160,12 +146,15 @@ class Resolver:
             device: where, or why that is not known.
             call: what its options demand of the configs is heeded.
             take: returns why a config is not taken, or what it is taken as.
+            competes: whether PyTorch's kernel may serve a shape that was not measured.
         """
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
-        for step in self._steps(table, shape, device.limits, call):
+        for step in self._steps(table, shape, device.limits, call, competes):
+            if isinstance(step, Rejection) and step.rung is Rung.SDPA:
+                return _for_pytorch(step.reason, shape, passed_over, warnings, device.key)
             taken = step.reason if isinstance(step, Rejection) else take(step)
             if isinstance(taken, str):
                 passed_over.append(Rejection(step.rung, taken))
@@ -175,13 +164,13 @@ class Resolver:
         return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _steps(
-        self, table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, call: Call | None
+        self, table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, call: Call | None, competes: bool
     ) -> Iterable[Candidate | Rejection]:
         """Return the configs down the ladder, and why others do not compute the call."""
         if call is not None and call.num_splits:
             return fixed_splits(shape, call.num_splits, limits)
         blocks = None if call is None else call.block_sizes
-        return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks)
+        return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks, competes=competes)
 
     def _tried(self, step: Candidate, trial: Trial) -> Launch | str:
         """Return a launcher of a config that has launched once, or why it is not used.
@@ -225,16 +214,23 @@ class Resolver:
         return self._devices[index]
 
 
-def _nothing_fits(
-    shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
+def _for_pytorch(
+    reason: str, shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
 ) -> Explanation:
-    wanted = f" with {shape.features.label}" if shape.features else ""
-    gradients = "gradients are needed, and " if shape.direction is Direction.BACKWARD else ""
     return Explanation(
         rung=Rung.SDPA,
-        reason=f"{gradients}no config of our kernels runs this shape{wanted} on this device",
+        reason=reason,
         shape=shape,
         passed_over=tuple(passed_over),
         warnings=warnings,
         device=device,
     )
+
+
+def _nothing_fits(
+    shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
+) -> Explanation:
+    wanted = f" with {shape.features.label}" if shape.features else ""
+    gradients = "gradients are needed, and " if shape.direction is Direction.BACKWARD else ""
+    reason = f"{gradients}no config of our kernels runs this shape{wanted} on this device"
+    return _for_pytorch(reason, shape, passed_over, warnings, device)
