@@ -30,9 +30,8 @@ from blocktune.kernels.base.feature_arguments import (
 from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per_group
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.general_tiles import attend_general
 from blocktune.kernels.portable.forward.pointers import FlashForward

@@ -23,7 +23,7 @@ from blocktune.kernels.portable.forward.softmax import (
 
 @triton.jit
 def in_elements(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
-    """Strides of (batch, head, row) in elements, of those in units (kernels/base/stride_unit.py): products of which the
+    """Strides of (batch, head, row) in elements, of those in units (kernels/base/specialize.py): products of which the
     compiler knows that UNIT divides them."""
     if UNIT == 1:
         return stride_b, stride_h, stride_n
