@@ -154,7 +154,7 @@ class Engine:
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_compiling():
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
-        call = Call.of(**asked)
+        call = Call.of(**asked).over(query, key)
         self.check(query, key, value, call)
         if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
             remember = None if is_changed else remember
@@ -261,8 +261,8 @@ class Engine:
     ) -> Results:
         """Return `attend` without autograd and with the call's own seed, for the ops of compiled graphs: the output has
         the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
+        call, resolver = call.over(query, key), self._resolver
         self.check(query, key, value, call)
-        resolver = self._resolver
         plan = self.plan(query, key, value, call, Direction.FORWARD, sums=sums) if call.scale > 0 else None
         if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
@@ -286,7 +286,8 @@ class Engine:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
         them. grad_lse: the gradient of the log-sum-exp, None for 0."""
-        resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
+        call, resolver = call.over(query, key), self._resolver
+        plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, *plans, lse=True))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.side_thread import run_on_side_thread
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.trial import Trial
@@ -22,7 +23,6 @@ from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejecti
 from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
 Taken = TypeVar("Taken")
@@ -59,7 +59,7 @@ class Resolver:
         """Return a resolver that knows what this one does, but for the plans: configs have come that they do not know
         of.
 
-        While a CUDA graph is captured it goes back to them, since no kernel can be loaded then.
+        While a CUDA graph is captured it goes back to them: their kernels are loaded.
         """
         made = Resolver(self.snapshot, strict=self._strict)
         made._devices, made._failures = self._devices, self._failures
@@ -79,28 +79,56 @@ class Resolver:
     ) -> Plan:
         """Return the plan for calls of this `Call.place`.
 
-        It is remembered, unless a CUDA graph is being captured.
+        It is remembered; one that was made while a CUDA graph is captured, for captures alone.
 
         Raises:
-            UsageError: a size is invalid for attention, or a CUDA graph is being captured, and one of our kernels would
-                have to be loaded.
+            UsageError: a size is invalid for attention.
             torch.OutOfMemoryError: there is no memory for outputs and gradients.
         """
         obstacle = call.obstacle(query, key, value)
         if obstacle is not None:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
-        if is_capturing(query):
-            return self._earlier.get(place) or TorchPlan(self._while_capturing(shape, query))
-        trial = Trial.of(shape, query.detach(), key.detach(), value.detach(), call, sums=sums)
-        found = self._first(shape, self.device(query.device.index), call, lambda step: self._tried(step, trial))
+        tensors = query.detach(), key.detach(), value.detach()
+        if not is_capturing(query):
+            plan = self._planned(shape, call, direction, sums, lambda: Trial.of(shape, *tensors, call, sums=sums))
+            self._keep(place, plan)
+            return plan
+        if place not in self._earlier:
+            self._earlier[place] = self._planned_beside_capture(shape, tensors, call, direction, sums)
+        return self._earlier[place]
+
+    def _planned(
+        self, shape: AttentionShape, call: Call, direction: Direction, sums: bool, new_trial: Callable[[], Trial]
+    ) -> Plan:
+        """Return the plan of a shape, whose kernels have been launched once."""
+        trial = new_trial()
+        found = self._first(shape, self.device(trial.device_index), call, lambda step: self._tried(step, trial))
         if isinstance(found, Explanation):
-            plan: Plan = TorchPlan(found)
-        else:
-            logger.info("%s", found[0].headline)
-            plan = KernelPlan(*found, call, direction, sums)
-        self._keep(place, plan)
-        return plan
+            return TorchPlan(found)
+        logger.info("%s", found[0].headline)
+        return KernelPlan(*found, call, direction, sums)
+
+    def _planned_beside_capture(
+        self,
+        shape: AttentionShape,
+        tensors: tuple[Tensor, Tensor, Tensor],
+        call: Call,
+        direction: Direction,
+        sums: bool,
+    ) -> Plan:
+        """Return the plan of a shape that is new while a CUDA graph is captured.
+
+        Kernels are loaded and launched on another stream, so that none of it becomes part of the graph. What the
+        captured kernels will compute is not in memory yet, so the trial has blank tensors and is not compared.
+        """
+
+        def plan() -> Plan:
+            return self._planned(
+                shape, call, direction, sums, lambda: Trial.of(shape, *tensors, call.blank(), sums=sums, compared=False)
+            )
+
+        return run_on_side_thread(plan, tensors[0].device)
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -177,7 +205,7 @@ class Resolver:
             problem = f"{config.label} does not launch: {type(error).__name__}: {error}"
             logger.warning("%s: %.500s. The next rung is taken.", shape.label, problem)
         else:
-            if step.rung is Rung.EXACT or not trial.is_plain:
+            if step.rung is Rung.EXACT or not trial.compared or not trial.is_plain:
                 return launch
             query, key, value, out, *_ = trial.arguments
             problem = canary.problem_of(config, shape, query, key, value, out, trial.call.scale)
@@ -195,21 +223,6 @@ class Resolver:
                 self._devices[index] = f"the device is not known: {error}"
                 logger.warning("%s", self._devices[index])
         return self._devices[index]
-
-    def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
-        """Return why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
-
-        Raises:
-            UsageError: one of our kernels would compute it. The graph would hold something else, for good.
-        """
-        device = self.device(query.device.index)
-        explanation = self.explain(shape, None if isinstance(device, str) else device)
-        if explanation.rung is Rung.SDPA:
-            return explanation
-        raise UsageError(
-            "A CUDA graph cannot capture the first call of a shape, since no kernel can be loaded during the capture, "
-            f"but {shape.label} is new. Call it before, or `attention.warmup([shape])`."
-        )
 
 
 def _nothing_fits(
