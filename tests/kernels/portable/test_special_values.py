@@ -14,8 +14,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support.attention.feature_cases import shape_of, tensors
 from tests.support.attention.masked_rows import LOWEST, masked_rows
 from tests.support.triton_modes import DEVICE, runs
