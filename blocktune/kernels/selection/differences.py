@@ -164,7 +164,7 @@ def _joined(first: Difference, second: Difference) -> Difference:
 
 
 def _slopes(sample: RowSample, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of the scores [rows, keys], and by how much a probability of 1 may be multiplied for each."""
+    """Return the gradients of the scores [rows, keys], and what each probability is multiplied with at most."""
     kept = 1.0 if sample.kept is None else sample.kept
     delta = (out * dout).sum(-1, keepdim=True)
     slopes = sample.weights * (kept * sample.value.products(dout) - delta) * sample.derivative

@@ -95,9 +95,7 @@ def compared(
         own = computed
         if given[0].dtype is torch.float32:
             own = replace(computed, extras=replace(computed.extras, sinks=None))
-        for memory, found in zip(
-            gradients[1:], gradients_of_mathematics(*given, own, gradients[0], None), strict=True
-        ):
+        for memory, found in zip(gradients[1:], gradients_of_mathematics(*given, own, gradients[0], None), strict=True):
             memory.copy_(found)
         spoil(*gradients[1:])
     problem = trial.problem(CONFIG, rows)
@@ -111,9 +109,7 @@ def compared(
 @pytest.mark.parametrize("causal", [NO, UPPER_LEFT, LOWER_RIGHT])
 @pytest.mark.parametrize("size", [1e-3, 1.0, 20.0])
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_what_is_right_passes(
-    kind: str, size: float, causal: Causal, dtype: torch.dtype, direction: Direction
-) -> None:
+def test_what_is_right_passes(kind: str, size: float, causal: Causal, dtype: torch.dtype, direction: Direction) -> None:
     options = OPTIONS[kind]
     if kind == "blocks" and causal is LOWER_RIGHT:
         causal = UPPER_LEFT
