@@ -18,7 +18,6 @@ from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
@@ -186,6 +185,7 @@ class Resolver:
         kind = trial.kind(config)
         if kind in self._failures:
             return self._failures[kind]
+        rows = None if step.rung is Rung.EXACT else trial.rows()
         try:
             launch = trial.launched(kernel, config)
         except torch.OutOfMemoryError:
@@ -194,10 +194,7 @@ class Resolver:
             problem = f"{config.label} does not launch: {type(error).__name__}: {error}"
             logger.warning("%s: %.500s. The next rung is taken.", shape.label, problem)
         else:
-            if step.rung is Rung.EXACT or not trial.compared or not trial.is_plain:
-                return launch
-            query, key, value, out, *_ = trial.arguments
-            problem = canary.problem_of(config, shape, query, key, value, out, trial.call.scale)
+            problem = trial.problem(config, rows)
             if problem is None:
                 return launch
         self._failures[kind] = problem
