@@ -12,6 +12,7 @@ from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.files.reading import read_json
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ def study_of(places: Sequence[Path], winners: Path | None, db: str | None) -> "U
 def _bests(path: Path) -> "list[Best]":
     from blocktune.db.exchange.importing import records_from
 
-    return list(records_from(json.loads(path.read_text(encoding="utf-8")))[0])
+    return list(records_from(read_json(path))[0])

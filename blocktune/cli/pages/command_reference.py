@@ -65,6 +65,6 @@ def _meaning(parameter: Any) -> tuple[str, str]:
     """Return what a parameter means, and its default: the one that its help names, else its value if it has one."""
     text = parameter.help or ""
     named = DEFAULT.search(text)
-    text = DEFAULT.sub("", text) + (f" Environment variable: `{parameter.envvar}`." if parameter.envvar else "")
+    text = DEFAULT.sub("", text)
     value = "" if parameter.default is None or parameter.default is False else str(parameter.default)
     return text.strip(), named["default"] if named else value

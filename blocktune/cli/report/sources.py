@@ -13,6 +13,7 @@ from blocktune.cli.output.json_files import read_document, read_json
 from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
+from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.selection.miss_file import Miss
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -137,7 +138,7 @@ def shipped_counters() -> "dict[str, CounterFile]":
 
     entries = sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
     return {
-        entry.name: CounterFile.parse(entry.read_text(encoding="utf-8"), entry.name)
+        entry.name: CounterFile.parse(read_resource(entry), entry.name)
         for entry in entries
         if entry.name.endswith(SUFFIX)
     }
@@ -152,7 +153,7 @@ def shipped_documents() -> list[Document]:
     found: list[Document] = []
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
-            content = json.loads(entry.read_text(encoding="utf-8"))
+            content = json.loads(read_resource(entry))
             if content.get("format") in KINDS:
                 found.append(Document(entry.name, KINDS[content["format"]], content))
     return found

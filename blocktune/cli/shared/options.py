@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from blocktune.cli.shared import completion
+from blocktune.kernels.files.variables import DB
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
@@ -37,7 +38,7 @@ OneDevice = Annotated[
 ]
 Database = Annotated[
     str | None,
-    typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
+    typer.Option("--db", help=f"Database path or URL.  [default: {DB.name}, else {DB.default}]"),
 ]
 Signature = Annotated[
     str | None,

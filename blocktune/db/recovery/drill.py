@@ -14,6 +14,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite
 from blocktune.db.tables.store_errors import translated
+from blocktune.kernels.files.reading import STORE_BYTES, read_bytes
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
 
 WAYS = 200
@@ -103,7 +104,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
             raise StoreError(f"{place.label} is damaged, but a drill needs a sound store. See `tune doctor --recover`.")
     with closing(sqlite3.connect(copy)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # damages are done to one file, so all has to be in it
-    return copy.read_bytes()
+    return read_bytes(copy, STORE_BYTES)
 
 
 def _recover(copy: Path, sound: Rows, counts: DrillCounts) -> None:

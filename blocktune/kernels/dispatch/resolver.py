@@ -20,6 +20,7 @@ from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
+from blocktune.kernels.selection.incidents import reason_of
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.errors import UsageError
@@ -79,7 +80,8 @@ class Resolver:
     ) -> Plan:
         """Return the plan for calls of this `Call.place`.
 
-        It is remembered, unless a CUDA graph is being captured.
+        It is remembered, unless a CUDA graph is being captured. An error of our own is an incident, and PyTorch
+        computes the call.
 
         Raises:
             UsageError: a size is invalid for attention, or a CUDA graph is being captured, and one of our kernels would
@@ -92,15 +94,23 @@ class Resolver:
         shape = call.shape(query, key, value, direction)
         if is_capturing(query):
             return self._earlier.get(place) or TorchPlan(self._while_capturing(shape, query))
-        trial = Trial.of(shape, query.detach(), key.detach(), value.detach(), call, sums=sums)
-        found = self._first(shape, self.device(query.device.index), call, lambda step: self._tried(step, trial))
-        if isinstance(found, Explanation):
-            plan: Plan = TorchPlan(found)
-        else:
-            logger.info("%s", found[0].headline)
-            plan = KernelPlan(*found, call, direction, sums)
-        self._keep(place, plan)
+        try:
+            trial = Trial.of(shape, query.detach(), key.detach(), value.detach(), call, sums=sums)
+            plan = self._planned(trial, self.device(query.device.index), direction, sums)
+            self._keep(place, plan)
+        except torch.OutOfMemoryError:
+            raise  # PyTorch would need the same memory
+        except Exception as error:
+            plan = self.plans[place] = TorchPlan(_failed(error, shape))
         return plan
+
+    def _planned(self, trial: Trial, device: DeviceSpec | str, direction: Direction, sums: bool) -> Plan:
+        """Return the plan of the first config down the ladder that runs, or PyTorch's."""
+        found = self._first(trial.shape, device, trial.call, lambda step: self._tried(step, trial))
+        if isinstance(found, Explanation):
+            return TorchPlan(found)
+        logger.info("%s", found[0].headline)
+        return KernelPlan(*found, trial.call, direction, sums)
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -115,7 +125,10 @@ class Resolver:
             for plan in self.plans.values():
                 if plan.explanation.shape == shape:
                     return plan.explanation
-        found = self._first(shape, device or self.device(None), None, lambda step: None)
+        try:
+            found = self._first(shape, device or self.device(None), None, lambda step: None)
+        except Exception as error:
+            return _failed(error, shape)
         return found if isinstance(found, Explanation) else found[0]
 
     def _first(
@@ -210,6 +223,12 @@ class Resolver:
             "A CUDA graph cannot capture the first call of a shape, since no kernel can be loaded during the capture, "
             f"but {shape.label} is new. Call it before, or `attention.warmup([shape])`."
         )
+
+
+def _failed(error: Exception, shape: AttentionShape) -> Explanation:
+    """Return why PyTorch computes a shape for which our own code has raised an error."""
+    reason = reason_of(error, shape)
+    return Explanation(rung=Rung.SDPA, reason=reason, shape=shape, warnings=(reason,))
 
 
 def _nothing_fits(

@@ -4,16 +4,14 @@ A signature is Ed25519 over the file's hash, made and checked by the package `cr
 and ssh-keygen make them: `openssl genpkey -algorithm ed25519`, `ssh-keygen -t ed25519`.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import KEY_BYTES, read_bytes
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.values.errors import StoreError, UsageError
-
-VARIABLE = "BLOCKTUNE_TRUSTED_KEY"
-"""Names the public key whose files a strict dispatcher takes."""
 
 SIGNATURE = "signature"
 """The field of a frozen document that holds it: 128 hexadecimal digits."""
@@ -21,17 +19,11 @@ SIGNATURE = "signature"
 _PURPOSE = b"blocktune frozen results\n"
 """Stands before what is signed, so that a signature of something else cannot be taken for one."""
 
-_MAX_KEY_BYTES = 16_384
-
 
 def trusted_key() -> Path | None:
-    """Return the public key that the user has named, or None.
-
-    Raises:
-        UsageError: it is in a home directory that is not known.
-    """
-    named = os.environ.get(VARIABLE, "")
-    return file_path(named) if named else None
+    """Return the public key that the user has named, or None. Whoever reads it says what is wrong with it."""
+    named = TRUSTED_KEY.text()
+    return Path(named) if named else None
 
 
 def signed(document: Mapping[str, Any], seal: str, key: str | Path) -> dict[str, Any]:
@@ -112,8 +104,7 @@ def _loaded(key: str | Path, content: bytes, *ways: Callable[[], Any]) -> Any:
 
 def _key_file(key: str | Path) -> bytes:
     try:
-        with file_path(key).open("rb") as file:
-            return file.read(_MAX_KEY_BYTES)
+        return read_bytes(file_path(key), KEY_BYTES)
     except OSError as error:
         raise UsageError(f"The key file {key} cannot be read: {error.strerror}. Name another file.") from error
 

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.files.switch import is_switched_on
+from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.selection.findings import Finding, store_finding
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 logger = logging.getLogger("blocktune")
-
-VARIABLE = "BLOCKTUNE_CANARY"
 
 ROWS = 64
 """Queries of a head that are compared, spread over its length."""
@@ -36,15 +34,6 @@ counts: Counter[str] = Counter()
 """How many first uses were compared (`compared`), and how many configs were found wrong (`wrong`)."""
 
 
-def is_on() -> bool:
-    """Return whether first uses are checked.
-
-    Raises:
-        UsageError: the environment says neither yes nor no.
-    """
-    return is_switched_on(VARIABLE, "Set it to 0 to check no first use, or unset it.", unless_set=True)
-
-
 def problem_of(
     config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float
 ) -> str | None:
@@ -57,7 +46,7 @@ def problem_of(
         out: the config's output.
         scale: of the scores.
     """
-    if not is_on():
+    if not CANARY.is_on():
         return None
     if query.dtype is torch.float32 and allows_tf32():
         return None  # what TF32 rounds away has no bound without the scores of all rows

@@ -13,7 +13,8 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.files.json_pieces import canonical_text
-from blocktune.kernels.files.signature import VARIABLE, signed
+from blocktune.kernels.files.signature import signed
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs, UserConfigs, read_source
@@ -92,7 +93,7 @@ def test_strict_takes_signed_files_alone(
     rows, problems = read_source(LayeredConfigs(layers), H200, signed_by=keys / "one.pub")
     assert [row.shape for row in rows] == [winners[0].shape]
     assert ["signed by the owner" in problem for problem in problems] == [True, True]
-    monkeypatch.setenv(VARIABLE, str(keys / "other.pub"))
+    monkeypatch.setenv(TRUSTED_KEY.name, str(keys / "other.pub"))
     shape = winners[0].shape
     for strict in (True, False):
         warnings = Dispatcher(LayeredConfigs(layers), strict=strict).explain(shape, device=H200).warnings
