@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from blocktune.kernels import registry
+from blocktune.kernels.files.variables import KERNEL_CLASSES
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.files.variables import KERNEL_CLASSES
 from blocktune.kernels.registry import KERNELS, competing, default_kernel, get_kernel, kernels_for, register
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownKernelError, UsageError
@@ -64,10 +64,11 @@ def test_other_processes_know_it_by_the_environment() -> None:
 
 def test_a_module_that_registers_its_kernel_may_be_named_too(tmp_path) -> None:
     """As in the processes that a program starts whose module registers a kernel when it is imported."""
-    text = "from tests.support.toy_kernel import ToyForward\nfrom blocktune.kernels.files.variables import KERNEL_CLASSES
-from blocktune.kernels.registry import register\n"
+    text = "from tests.support.toy_kernel import ToyForward\nfrom blocktune.kernels.registry import register\n"
     (tmp_path / "mine.py").write_text(f"{text}class Mine(ToyForward):\n    name = 'mine'\nregister(Mine())\n")
-    assert last_kernel(f"import sys; sys.path.append({str(tmp_path)!r})", **{KERNEL_CLASSES.name: "mine:Mine"}) == "mine"
+    assert (
+        last_kernel(f"import sys; sys.path.append({str(tmp_path)!r})", **{KERNEL_CLASSES.name: "mine:Mine"}) == "mine"
+    )
 
 
 @pytest.mark.parametrize(
