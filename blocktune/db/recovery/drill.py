@@ -12,7 +12,7 @@ from pathlib import Path
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite, readable_uri
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.files.reading import STORE_BYTES, read_bytes
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
@@ -92,7 +92,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
     assert place.path is not None
     if place.is_missing:
         raise StoreError(f"No such store: {place.label}, but a drill needs one. `tune run` creates it.")
-    uri = f"{place.path.as_uri()}?mode=ro"
+    uri = readable_uri(place.path)
     with (
         translated(place),
         closing(connect_sqlite(uri, LOCK_TIMEOUT_SECONDS)) as source,

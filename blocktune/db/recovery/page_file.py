@@ -84,6 +84,20 @@ class PageFile:
         content = os.pread(self._file.fileno(), self.page_bytes, (number - 1) * self.page_bytes)
         return content.ljust(self.page_bytes, b"\0")
 
+    def written_pages(self) -> list[int]:
+        """Return the numbers of the pages that were ever written, in order: a file of holes may have any length."""
+        found, at = set(self._in_log), 0
+        while at < self._file_bytes:
+            try:
+                begin = os.lseek(self._file.fileno(), at, os.SEEK_DATA)
+            except OSError:  # nothing but a hole follows
+                break
+            end = os.lseek(self._file.fileno(), begin, os.SEEK_HOLE)
+            last = -(-end // self.page_bytes)
+            found.update(range(begin // self.page_bytes + 1, last + 1))
+            at = last * self.page_bytes
+        return sorted(number for number in found if number <= self.count)
+
     def _sizes(self, header: FileHeader) -> tuple[int, int]:
         """Return the size of a page, and how much of it b-trees leave free: what makes the most pages sound."""
         told = [(header.page_bytes, header.reserved), (header.page_bytes, 0)]

@@ -1,7 +1,7 @@
 """What can still be read of a damaged store, in a fresh store. The damaged one is kept next to it."""
 
+from codecs import getincrementaldecoder
 from dataclasses import asdict, dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,7 @@ def _is_text(path: Path) -> bool:
     """Return whether the file begins as no database does, damaged or not: with nothing but text."""
     try:
         with open_file(path) as file:
-            beginning = TextIOWrapper(file, encoding="utf-8").read(512)
+            beginning = getincrementaldecoder("utf-8")().decode(file.read(512) or b"")
     except UnicodeDecodeError:
         return False
     except OSError as error:

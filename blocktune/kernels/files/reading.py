@@ -11,6 +11,7 @@ import os
 import stat
 from importlib import resources
 from importlib.resources.abc import Traversable
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -123,7 +124,7 @@ def read_gzip(path: Path, max_bytes: int) -> bytes:
         OSError: it cannot be opened, is no gzip (`BadGzipFile`), or unpacks to more than this.
         EOFError, zlib.error: it is damaged.
     """
-    with open_file(path) as packed, gzip.open(packed) as file:
+    with gzip.open(BytesIO(read_bytes(path, max_bytes))) as file:
         content = file.read(max_bytes + 1)
     if len(content) > max_bytes:
         raise _too_large(path, max_bytes)

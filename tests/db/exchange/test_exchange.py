@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.exchange.document import DOCUMENT_BYTES, document_from, load_document, save_document
+from blocktune.db.exchange.document import document_from, load_document, save_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
+from blocktune.kernels.files.reading import DOCUMENT_BYTES
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
