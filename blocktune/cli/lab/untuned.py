@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.lab_files.untuned import COLUMNS, untuned_document, untuned_rows
-from blocktune.cli.output.json_files import writable, write_atomically
+from blocktune.cli.output.json_files import read_json, writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.files.reading import read_json
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:

@@ -74,12 +74,16 @@ class Sources:
         rows = [row for document in self.of_kind("bench") for row in document.content["rows"]]
         return list(dict.fromkeys([*found, *(AttentionShape.from_json(row["shape"]) for row in rows)]))
 
-    def add(self, place: Path) -> None:
-        """Read a file, or every file of a folder that a report can show.
+    def add(self, place: str | Path) -> None:
+        """Read a file, every file of a folder that a report can show, or the database at a URL.
 
         Raises:
             UsageError: the place does not exist, has nothing to show, or a file is not what it seems to be.
         """
+        if isinstance(place, str) and "://" in place:
+            self._add_results(place)
+            return
+        place = Path(place)
         files = _files_in(place) if place.is_dir() else [place]
         if not files:
             raise UsageError(
@@ -112,7 +116,7 @@ class Sources:
                 "`replay` and `noise` write with `--out`. Name another file."
             )
 
-    def _add_results(self, path: Path) -> None:
+    def _add_results(self, path: str | Path) -> None:
         from blocktune.db.sources import read_results
         from blocktune.tuner.lab.sweep_file import sweeps_of
 
@@ -121,7 +125,7 @@ class Sources:
         self.sweeps += sweeps_of(found.trials)
 
 
-def read_sources(places: Iterable[Path]) -> Sources:
+def read_sources(places: Iterable[str | Path]) -> Sources:
     """Return everything that these files and folders hold."""
     sources = Sources()
     for place in places:

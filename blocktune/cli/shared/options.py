@@ -36,9 +36,16 @@ OneDevice = Annotated[
         autocompletion=completion.devices,
     ),
 ]
+
+
+def _database(db: str | None) -> str | None:
+    """Return the database that the flag names, else the environment."""
+    return db or DB.text() or None
+
+
 Database = Annotated[
     str | None,
-    typer.Option("--db", help=f"Database path or URL.  [default: {DB.name}, else {DB.default}]"),
+    typer.Option("--db", callback=_database, help=f"Database path or URL.  [default: {DB.name}, else {DB.default}]"),
 ]
 Signature = Annotated[
     str | None,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
-from blocktune.kernels.files.reading import read_json
+from blocktune.cli.output.json_files import read_json
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 
