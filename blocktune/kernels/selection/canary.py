@@ -18,7 +18,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.base.side_thread import run_on_side_thread
-from blocktune.kernels.files.switch import is_switched_on
+from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.selection.differences import backward_differences, forward_differences, set_up_backward
 from blocktune.kernels.selection.findings import Finding, store_finding
 from blocktune.kernels.selection.row_sample import RowSample, samples
@@ -28,22 +28,11 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 
 logger = logging.getLogger("blocktune")
 
-VARIABLE = "BLOCKTUNE_CANARY"
-
 counts: Counter[str] = Counter()
 """How many first uses were compared (`compared`), and how many configs were found wrong (`wrong`)."""
 
 Found = TypeVar("Found")
 Rows = Sequence[RowSample]
-
-
-def is_on() -> bool:
-    """Return whether first uses are checked.
-
-    Raises:
-        UsageError: the environment says neither yes nor no.
-    """
-    return is_switched_on(VARIABLE, "Set it to 0 to check no first use, or unset it.", unless_set=True)
 
 
 def sampled(shape: AttentionShape, extras: Extras, scale: float, tensors: Sequence[Any]) -> Rows | None:
@@ -58,7 +47,7 @@ def sampled(shape: AttentionShape, extras: Extras, scale: float, tensors: Sequen
             and the inputs.
     """
     query, key, value, out, lse, *gradients = tensors
-    if not is_on() or (shape.features.varlen and shape.features.cached):
+    if not CANARY.is_on() or (shape.features.varlen and shape.features.cached):
         return None
     is_backward = shape.direction is Direction.BACKWARD
     if query.dtype is torch.float32 and allows_tf32() and not is_backward:

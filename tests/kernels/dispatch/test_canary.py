@@ -14,6 +14,7 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, plain_call
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
 from blocktune.kernels.selection.findings import findings_path, stored_findings
@@ -154,7 +155,7 @@ def test_values_that_are_not_finite_are_not_compared() -> None:
 
 @pytest.mark.parametrize("word", ["0", "off", "OFF"])
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv(canary.VARIABLE, word)
+    monkeypatch.setenv(CANARY.name, word)
     assert problem(tensors(torch.float16), one_tile_missing) is None
     assert canary.counts == {}
 
