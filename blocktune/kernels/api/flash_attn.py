@@ -185,16 +185,16 @@ def attend_packed(
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
         asked["remember"] = None
-        check_pages(query, k, v, table, batch, dispatcher)
+        check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
         k, v = as_sequences(k, v, table, bounds[1], longest[1])
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
-    query, key, value = Layout.PACKED.inside(q, k, v)
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
     asked["lengths"] = batch, *longest
     out, sums = dispatcher.attend(query, key, value, lse=lse, layout=Layout.PACKED, **asked)
-    return Layout.PACKED.outside(out), sums
+    return out[0].transpose(0, 1), sums
 
 
 def _asked(
@@ -266,4 +266,4 @@ def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
             "`cu_seqlens_q` and `cu_seqlens_k` must describe the same number of sequences, at least one, but got "
             f"{bounds_q.shape[0]} and {bounds_k.shape[0]} entries. Each needs one entry more than there are sequences."
         )
-    return int(bounds_q.shape[0]) - 1
+    return bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph

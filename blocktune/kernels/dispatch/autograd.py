@@ -180,7 +180,7 @@ def draw(device: torch.device) -> tuple[int, int]:
     the states that activation checkpointing keeps and restores decide both.
     """
     if device.type != "cuda":
-        seed, offset = torch.randint(2**62, (2,)).tolist()
+        seed, offset = torch.randint(2**62, (2,), device="cpu").tolist()
         return seed, offset
     generator = torch.cuda.default_generators[device.index]
     offset = generator.get_offset()

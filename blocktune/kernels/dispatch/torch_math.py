@@ -127,8 +127,12 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 
 
 def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
-    """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other."""
-    return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
+    """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other.
+    Behind the last key, where the table may hold anything, any page will do."""
+    if table is None:
+        return cache
+    pages = table.long().clamp(0, max(cache.shape[0] - 1, 0))
+    return cache[pages].transpose(1, 2).flatten(2, 3)
 
 
 def _widened(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: torch.dtype) -> Tensor:

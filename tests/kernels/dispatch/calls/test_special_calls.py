@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import torch_attention
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200
@@ -192,3 +193,20 @@ def test_queries_without_elements_are_pytorchs(dim_v: int, mask: Tensor | None) 
 def test_a_float32_mask_of_float64_tensors_is_read_as_what_it_is() -> None:
     tensors, mask = three(dtype=torch.float64), torch.randn(20, 20)
     torch.testing.assert_close(Dispatcher(ListSource())(*tensors, mask), in_float64(tensors, 0.125, mask))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_dropout_draws_on_the_cpu_whatever_the_default_device_is(device: str) -> None:
+    q = torch.randn(1, 20, 2, 16)
+    torch.manual_seed(3)
+    wanted = flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0)
+    torch.manual_seed(3)
+    with torch.device(device):
+        assert torch.equal(flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0), wanted)
+
+
+@pytest.mark.parametrize(("softcap", "kept"), [(50.0, True), (9e4, True), (1e5, False), (1e30, False)])
+def test_a_soft_cap_far_above_all_scores_is_left_out(softcap: float, kept: bool) -> None:
+    """Kernels compute tanh by exponentials: 3 % off at 10^6, where the cap itself changes nothing."""
+    call = Call.of(causal="none", scale=1.0, softcap=softcap)
+    assert (call.features.softcap, call.extras.softcap) == ((True, softcap) if kept else (False, 0.0))
