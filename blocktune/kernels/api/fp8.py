@@ -49,7 +49,7 @@ def attention_fp8(
     served = None if is_compiling() else dispatcher.way(way, *tensors)
     if served is not None:
         return served(query, key, value, *(_rows(tensor) for tensor in tensors[3:] if tensor is not None))[0]
-    _check(query, key, value)
+    _check(query, key, value, scale_q, scale_k, scale_v)
     batch, heads, heads_kv = query.shape[0], query.shape[1], key.shape[1]
     scales: dict[str, Any] = {
         "scale_q": _by_head("scale_q", scale_q, batch, heads, query),
@@ -67,7 +67,7 @@ def attention_fp8(
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, *scales: Tensor | None) -> None:
     """Check the arguments.
 
     Raises:
@@ -80,10 +80,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"query, key and value of `attention_fp8` must be {EIGHT_BITS}, but got {query.dtype}. Convert them, or "
             "call `attention`."
         )
-    if needs_gradients(query, key, value):
+    given = [scale for scale in scales if isinstance(scale, Tensor)]
+    if needs_gradients(query, key, value, *given):
         raise UsageError(
-            "`attention_fp8` has no gradients, but query, key or value requires one. Detach it, or call `attention` "
-            "with bfloat16."
+            "`attention_fp8` has no gradients, but query, key, value or a scale requires one. Detach it, or call "
+            "`attention` with bfloat16."
         )
 
 

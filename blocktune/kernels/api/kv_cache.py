@@ -117,7 +117,7 @@ def flash_attn_with_kvcache(
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    check_cache(query, k_pages, v_pages, table, sinks, descales)
+    check_cache(query, k_pages, v_pages, table, descales, (k, v, rotary_cos, rotary_sin, slopes, *scales, sinks))
     if new is not None:
         if descales is not None:
             descales.check_new(new, q)

@@ -19,7 +19,7 @@ from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
-from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing
+from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import (
     SdpaArguments,
     call_of,
@@ -206,6 +206,8 @@ class Dispatcher(Engine):
             return unconverted_attention(given)
         if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             return unconverted_attention(rescaled(given))
+        if is_symbolic(given.query):
+            return traced_attention(self._number, *given)
         asked, call = call_of(given)
         repeats = given.scale is None or given.scale > 0
 

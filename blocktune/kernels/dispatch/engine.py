@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import Call
@@ -19,7 +18,13 @@ from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
-from blocktune.kernels.dispatch.obstacles import call_obstacle, is_capturing, is_short_cache, needs_gradients
+from blocktune.kernels.dispatch.obstacles import (
+    call_obstacle,
+    is_capturing,
+    is_short_cache,
+    is_symbolic,
+    needs_gradients,
+)
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.dispatch.sdpa_arguments import autocasted, with_positive_scale
 from blocktune.kernels.dispatch.snapshot import Snapshot
@@ -152,11 +157,13 @@ class Engine:
             query, key, value = autocasted(query, key, value)
         is_changed = not asked["scale"] > 0
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
-        if is_compiling():
+        if is_symbolic(query):
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked)
         self.check(query, key, value, call)
-        if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
+        extras = call.extras
+        is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
+        if is_slope_fixed and call_obstacle(query, key, value, extras.mask, extras.dropout_p) is None:
             remember = None if is_changed else remember
             found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
             if not isinstance(found, TorchPlan):
@@ -202,7 +209,7 @@ class Engine:
         Raises:
             UsageError: lengths or tables of the call point outside the tensors.
         """
-        if call.lengths is None:
+        if call.lengths is None or is_symbolic(query):
             return
         if query.device.type == "cpu":
             check_values(query, key, call)

@@ -80,7 +80,7 @@ def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[s
     dropout, and the batch decides by its longest sequence."""
     few = 0 < longest <= FEW_QUERIES and query.numel() > 0
     is_plain = not asked.get("dropout_p") and not asked.get("num_splits")
-    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"))
+    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
 
 
 def over_pages(
