@@ -78,7 +78,11 @@ def flash_attn_func(
     asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
-        options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
+        options = {
+            "is_causal": bool(causal),
+            "scale": asked["scale"],
+            "enable_gqa": bool(query.shape[1] != key.shape[1]),
+        }
         return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
     out, lse = dispatcher.attend(
         query,

@@ -64,7 +64,7 @@ def attention_fp8(
         if not isinstance(found, TorchPlan):
             return found[0]
     q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
-    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
+    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(heads != heads_kv))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, *scales: Tensor | None) -> None:

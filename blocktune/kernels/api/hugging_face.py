@@ -110,7 +110,7 @@ def transformers_attention(
         key, value = key[:, :, :queries], value[:, :, :queries]
     is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
     if softcap is None and s_aux is None and not is_windowed:
-        options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": bool(query.shape[1] != key.shape[1])}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)

@@ -98,7 +98,7 @@ class Resolver:
             plan: Plan = TorchPlan(found)
         else:
             logger.info("%s", found[0].headline)
-            plan = KernelPlan(*found, call, direction, sums)
+            plan = KernelPlan(*found, call, direction, sums, trial.arguments[:4])
         self._keep(place, plan)
         return plan
 

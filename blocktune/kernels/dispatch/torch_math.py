@@ -27,7 +27,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
             causal = call.causal is not Causal.NONE
-            extras, shared = call.extras, query.shape[1] != key.shape[1]
+            extras, shared = call.extras, bool(query.shape[1] != key.shape[1])
             given = SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
             return torch_attention(given), query.new_zeros(query.shape[:3], dtype=torch.float32)
         out, sums = _all_scores(query, key, value, call)

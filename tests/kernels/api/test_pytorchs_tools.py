@@ -1,4 +1,4 @@
-"""What PyTorch's tools do with every entry point: graphs, exported programs, fake and meta tensors, and counted FLOPs."""
+"""What PyTorch's tools do with every entry point: graphs, exported programs, fake and meta tensors, counted FLOPs."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -135,3 +135,27 @@ def exported(
 
     dynamic = None if shapes is None else (shapes,)
     return torch.export.export(Layer(), tensors, strict=strict, dynamic_shapes=dynamic)
+
+
+FROZEN = {
+    "flash_attn_qkvpacked_func": {3},
+    "flash_attn_kvpacked_func": {2},
+    "flash_attn_varlen_qkvpacked_func": {3},
+    "flash_attn_varlen_kvpacked_func": {2},
+    "flash_attn_varlen_func, pages": {8},
+    "varlen_attn, pages": {8},
+    "flash_attn_with_kvcache, pages": {32},
+}
+"""The sizes that decide what a call is: tensors in one, and the rows of a page."""
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exported_entry_point_leaves_every_size_open(name: str, strict: bool) -> None:
+    function, tensors = entry_points()[name]
+    shapes = tuple(dict.fromkeys(range(tensor.dim()), torch.export.Dim.AUTO) for tensor in tensors)
+    program = exported(function, copies(tensors), strict=strict, shapes=shapes)
+    sizes = [size for node in program.graph.find_nodes(op="placeholder") for size in node.meta["val"].shape]
+    assert {size for size in sizes if isinstance(size, int) and size > 1} == FROZEN.get(name, set())
+    torch.testing.assert_close(program.module()(*copies(tensors)), function(*copies(tensors)))

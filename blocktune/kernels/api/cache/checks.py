@@ -18,8 +18,9 @@ def check_cache(
     descales: Descales | None = None,
     others: Sequence[Tensor | None] = (),
 ) -> None:
-    """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them. others:
-    the call's other tensors of floating-point numbers.
+    """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them.
+
+    others: the call's other tensors of floating-point numbers.
 
     Raises:
         UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.

@@ -110,8 +110,8 @@ def _check_biases(given: Mapping[str, Tensor]) -> None:
     if DRAWN in given or "cu_seqlens_q" in given:
         kind = "dropout" if DRAWN in given else "packed sequences"
         raise UsageError(
-            f"A compiled graph with {kind} computes no gradient of masks and slopes, but one requires it. Detach it, or "
-            "call attention outside the graph (torch.compiler.disable)."
+            f"A compiled graph with {kind} computes no gradient of masks and slopes, but one requires it. Detach it, "
+            "or call attention outside the graph (torch.compiler.disable)."
         )
 
 
