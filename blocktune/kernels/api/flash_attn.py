@@ -18,6 +18,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
@@ -188,6 +189,7 @@ def attend_packed(
     query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
+        refuse_distributed(q, "Packed sequences over pages")
         asked["remember"] = None
         check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):

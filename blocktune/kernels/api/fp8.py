@@ -9,6 +9,7 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
@@ -56,6 +57,9 @@ def attention_fp8(
         "scale_k": _by_head("scale_k", scale_k, batch, heads_kv, query),
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
     }
+    if is_distributed(query):
+        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "dispatcher": dispatcher}
+        return attend_locally(lambda **own: (attention_fp8(**own, **options), None), query, key, value, scales)[0]
     scale = scale_of(query, scale)
     if scale > 0 and trace_obstacle(query, key, value) is None:
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)

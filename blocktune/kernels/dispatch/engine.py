@@ -5,14 +5,16 @@
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.autograd import Served, draw
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
+from blocktune.kernels.dispatch.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.layout import Layout
@@ -151,6 +153,8 @@ class Engine:
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
+        if is_distributed(query):
+            return self._attend_locally(query, key, value, lse, asked)
         if asked.get("cache_seqlens") is not None and is_short_cache(query, key):
             (query,) = autocasted(query)  # the cache stays as it is
         else:
@@ -175,6 +179,26 @@ class Engine:
             call = drawn(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
         return in_order_of(query, out), sums
+
+    def _attend_locally(self, query: Tensor, key: Tensor, value: Tensor, lse: bool, asked: dict[str, Any]) -> Results:
+        """Return `attend` of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        if asked.get("dropout_p"):
+            refuse_distributed(query, "Attention with dropout")
+        mask, sizes = asked.pop("block_mask", None), asked.pop("lengths", None)
+        tensors = {name: asked.pop(name, None) for name in EXTRA_TENSORS}
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
+            own_mask = None if blocks is None else replace(mask, mask=blocks)
+            own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
+            return self.attend(
+                query, key, value, lse=lse, block_mask=own_mask, lengths=own_sizes, **asked, **own
+            )  # fmt: skip
+
+        return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})
 
     def serve(
         self,
@@ -209,7 +233,7 @@ class Engine:
         Raises:
             UsageError: lengths or tables of the call point outside the tensors.
         """
-        if call.lengths is None or is_symbolic(query):
+        if call.lengths is None or is_symbolic(query) or is_distributed(query):
             return
         if query.device.type == "cpu":
             check_values(query, key, call)
