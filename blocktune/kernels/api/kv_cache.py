@@ -21,6 +21,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -118,7 +119,9 @@ def flash_attn_with_kvcache(
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    check_cache(query, k_pages, v_pages, table, sinks, descales)
+    check_cache(query, k_pages, v_pages, table, descales, (k, v, rotary_cos, rotary_sin, slopes, *scales, sinks))
+    if new is not None or rows.index is not None or rows.padding is not None:
+        refuse_distributed(q, "A cache with new rows, cache_batch_idx or cache_leftpad")
     if new is not None:
         if descales is not None:
             descales.check_new(new, q)

@@ -119,7 +119,7 @@ class Resolver:
         if isinstance(found, Explanation):
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
-        return KernelPlan(*found, trial.call, shape.direction, use.sums)
+        return KernelPlan(*found, trial.call, shape.direction, use.sums, trial.arguments[:4])
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
