@@ -16,6 +16,9 @@ MAX_PAIRS = 1 << 21
 MAX_ELEMENTS = 1 << 22
 """Of query, or of key, or of value."""
 
+FAR_SIDES = (2**31 - 41, 2**31 - 1, 2**31, 2**63 - 1)
+"""Sides of windows that stand for no bound."""
+
 WRONGS = (
     "head_dim", "length", "key_type", "mask_type", "mask_shape", "mask_and_causal", "heads", "dropout", "rank",
     "device", "batch", "integers",
@@ -172,7 +175,7 @@ def _features(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, A
     """What the functions of FlashAttention have beside PyTorch's."""
     found: dict[str, Any] = {}
     if kind.window:
-        side = st.one_of(st.sampled_from((0, 1, 63, 64, 65)), st.integers(0, 400))
+        side = st.one_of(st.sampled_from((0, 1, 63, 64, 65)), st.integers(0, 400), st.sampled_from(FAR_SIDES))
         left, right = draw(side), draw(side)
         unbounded = draw(st.sampled_from(("", "right") if kind.causal else ("", "", "left", "right")))
         found["window"] = (-1 if unbounded == "left" else left, -1 if unbounded == "right" else right)
