@@ -68,7 +68,7 @@ def flash_attn_func(
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
     way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    served = None if is_compiling() else dispatcher.resolver.ways.of(way, tensors)
     if served is not None:
         out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
         return (out, lse, None) if return_attn_probs else out
@@ -79,7 +79,9 @@ def flash_attn_func(
     plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
         options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
-        return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
+        if is_compiling():
+            return dispatcher(query, key, value, **options).transpose(1, 2)
+        return dispatcher.rows(way, q, k, v, **options)
     out, lse = dispatcher.attend(
         query,
         key,

@@ -2,11 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.kinds import extra_kind, packed_kind, rounds_products, tensors_kind, tokens_kind
+from blocktune.kernels.dispatch.kinds import (
+    ALIGNMENT_BYTES,
+    extra_kind,
+    packed_kind,
+    rounds_products,
+    tensors_kind,
+    tokens_kind,
+)
 from blocktune.kernels.dispatch.obstacles import DTYPE_NAMES, is_short_cache, layout_obstacle, tensor_obstacle
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -30,6 +38,16 @@ EXTRA_TENSORS = (
 """The extras that are tensors."""
 
 _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
+
+
+class PlanUse(NamedTuple):
+    """What a plan of a direction is wanted for.
+
+    sums: a forward leaves the log-sum-exp. competes: PyTorch's kernel may serve the calls as well.
+    """
+
+    sums: bool
+    competes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +189,9 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool) -> tuple[Any, ...]:
-        """Return the key of the plan. sums: of a forward, whether it leaves the log-sum-exp."""
-        return direction, sums, self.lengths, self.kind(query, key, value)
+    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, use: PlanUse) -> tuple[Any, ...]:
+        """Return the key of the plan."""
+        return direction, use, self.lengths, self.kind(query, key, value)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:
@@ -203,6 +221,26 @@ class Call:
     def with_seed(self, seed: int, offset: int) -> Self:
         """Return the call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
+
+    def blank(self) -> Self:
+        """Return the call with zeros in the tensors that say which memory its kernels access, laid out as they are."""
+        extras = {
+            name: _zeros_laid_out_as(tensor)
+            for name in ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table", "tree_mask")
+            if (tensor := getattr(self.extras, name)) is not None
+        }
+        blocks: BlockMask | None = self.extras.block_mask
+        if blocks is not None:
+            blocks = replace(blocks, mask=torch.zeros_like(blocks.mask))
+        return replace(self, extras=replace(self.extras, **extras, block_mask=blocks))
+
+
+def _zeros_laid_out_as(tensor: Tensor) -> Tensor:
+    """Return zeros with the sizes, strides and alignment of a tensor."""
+    begin = tensor.data_ptr() % ALIGNMENT_BYTES // tensor.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(begin + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), begin)
 
 
 def _no_longer(longest: int, tokens: int) -> int:

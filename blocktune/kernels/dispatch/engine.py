@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.autograd import Served, draw
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
@@ -32,6 +32,9 @@ from blocktune.kernels.values.shape import Direction
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
+
+FOR_KERNELS = PlanUse(sums=True)
+"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
@@ -219,25 +222,28 @@ class Engine:
         """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
+        competes = not lse and is_pytorchs(query, key, call)
         if needs_gradients(query, key, value, call.extras.sinks):
-            found = self.plan(query, key, value, call, Direction.BACKWARD)
+            use = PlanUse(sums=True, competes=competes)
+            found = self.plan(query, key, value, call, Direction.BACKWARD, use)
             if isinstance(found, TorchPlan):
                 return found
             backward = found
         sums = lse or backward is not None or call.extras.sinks is not None
-        forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
+        use = PlanUse(sums=sums, competes=competes)
+        forward = self.plan(query, key, value, call, Direction.FORWARD, use)
         return forward if isinstance(forward, TorchPlan) else (forward, backward)
 
     def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
     ) -> Plan:
-        """Return the plan of one direction. sums: a forward leaves the log-sum-exp."""
-        place = call.place(query, key, value, direction, sums)
+        """Return the plan of one direction."""
+        place = call.place(query, key, value, direction, use)
         plan = self._resolver.plans.get(place)
         if plan is None:
             with self._miss_lock():
                 resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, sums)
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
         return plan
 
     def refused(self, reason: str) -> TorchPlan:
@@ -263,7 +269,8 @@ class Engine:
         the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
         call, resolver = call.over(query, key), self._resolver
         self.check(query, key, value, call)
-        plan = self.plan(query, key, value, call, Direction.FORWARD, sums=sums) if call.scale > 0 else None
+        use = PlanUse(sums=sums, competes=not sums and is_pytorchs(query, key, call))
+        plan = self.plan(query, key, value, call, Direction.FORWARD, use) if call.scale > 0 else None
         if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, plan, None, lse=sums))

@@ -71,6 +71,14 @@ def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 3 is the current one, and each device has one stream."""
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 3, raising=False)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 100 + (index or 0), raising=False)
+    pretend_side_thread(monkeypatch)
+
+
+def pretend_side_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that outlives a call is allocated on the calling thread, on the CPU."""
+    monkeypatch.setattr("blocktune.kernels.base.scratch.run_on_side_thread", lambda task, device: task())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 
 
 def pretend_kernels(monkeypatch: pytest.MonkeyPatch, calls: Calls | None = None) -> Calls:

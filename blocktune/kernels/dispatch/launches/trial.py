@@ -21,15 +21,19 @@ class Trial:
     """A call that configs are tried with.
 
     shape: of one direction. arguments: all of a launch without sinks: query, key, value and output, then what this
-    direction has.
+    direction has. compared: whether the output may be compared with attention: the tensors hold what the call is about.
     """
 
     call: Call
     shape: AttentionShape
     arguments: tuple[Any, ...]
+    compared: bool = True
 
     @classmethod
-    def of(cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool) -> "Trial":
+    def of(
+        cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool,
+        compared: bool = True,
+    ) -> "Trial":  # fmt: skip
         """Return the trial of a call, with memory of its own. sums: a forward leaves the log-sum-exp."""
         packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
         out, lse = new_results(query, value, packed=packed, sums=sums or is_backward)
@@ -38,7 +42,13 @@ class Trial:
         if is_backward:
             gradients = new_gradients(query, key, value, packed=packed)
             inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out), *gradients)
-        return cls(call, shape, (*inputs, call.scale, *extras))
+        return cls(call, shape, (*inputs, call.scale, *extras), compared)
+
+    @property
+    def device_index(self) -> int | None:
+        """The CUDA index of the tensors' device."""
+        index: int | None = self.arguments[0].device.index
+        return index
 
     @property
     def is_plain(self) -> bool:

@@ -7,6 +7,8 @@ for any.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.tiles import in_elements
+
 
 @triton.jit
 def compared_with(lse):
@@ -117,7 +119,7 @@ def prepare_rows_kernel(
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
     num_heads, seqlen_q, rows, programs,
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    ADDITIVE: tl.constexpr,
+    ADDITIVE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
@@ -126,6 +128,8 @@ def prepare_rows_kernel(
     None, or where packed sequences begin, int32. slopes, kept_share: of ALiBi and dropout, None without
     (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may have a log-sum-exp near the end of float32.
     """
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
     whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
     program = tl.program_id(0)
     if program == 0:
@@ -175,10 +179,11 @@ def prepare_rows_kernel(
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
 def finish_rows_kernel(
     dq_sums, dq, cu_q, scale, stride_b, stride_h, stride_m, num_heads, seqlen_q, rows, programs,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """`finish_kernel` for any lengths: a program for a part of 64 queries, PART columns of WIDTH; arguments as in
     `prepare_rows_kernel`."""
+    stride_b, stride_h, stride_m = in_elements(stride_b, stride_h, stride_m, UNIT)
     parts: tl.constexpr = 64 // PART if TRANSPOSED else WIDTH // PART
     program = tl.program_id(0)
     part = program % parts
@@ -212,13 +217,15 @@ def finish_rows_kernel(
 def join_parts_kernel(
     dk_sums, dv_sums, dk, dv, scale, stride_kb, stride_kh, stride_km, stride_vb, stride_vh, stride_vm,
     num_heads_kv, seqlen_k, blocks,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
 
     A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
     blocks: of 64 keys of a head, whole tiles.
     """
+    stride_kb, stride_kh, stride_km = in_elements(stride_kb, stride_kh, stride_km, UNIT)
+    stride_vb, stride_vh, stride_vm = in_elements(stride_vb, stride_vh, stride_vm, UNIT)
     if tl.program_id(1) == 0:
         join_parts(
             dk_sums, dk, scale, stride_kb, stride_kh, stride_km, num_heads_kv, seqlen_k, blocks, HEAD_DIM, WIDTH, PARTS

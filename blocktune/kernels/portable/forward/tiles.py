@@ -22,6 +22,21 @@ from blocktune.kernels.portable.forward.softmax import (
 
 
 @triton.jit
+def in_elements(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
+    """Strides of (batch, head, row) in elements, of those in units (kernels/base/stride_unit.py): products of which the
+    compiler knows that UNIT divides them."""
+    if UNIT == 1:
+        return stride_b, stride_h, stride_n
+    else:
+        # 64 bits: what is short in units may be long in elements
+        return (
+            tl.cast(stride_b, tl.int64) * UNIT,
+            tl.cast(stride_h, tl.int64) * UNIT,
+            tl.cast(stride_n, tl.int64) * UNIT,
+        )
+
+
+@triton.jit
 def locate_tile(pid, num_tiles_m, batch_heads, head_group, CAUSAL: tl.constexpr):
     """The (query tile, batch * num_heads + head) of a program.
 
