@@ -208,7 +208,7 @@ def _check_number(number: int, capacity: int, new: int) -> None:
     """Check the rows that all entries have, in every call: the host knows their number.
 
     Raises:
-        UsageError: it is negative, or the cache has no room for so many and the new ones.
+        UsageError: it is negative, or the cache has no room for it and the new rows.
     """
     if not 0 <= number <= capacity - new:
         raise UsageError(
