@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.foreign_text import shown
-from blocktune.kernels.files.signature import VARIABLE
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
@@ -187,7 +187,7 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
         named = "the shipped results" if isinstance(layer, JsonConfigs) else path or type(layer).__name__
         raise StoreError(
             f"A strict dispatcher uses results files signed by the owner of {key} alone, and {named} is not one. Name "
-            f"a signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
+            f"a signed file by BLOCKTUNE_DB, or unset {TRUSTED_KEY.name}."
         )
     return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 

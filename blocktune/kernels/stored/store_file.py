@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.kernels.files.ownership import require_trusted
+from blocktune.kernels.files.variables import DB
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
@@ -84,7 +85,7 @@ def user_place() -> Path:
     Raises:
         StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
     """
-    named = os.environ.get("BLOCKTUNE_DB", "")
+    named = DB.text()
     if is_server(named):
         raise StoreError(
             f"The dispatcher cannot read the {named.partition('://')[0]!r:.40} URL in BLOCKTUNE_DB: it reads SQLite "

@@ -14,7 +14,7 @@ import triton
 
 from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
+from blocktune.kernels.base.specialize import in_units, named_in_units
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.features import Features

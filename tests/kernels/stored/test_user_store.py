@@ -80,15 +80,15 @@ def test_the_variable_may_name_a_frozen_file(frozen: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "is missing"),
+        (None, "No such file"),
         ("{", "is not JSON"),
         ("[]", "format and schema"),
         ("[" * 100_000, "is not JSON"),
         ("changed", "changed after it was frozen"),
         ("NaN", "changed after it was frozen"),
-        ("folder", "Is a directory"),
-        ("pipe", "is not a file"),
-        ("", "is empty"),
+        ("folder", "it is a directory"),
+        ("pipe", "it is a pipe"),
+        ("", "is not JSON"),
         ("binary", "cannot be read"),
     ],
 )

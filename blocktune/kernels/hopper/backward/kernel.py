@@ -23,8 +23,7 @@ from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel, Compile
 from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
-from blocktune.kernels.base.stride_unit import named_in_units
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor

@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import check_extras, lse_strides, mask_bytes
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
-from blocktune.kernels.base.stride_unit import in_units
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,

@@ -3,7 +3,7 @@
 from typing import Any
 
 from blocktune.kernels.base.flash_kernel import contiguous_strides
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
+from blocktune.kernels.base.specialize import in_units, named_in_units
 from blocktune.kernels.values.shape import AttentionShape
 
 WORD_BYTES = 4

@@ -84,7 +84,7 @@ def key_range(stop_key, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr):
 
 @gluon.jit
 def in_words(stride_b, stride_h, stride_n, UNIT: gl.constexpr):
-    """Strides of (batch, head, row) of keys or values in words, of those in units (kernels/base/stride_unit.py):
+    """Strides of (batch, head, row) of keys or values in words, of those in units (kernels/base/specialize.py):
     products of which the compiler knows that UNIT divides them. The keys of an entry are counted with 32 bits."""
     if UNIT == 1:
         return stride_b, stride_h, stride_n

@@ -23,9 +23,8 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.base.precision import gradient_precision
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Step, Workspace, take_addresses
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import least_pass_columns, most_pass_columns

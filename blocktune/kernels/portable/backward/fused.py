@@ -14,9 +14,8 @@ from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, p
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step
-from blocktune.kernels.base.stride_unit import in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
     BackwardInputs,

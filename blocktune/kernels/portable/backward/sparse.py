@@ -22,9 +22,8 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, 
 from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
     gradient_strides,

@@ -14,9 +14,8 @@ from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SecondLaunch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
     BackwardInputs,

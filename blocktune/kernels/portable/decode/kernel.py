@@ -24,8 +24,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxC
 from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
-from blocktune.kernels.base.stride_unit import named_in_units
+from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (

@@ -10,8 +10,8 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.scratch import scratch
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import new_memory
-from blocktune.kernels.base.stride_unit import in_units
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig

@@ -30,9 +30,8 @@ from blocktune.kernels.base.feature_arguments import (
 from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per_group
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.general_tiles import attend_general
 from blocktune.kernels.portable.forward.pointers import FlashForward
@@ -107,7 +106,7 @@ def flash_fwd_general_kernel(
     )  # fmt: skip
     if DROPOUT:
         acc = acc / kept_share
-    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V, MASK == 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
-from blocktune.kernels.base.specialize import TensorArgument, specialize
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape

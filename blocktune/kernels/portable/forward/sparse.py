@@ -25,9 +25,8 @@ from blocktune.kernels.base.flash_kernel import (
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before, tile_shift

@@ -24,8 +24,7 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
-from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
-from blocktune.kernels.base.stride_unit import in_units, named_in_units
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows

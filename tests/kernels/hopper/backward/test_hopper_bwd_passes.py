@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blocktune.kernels.base.stride_unit import in_units
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,

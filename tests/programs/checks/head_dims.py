@@ -1,13 +1,14 @@
-"""Times every head dimension that is a multiple of 8 in turns with cuDNN and FlashAttention-2, on a GPU.
+"""Checks and times every head dimension that is a multiple of 8, in turns with cuDNN and FlashAttention-2, on a GPU.
 
-PYTHONPATH=. python -P -m tests.programs.bench.head_dims --out head_dims.json [--directions decode] [--dims 40,72]
+PYTHONPATH=. python -P -m tests.programs.checks.head_dims --out head_dims.json [--directions decode] [--dims 40,72]
 
 Rows are `decode` (batch 16, 16 heads, one query, 8192 keys), `forward` and `backward` (batch 2, 16 heads, 4096 tokens,
 full and causal). Processes of their own compile ahead, by running the very calls. Each result is compared with the
 definition in float32, next to how far PyTorch's back ends are off. A time is the median of the rounds, in which the
 contenders follow each other in a random order, each behind a launch that overwrites the L2 cache; the host is ahead of
-the device. `ours` is a call out of the box; of decoding, kernels of ours by name are their defaults. A peer that does
-not compute a shape is left out. The file is written after every row; --seconds bounds the whole run.
+the device. `ours` is a call out of the box; of decoding, configs are the defaults of both kernels, and other tiles with
+--variants. A peer that does not compute a shape is left out. The file is written after every row; --seconds bounds the
+whole run.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from blocktune import attention
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
 DIMS = tuple(range(8, 257, 8))
@@ -38,7 +41,16 @@ FIRST = (72, 40, 88, 104, 120, 56, 80, 96, 112, 64, 128, 136)
 """What is timed before all other dimensions."""
 DIRECTIONS = ("decode", "forward", "backward")
 PEERS = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}
-DECODING = ("flash_decode_hopper", "flash_decode")
+TILES = {
+    "flash_decode_hopper": (
+        (128, 8, 1, 1), (256, 8, 1, 1), (128, 4, 1, 1), (128, 4, 1, 2), (64, 4, 1, 2), (256, 8, 1, 2),
+    ),
+    "flash_decode": (
+        (128, 4, 2, 1), (64, 4, 4, 1), (64, 4, 3, 2), (64, 4, 2, 2), (64, 4, 2, 4), (32, 4, 4, 2), (64, 8, 3, 1),
+        (64, 8, 4, 1), (128, 8, 2, 1), (128, 8, 3, 1), (128, 4, 3, 2),
+    ),
+}  # fmt: skip
+"""block_n, num_warps, num_stages and splits of what is timed next to the defaults of decoding, where asked for."""
 ROUNDS = 15
 FLUSH_BYTES = 160 << 20
 HEAD_START_CYCLES = 4_000_000
@@ -112,13 +124,26 @@ def of_backend(backend: SDPBackend) -> Callable[..., torch.Tensor]:
     return attend
 
 
-def of_kernel(name: str, row: Row, tensors: Tensors) -> Run | None:
-    """Return the default of one of our kernels, or None where it does not compute the row."""
-    kernel, limits, (q, k, v, _) = get_kernel(name), limits_for(torch.cuda.get_device_capability()), tensors
-    if kernel.unsupported(row.shape, limits) or kernel.layout_problem(q, k, v):
-        return None
-    out, scale = torch.empty_like(q), row.head_dim**-0.5
-    launch = kernel.bind(kernel.default_config(row.shape, limits), row.shape).pinned(q, k, v, out, None, scale)  # type: ignore[attr-defined]
+def configs_of(name: str, row: Row, variants: bool) -> Iterator[KernelConfig]:
+    """Yield the default of one of our kernels, and other tiles; nothing where it does not compute the row."""
+    kernel, limits = get_kernel(name), limits_for(torch.cuda.get_device_capability())
+    if kernel.unsupported(row.shape, limits):
+        return
+    default = kernel.default_config(row.shape, limits)
+    yield default
+    for block_n, warps, stages, splits in TILES[name] if variants else ():
+        own = default.parameters | {"block_n": block_n, "num_warps": warps, "num_stages": stages, "splits": splits}
+        own |= {"overlap": int(splits > 1)} if "overlap" in own else {}
+        config = KernelConfig.of(name, own)
+        if config != default and kernel.surely_fits(config, row.shape, limits):
+            yield config
+
+
+def of_config(config: KernelConfig, row: Row, tensors: Tensors) -> Run:
+    """Return the launch of a config."""
+    (q, k, v, _), scale = tensors, row.head_dim**-0.5
+    out = torch.empty_like(q)
+    launch = get_kernel(config.kernel).bind(config, row.shape).pinned(q, k, v, out, None, scale)  # type: ignore[attr-defined]
 
     def run() -> Tensors:
         launch(q, k, v, out, None, scale)
@@ -127,11 +152,11 @@ def of_kernel(name: str, row: Row, tensors: Tensors) -> Run | None:
     return run
 
 
-def own_runs(row: Row, tensors: Tensors) -> dict[str, Run]:
+def own_runs(row: Row, tensors: Tensors, variants: bool) -> dict[str, Run]:
     found = {"ours": run_of(attention, row, tensors)}
     if row.direction == "decode":
-        named = {name: of_kernel(name, row, tensors) for name in DECODING}
-        found |= {name: run for name, run in named.items() if run is not None}
+        configs = (config for name in TILES for config in configs_of(name, row, variants))
+        found |= {config.label: of_config(config, row, tensors) for config in configs}
     return found
 
 
@@ -149,10 +174,10 @@ def peer_runs(row: Row, tensors: Tensors) -> dict[str, Run]:
     return found
 
 
-def compile_ahead(row: Row) -> str | None:
+def compile_ahead(variants: bool, row: Row) -> str | None:
     """Run our contenders once, in a process of its own; return what went wrong, or None."""
     try:
-        for run in own_runs(row, row.tensors()).values():
+        for run in own_runs(row, row.tensors(), variants).values():
             run()
         torch.cuda.synchronize()
     except Exception as error:  # the parent reports it and goes on
@@ -196,10 +221,10 @@ def times_of(runs: Mapping[str, Run], flush: torch.Tensor) -> dict[str, float]:
     return {name: round(statistics.median(values), 2) for name, values in times.items()}
 
 
-def measured(row: Row, flush: torch.Tensor) -> dict[str, Any]:
+def measured(row: Row, flush: torch.Tensor, variants: bool) -> dict[str, Any]:
     """Return a row's times, errors and ratios."""
     tensors = row.tensors()
-    runs = own_runs(row, tensors) | peer_runs(row, tensors)
+    runs = own_runs(row, tensors, variants) | peer_runs(row, tensors)
     right = definition(row, tensors)
     errors = {name: error_of(run(), right) for name, run in runs.items()}
     bound = 2 * max((errors[name] for name in PEERS if name in errors), default=8e-3) + 1e-3
@@ -224,12 +249,13 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--directions", type=lambda text: text.split(","), default=list(DIRECTIONS))
     parser.add_argument("--dims", type=numbers, default=DIMS)
+    parser.add_argument("--variants", action="store_true", help="time other tiles of decoding, too")
     parser.add_argument("--seconds", type=float, default=285)
     asked = parser.parse_args()
     begin = time.monotonic()
     rows = list(rows_of(asked.directions, asked.dims))
     with ProcessPoolExecutor(WORKERS, mp_context=get_context("fork")) as pool:
-        problems = [problem for problem in pool.map(compile_ahead, rows) if problem]
+        problems = [problem for problem in pool.map(partial(compile_ahead, asked.variants), rows) if problem]
     print(*problems, f"compiled ahead in {time.monotonic() - begin:.0f} s", sep="\n", flush=True)
     flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     found: list[dict[str, Any]] = []
@@ -238,7 +264,7 @@ def main() -> int:
             print(f"out of time before {row.label}", flush=True)
             break
         try:
-            found.append(measured(row, flush))
+            found.append(measured(row, flush, asked.variants))
         except Exception as error:  # one row that fails is no reason to lose the others
             found.append({"row": row.label, "right": False, "failed": f"{type(error).__name__}: {error}"})
         print(json.dumps(found[-1]), flush=True)
