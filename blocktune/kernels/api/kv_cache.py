@@ -70,7 +70,8 @@ def flash_attn_with_kvcache(
 
     k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
     and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
-    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+    + i, and so is query i, unless neither causal nor a window narrower than the cache tells queries apart; then all are
+    at cache_seqlens.
 
     causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
@@ -210,7 +211,7 @@ def _check_number(number: int, capacity: int, new: int) -> None:
     """Check the rows that all entries have, in every call: the host knows their number.
 
     Raises:
-        UsageError: it is negative, or the cache has no room for so many and the new ones.
+        UsageError: it is negative, or the cache has no room for it and the new rows.
     """
     if not 0 <= number <= capacity - new:
         raise UsageError(
