@@ -142,11 +142,14 @@ def _climb_down(
 ) -> tuple["Candidate | None", tuple[str, ...]]:
     """Return the first config that fits, and why nothing better did."""
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+    from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device))
+    table = ConfigTable(
+        LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device), rival_on(device)
+    )
     for step in climb_down(table, shape, device.limits):
         if isinstance(step, Candidate):
             return step, tuple(passed_over)

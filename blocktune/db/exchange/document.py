@@ -90,8 +90,12 @@ def _order(record: Best | Trial) -> tuple[Any, ...]:
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
     """Return a key that sorts shapes as people expect: by what the code is, then by size."""
-    code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label)
-    return (*code, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
+    return (*shape_code(shape), shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
+
+
+def shape_code(shape: AttentionShape) -> tuple[Any, ...]:
+    """Return what the code of a shape's kernels depends on, besides the sizes."""
+    return shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label
 
 
 def _provenance_json(record: Best | Trial) -> Document:

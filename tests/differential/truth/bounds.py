@@ -22,7 +22,7 @@ Where a value is not finite:
 * Truth finite, PyTorch not: the type overflows on the way. Ours must be right in the output, by the bound with E of the
   definition computed in float32 and rounded. Gradients are excused: their factors are stored in the type.
 * Truth and PyTorch both not finite: the output must not be finite either: a NaN that a query sees is not swallowed. In
-  gradients it spreads as the order of the computation has it.
+  gradients it spreads as the order of the computation has it; but of a NaN in a mask, by the row.
 * Inputs that are not finite excuse ours where truth and PyTorch disagree: a hidden NaN may come through, as 0 * NaN, or
   not. Where an output is finite nevertheless and the truth is, it must be right.
 """
@@ -64,10 +64,12 @@ def compared(
     dtype: torch.dtype,
     *,
     poisoned: bool,
+    strict: bool = False,
     wider: Tensor | None = None,
 ) -> Comparison:
     """ours against the truth. dtype: the type of the computation; wider: the definition in float32, of an output;
-    poisoned: whether an input is not finite. score_size broadcasts to the tensor."""
+    poisoned: whether an input is not finite; strict: what is no number may not be swallowed in gradients, either.
+    score_size broadcasts to the tensor."""
     if not ours.numel():
         return Comparison(name, 0.0, 0.0, 0.0, 0, 0)
     is_output = name == "out"
@@ -93,7 +95,7 @@ def compared(
         judged = right if is_output else known
     error = torch.where(judged & present, (ours - truth).abs(), 0.0)
     ratio = (error / bound).amax()
-    swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & is_output
+    swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & (is_output or strict)
     found = torch.stack((ratio, error.amax(), own, lost.sum().double(), swallowed.sum().double())).tolist()
     return Comparison(name, found[0], found[1], found[2], int(found[3]), int(found[4]))
 
