@@ -118,7 +118,9 @@ class Cache:
         if self.angles is None:
             return query, key
         rows = torch.arange(query.shape[2], device=query.device)
-        told_apart = self.case.kind.causal or self.case.window != (-1, -1)
+        is_moved = self.table is None and (self.index is not None or self.case.kind.padded)
+        capacity = key.shape[2] + is_moved * MOST_PADDING
+        told_apart = self.case.kind.causal or any(0 <= side < capacity for side in self.case.window)
         query = self._rotated(query, self.lengths[:, None] + (rows if told_apart else rows * 0))
         every = torch.arange(key.shape[2], device=key.device)
         new = self.new_places()
