@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
-from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of, with_dense_rows
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
