@@ -6,6 +6,7 @@ from typing import Any
 from torch import SymInt
 
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
+from blocktune.kernels.values.features import MAX_SIZE, UNLIMITED, bounded_side
 
 MAX_SPLITS = 128
 """Of the keys of a call over a cache, as in flash-attention."""
@@ -39,7 +40,7 @@ def real_number(name: str, given: Any) -> float:
 
 
 def length_of(name: str, given: Any) -> int:
-    """Return the length of the longest sequence as an int.
+    """Return the length of the longest sequence as an int, at most `MAX_SIZE`: none is longer.
 
     Raises:
         WrongTypeError: it is no whole number.
@@ -48,7 +49,7 @@ def length_of(name: str, given: Any) -> int:
     length = whole_number(name, given)
     if length < 0:
         raise UsageError(f"`{name} >= 0` must hold, but got {length}. Give the length of the longest sequence.")
-    return length
+    return min(length, MAX_SIZE)
 
 
 def sides(window: Any) -> Any:
@@ -56,25 +57,29 @@ def sides(window: Any) -> Any:
     return tuple(window) if type(window) is list else window
 
 
-def window_of(given: Any) -> tuple[int, int]:
-    """Return (left, right) of a `window_size`.
+def window_of(given: Any, name: str = "window_size") -> tuple[int, int]:
+    """Return (left, right) of a window, `UNLIMITED` for a side that no sequence is as long as. Sides that the sequences
+    of a call are too short for are left to `Call.over`.
 
     Raises:
         WrongTypeError: it is no pair, or a side is no whole number.
-        UsageError: it has more or fewer sides than two.
+        UsageError: it has more or fewer sides than two, or a side is below -1.
     """
     try:
         sides = tuple(given)
     except TypeError as error:
         raise WrongTypeError(
-            f"`window_size` must be (left, right), but got {given!r:.100}. (-1, -1) means no window."
+            f"`{name}` must be (left, right), but got {given!r:.100}. (-1, -1) means no window."
         ) from error
     if len(sides) != 2:
+        raise UsageError(f"`{name}` must be (left, right), but got {len(sides)} numbers. (-1, -1) means no window.")
+    left, right = whole_number(name, sides[0]), whole_number(name, sides[1])
+    if left < UNLIMITED or right < UNLIMITED:
         raise UsageError(
-            f"`window_size` must be (left, right), but got {len(sides)} numbers. (-1, -1) means no window."
+            f"`{name}` must be (left, right) with keys >= 0, or {UNLIMITED} for no bound, but got ({left}, {right}). "
+            "(-1, -1) means no window."
         )
-    left, right = sides
-    return whole_number("window_size", left), whole_number("window_size", right)
+    return bounded_side(left), bounded_side(right)
 
 
 def splits_of(given: Any) -> int:

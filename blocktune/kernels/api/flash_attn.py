@@ -20,6 +20,7 @@ from blocktune.kernels.dispatch.call_checks import (
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.obstacles import is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -69,7 +70,7 @@ def flash_attn_func(
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
     way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    served = None if is_compiling() else dispatcher.resolver.ways.of(way, tensors)
     if served is not None:
         out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
         return (out, lse, None) if return_attn_probs else out
@@ -84,7 +85,9 @@ def flash_attn_func(
             "scale": asked["scale"],
             "enable_gqa": bool(query.shape[1] != key.shape[1]),
         }
-        return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
+        if is_symbolic(q):
+            return dispatcher(query, key, value, **options).transpose(1, 2)
+        return dispatcher.rows(way, q, k, v, **options)
     out, lse = dispatcher.attend(
         query,
         key,

@@ -70,7 +70,8 @@ def flash_attn_with_kvcache(
 
     k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
     and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
-    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+    + i, and so is query i, unless neither causal nor a window narrower than the cache tells queries apart; then all are
+    at cache_seqlens.
 
     causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
@@ -107,12 +108,13 @@ def flash_attn_with_kvcache(
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
     descales = Descales.of(q, k_cache, v_cache, *scales)
-    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
     new = new_rows(k, v, q, k_cache, v_cache)
+    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache), 0 if new is None else new[0].shape[1])
     rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
     window, filled = window_of(window_size), lengths
     if rotary is not None:
-        q = rotary.turned(q, positions_from(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
+        is_local = causal or any(UNLIMITED < side < rows.capacity(k_cache) for side in window)
+        q = rotary.turned(q, positions_from(filled, q.shape[1] if is_local else 1))
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
@@ -138,7 +140,7 @@ def flash_attn_with_kvcache(
     ahead, repeats = None, stays and table is block_table
     if new is not None:
         if not is_compiling():
-            dispatcher.check(query, keys, values, Call.of(**asked))
+            dispatcher.check(query, keys, values, Call.of(**asked).over(query, keys))
         all_have = rows.capacity(k_cache) if number is None else number
         ahead = (
             append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table, descales) if repeats else None
@@ -205,10 +207,25 @@ def tree_attention(
     return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
-def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
-    """Return cache_seqlens as int32 [batch]; q is [batch, ...]."""
+def _check_number(number: int, capacity: int, new: int) -> None:
+    """Check the rows that all entries have, in every call: the host knows their number.
+
+    Raises:
+        UsageError: it is negative, or the cache has no room for it and the new rows.
+    """
+    if not 0 <= number <= capacity - new:
+        raise UsageError(
+            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache "
+            "holds no more; make it larger."
+        )
+
+
+def _lengths(given: Tensor | int | None, q: Tensor, capacity: int, new: int = 0) -> Tensor:
+    """Return cache_seqlens as int32 [batch]; q is [batch, ...]. new: rows that come after them."""
     if not isinstance(given, Tensor):
         rows = capacity if given is None else whole_number("cache_seqlens", given)
+        if given is not None:
+            _check_number(rows, capacity, new)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
     if given.dtype != torch.int32 or given.shape != (q.shape[0],):
         raise UsageError(
@@ -238,6 +255,8 @@ def _again(
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
+    if number is not None:
+        _check_number(number, capacity_of(k_cache, table), 0 if k is None else k.shape[1])
     lengths, scales = given, [None if scale is None else as_kernels_take(scale) for scale in (k_scale, v_scale)]
     if served.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)

@@ -72,12 +72,10 @@ def varlen_attn(
             "`cu_seq_k` is required without block_table, but got None. Pass the offset at which the keys of each "
             "sequence begin."
         )
-    left, right = window_of(window_size)
-    causal = is_causal or right == 0
     asked: dict[str, Any] = {
-        "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
+        "causal": Causal.LOWER_RIGHT if is_causal else Causal.NONE,
         "scale": scale_of(query, scale),
-        "window": (left, UNLIMITED if causal else right),
+        "window": window_of(window_size),
         "num_splits": 0 if num_splits is None else min(splits_of(whole_number("num_splits", num_splits)), 1),
     }
     longest = length_of("max_q", max_q), longest_k

@@ -19,6 +19,7 @@ from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_dist
 from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import (
@@ -110,6 +111,22 @@ class Dispatcher(Engine):
             return served(query, key, value)[0]
         remember: Remember = lambda ways, served: ways.add(("attention_plain", *options), (query, key, value), served)  # noqa: E731
         return self.forward(query, key, value, plain_call(given), lse=False, sums=False, remember=remember)[0]
+
+    def rows(
+        self, way: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, enable_gqa: bool
+    ) -> Tensor:
+        """Return attention of tensors [batch, length, heads, head_dim], and leave a short way to further calls.
+
+        Args:
+            way: the options by which the entry point finds it, with q, k and v and no tensor besides.
+        """
+        query, key, value = tensors = Layout.LENGTH_FIRST.inside(q, k, v)
+        out = self(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        ways = self._resolver.ways
+        served = ways.of((_SDPA, len(tensors), 0.0, is_causal, scale, enable_gqa), tensors)
+        if served is not None:
+            ways.add(way, (q, k, v, None, None), served.laid_out(Layout.LENGTH_FIRST))
+        return Layout.LENGTH_FIRST.outside(out)
 
     def explain(
         self,

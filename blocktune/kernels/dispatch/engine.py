@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.autograd import Served, draw
-from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
@@ -39,6 +39,9 @@ from blocktune.kernels.values.shape import Direction
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
+
+FOR_KERNELS = PlanUse(sums=True)
+"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
@@ -163,7 +166,7 @@ class Engine:
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
         if is_symbolic(query):
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
-        call = Call.of(**asked)
+        call = Call.of(**asked).over(query, key)
         self.check(query, key, value, call)
         extras = call.extras
         is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
@@ -250,25 +253,28 @@ class Engine:
         """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
+        competes = not lse and is_pytorchs(query, key, call)
         if needs_gradients(query, key, value, call.extras.sinks):
-            found = self.plan(query, key, value, call, Direction.BACKWARD)
+            use = PlanUse(sums=True, competes=competes)
+            found = self.plan(query, key, value, call, Direction.BACKWARD, use)
             if isinstance(found, TorchPlan):
                 return found
             backward = found
         sums = lse or backward is not None or call.extras.sinks is not None
-        forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
+        use = PlanUse(sums=sums, competes=competes)
+        forward = self.plan(query, key, value, call, Direction.FORWARD, use)
         return forward if isinstance(forward, TorchPlan) else (forward, backward)
 
     def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
     ) -> Plan:
-        """Return the plan of one direction. sums: a forward leaves the log-sum-exp."""
-        place = call.place(query, key, value, direction, sums)
+        """Return the plan of one direction."""
+        place = call.place(query, key, value, direction, use)
         plan = self._resolver.plans.get(place)
         if plan is None:
             with self._miss_lock():
                 resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, sums)
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
         return plan
 
     def refused(self, reason: str) -> TorchPlan:
@@ -292,9 +298,10 @@ class Engine:
     ) -> Results:
         """Return `attend` without autograd and with the call's own seed, for the ops of compiled graphs: the output has
         the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
+        call, resolver = call.over(query, key), self._resolver
         self.check(query, key, value, call)
-        resolver = self._resolver
-        plan = self.plan(query, key, value, call, Direction.FORWARD, sums=sums) if call.scale > 0 else None
+        use = PlanUse(sums=sums, competes=not sums and is_pytorchs(query, key, call))
+        plan = self.plan(query, key, value, call, Direction.FORWARD, use) if call.scale > 0 else None
         if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, plan, None, lse=sums))
@@ -317,7 +324,8 @@ class Engine:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
         them. grad_lse: the gradient of the log-sum-exp, None for 0."""
-        resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
+        call, resolver = call.over(query, key), self._resolver
+        plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, *plans, lse=True))

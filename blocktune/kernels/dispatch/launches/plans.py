@@ -1,12 +1,14 @@
 """What computes one direction of the calls of a kind: a config that is bound and its results' memory; or PyTorch."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, is_given, laid_out_anew, memory_layout
 from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
@@ -123,16 +125,25 @@ Plan = KernelPlan | TorchPlan
 class ByTorch:
     """Calls of one kind without a mask, served by PyTorch's attention with these options."""
 
-    __slots__ = ("_options", "_plan")
+    __slots__ = ("_layout", "_options", "_plan")
     drops = False  # PyTorch draws the pairs itself
 
     def __init__(self, plan: TorchPlan, options: SdpaArguments) -> None:
         self._plan = plan
-        self._options = options[3:]
+        self._options = options[3:]  # the tensors are not kept
+        self._layout = Layout.HEADS_FIRST
+
+    def laid_out(self, layout: Layout) -> "ByTorch":
+        """Return the same calls with tensors of another layout."""
+        other = copy(self)
+        other._layout = layout
+        return other
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
-        return torch_attention(SdpaArguments(query, key, value, *self._options)), None
+        query, key, value = self._layout.inside(query, key, value)
+        out = torch_attention(SdpaArguments(query, key, value, *self._options))
+        return self._layout.outside(out), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:
