@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.dtensors import attend_locally, is_distributed
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle

@@ -14,7 +14,7 @@ from torch import Tensor
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
-from blocktune.kernels.dispatch.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
+from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.layout import Layout
