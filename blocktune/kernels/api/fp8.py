@@ -1,5 +1,6 @@
 """Attention of 8-bit tensors with scales."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,18 +58,36 @@ def attention_fp8(
         "scale_k": _by_head("scale_k", scale_k, batch, heads_kv, query),
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
     }
-    if is_distributed(query):
-        options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "dispatcher": dispatcher}
-        return attend_locally(lambda **own: (attention_fp8(**own, **options), None), query, key, value, scales)[0]
     scale = scale_of(query, scale)
+    remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
+    attend = partial(_attend, is_causal=is_causal, scale=scale, dispatcher=dispatcher, remember=remember)
+    if is_distributed(query):
+        return attend_locally(lambda *own, **of_own: (attend(*own, **of_own), None), query, key, value, scales)[0]
+    return attend(query, key, value, **scales)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    *,
+    is_causal: bool,
+    scale: float,
+    dispatcher: Dispatcher,
+    remember: Remember,
+) -> Tensor:
+    """Return the output of a call that was checked, whose scales have two dimensions."""
     if scale > 0 and trace_obstacle(query, key, value) is None:
+        scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
         found = dispatcher.serve(query, key, value, call, remember=remember)
         if not isinstance(found, TorchPlan):
             return found[0]
-    q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
-    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(heads != heads_kv))
+    q, k, v = _widened(query, scale_q), _widened(key, scale_k), _widened(value, scale_v)
+    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1]))
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, *scales: Tensor | None) -> None:

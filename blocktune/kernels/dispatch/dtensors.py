@@ -92,8 +92,8 @@ def attend_locally(
     out, lse = attend(**own)
     sizes = *query.shape[:3], value.shape[3]
     whole = _whole(out, query.device_mesh, shared, sizes, strides_like(query.stride(), sizes))
-    if lse is None or not lse.numel():
-        return whole, lse
+    if lse is None:
+        return whole, None
     packed = 3 - lse.dim()  # the log-sum-exp of packed sequences has no dimension of the batch
     rows = query.shape[packed:3]
     places = [None if dim is None else dim - packed for dim in shared]

@@ -148,8 +148,14 @@ def cached() -> dict[str, EntryPoint]:
             (q, *entries, new, angles, lengths),
         ),
         "flash_attn_with_kvcache, pages": (
+            lambda q, k, v, lengths, table: flash_attn_with_kvcache(
+                q, k, v, cache_seqlens=lengths, block_table=table, return_softmax_lse=True
+            ),
+            (q, *caches, lengths, table),
+        ),
+        "flash_attn_with_kvcache, new rows in pages": (
             lambda q, k, v, new, lengths, table: flash_attn_with_kvcache(
-                q, k, v, new, new, cache_seqlens=lengths, block_table=table, return_softmax_lse=True
+                q, k, v, new, new, cache_seqlens=lengths, block_table=table
             ),
             (q, *caches, new, lengths, table),
         ),

@@ -33,7 +33,7 @@ def test_every_entry_point_takes_distributed_tensors(told: Told, ranks: int) -> 
             assert errors["flash_attn_func, features"] < 1e-4
             assert all(error < 1e-2 if "fp8" in name else error < 1e-4 for name, error in errors.items()), errors
     assert "flash_attn_varlen_func" in told["2"]["told"][0]["heads"]
-    assert "flash_attn_with_kvcache, pages" not in told["2"]["told"][0]["heads"]
+    assert "flash_attn_with_kvcache, pages" in told["2"]["told"][0]["batch"]
 
 
 def test_what_ranks_cannot_share_is_refused_with_the_way_out(told: Told) -> None:

@@ -63,7 +63,7 @@ class Backward(PlainKernel):
             scores = q @ wide_k.mT * scale
             if shape.causal != "none":
                 scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-            p = torch.exp(scores - lse[..., None])
+            p = torch.exp(scores - lse.masked_fill(lse.isneginf(), float("inf"))[..., None])
             ds = p * (dout @ wide_v.mT - (dout * out).sum(-1, keepdim=True)) * scale
             dq.copy_(ds @ wide_k)
             dk.copy_((ds.mT @ q).unflatten(1, (-1, group)).sum(2))
