@@ -3,6 +3,9 @@
 # make test-all     the same, and many more cases of the same kinds: continuous integration runs it
 # make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
 # make test-newest  the tests of kernels and tuner again, under the newest Triton
+# make test-pair    the same under the PyTorch and Triton that are named: TORCH=2.14.1 TRITON=3.8.0
+# make test-transformers  every family of the installed transformers, next to eager attention
+# make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
@@ -27,17 +30,20 @@ RUNS ?= 5000
 
 BIN := $(VENV)/bin
 NEWEST := .triton-newest
-PYTEST := $(BIN)/python -P -m pytest -q
+PYTEST = $(BIN)/python -P -m pytest -q
 # Several workers share the processors already: threads of PyTorch's and NumPy's in each would wait for one another.
 # Hundreds of tests start a process, which would compile our sources again where Python may not keep them compiled.
 # What the tests of a file share, such as a server or a browser, is made once; of many long cases all workers take some
 # (tests/support/suite/shared_files.py).
-PARALLEL := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
+PARALLEL = env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(PYTEST) -n $(JOBS) --dist loadgroup
+PAIR := .venv-torch$(TORCH)-triton$(TRITON)
+LOWEST := .venv-lowest
+COMMANDS := tests/cli/test_every_command.py
 # The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
 ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/tuner)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 # PyPI's PyTorch carries gigabytes of CUDA libraries that a machine without a GPU cannot use.
 CPU_TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -49,7 +55,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-newest width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-newest test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -78,6 +84,18 @@ check: $(VENV)/.installed-test
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
 	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive and not triton_free" $(INTERPRETED)
 	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not exhaustive and not cluster and not triton_free" $(ASKS_TRITON)
+
+test-pair: BIN := $(PAIR)/bin
+test-pair: $(PAIR)/.installed
+	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu and not exhaustive and not triton_free" $(INTERPRETED)
+	$(PARALLEL) -m "not gpu and not exhaustive and not cluster and not triton_free" $(ASKS_TRITON) $(COMMANDS)
+
+test-lowest: BIN := $(LOWEST)/bin
+test-lowest: $(LOWEST)/.installed
+	$(PARALLEL) -m "not gpu and not exhaustive" tests/cli/test_main.py tests/cli/output tests/cli/results $(COMMANDS)
+
+test-transformers: $(VENV)/.installed-test
+	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/kernels/api/test_transformers_families.py
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)
@@ -142,4 +160,17 @@ $(VENV)/.installed-test: $(VENV)/.installed
 $(NEWEST)/.installed: $(VENV)/.installed-test
 	rm -rf $(NEWEST)
 	$(PIP) install --target $(NEWEST) --no-deps 'triton>3.6'
+	touch $@
+
+# PyTorch's CPU builds need no certain Triton. Triton 3.6's interpreter uses a conversion that NumPy 2.4 removed.
+$(PAIR)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(PAIR)
+	$(PIP) install --no-deps --extra-index-url $(CPU_TORCH_INDEX) torch==$(TORCH) triton==$(TRITON)
+	$(PIP) install --no-compile 'numpy<2.4' torch==$(TORCH) triton==$(TRITON) -e '.[test]'
+	touch $@
+
+$(LOWEST)/.installed: pyproject.toml constraints-lowest.txt
+	$(PYTHON) -m venv $(LOWEST)
+	$(PIP) install --no-deps --extra-index-url $(CPU_TORCH_INDEX) -c constraints-lowest.txt torch triton
+	$(PIP) install --no-compile -c constraints-lowest.txt -e '.[frames,report,ui]' hypothesis pytest pytest-timeout pytest-xdist
 	touch $@

@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+from tests.programs.checks.lowest_versions import constraints
 
 yaml = pytest.importorskip("yaml", reason="reading the files needs PyYAML, which comes with the documents' tools")
 
@@ -57,6 +61,27 @@ def test_the_versions_that_are_called_tested_are_those_of_continuous_integration
     pinned = dict(re.findall(r"^(\w+)==(\d+\.\d+)", (ROOT / "constraints-cpu.txt").read_text(), re.MULTILINE))
     told = " ".join((ROOT / "docs" / "guide" / "getting_started.md").read_text().split())
     assert f"torch {pinned['torch']} with Triton {pinned['triton']} and " in told
+
+
+def test_the_nightly_pairs_are_those_that_the_documents_list() -> None:
+    pairs = read(".github/workflows/nightly.yml")["jobs"]["pair"]["strategy"]["matrix"]["include"]
+    told = (ROOT / "docs" / "guide" / "getting_started.md").read_text()
+    rows = re.findall(r"^\| (2\.\d+\.\d+) \| (3\.\d+\.\d+) \|", told, re.MULTILINE)
+    assert rows == [(pair["torch"], pair["triton"]) for pair in pairs]
+
+
+def test_the_bounds_of_torch_and_triton_are_the_first_and_the_last_nightly_pair() -> None:
+    pairs = read(".github/workflows/nightly.yml")["jobs"]["pair"]["strategy"]["matrix"]["include"]
+    bounds = {each.name: each.specifier for each in map(Requirement, PROJECT["dependencies"])}
+    for name in ("torch", "triton"):
+        major, lowest = map(int, pairs[0][name].split(".")[:2])
+        _, highest = map(int, pairs[-1][name].split(".")[:2])
+        assert bounds[name] == SpecifierSet(f">={major}.{lowest},<{major}.{highest + 1}")
+
+
+def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
+    """`python -m tests.programs.checks.lowest_versions > constraints-lowest.txt` writes them anew."""
+    assert (ROOT / "constraints-lowest.txt").read_text() == constraints()
 
 
 def test_a_commit_is_checked_by_the_tools_of_make_check() -> None:

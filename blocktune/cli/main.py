@@ -178,10 +178,7 @@ def main() -> None:
     sys.unraisablehook = interrupt_again
     signal.signal(signal.SIGALRM, raise_interrupt)
     logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)  # it writes a traceback of Ctrl-C in a close
-    try:
-        app()
-    finally:
-        garbage.freeze()  # the process ends, and with it all objects: Python need not look for cycles once more
+    app()
 
 
 if __name__ == "__main__":

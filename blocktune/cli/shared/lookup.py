@@ -18,6 +18,7 @@ from blocktune.cli.output.winners import (
     winner_json,
     winner_rows,
 )
+from blocktune.kernels.files.reading import read_resource
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -165,7 +166,7 @@ def shipped_winners() -> Iterator["Best"]:
     from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 
     for entry in files(SHIPPED_RESULTS).iterdir():
-        document = json.loads(entry.read_text(encoding="utf-8")) if entry.name.endswith(".json") else {}
+        document = json.loads(read_resource(entry)) if entry.name.endswith(".json") else {}
         if document.get("format") == FORMAT:
             yield from records_from(document)[0]
 

@@ -3,6 +3,8 @@
 from operator import index
 from typing import Any
 
+from torch import SymInt
+
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
 from blocktune.kernels.values.features import MAX_SIZE, UNLIMITED, bounded_side
 
@@ -16,7 +18,7 @@ def whole_number(name: str, given: Any) -> int:
     Raises:
         WrongTypeError: it is no whole number.
     """
-    if type(given) is int:
+    if type(given) is int or isinstance(given, SymInt):  # a size of an exported graph stays open
         return given
     try:
         return index(given)

@@ -6,12 +6,13 @@ it alone decides which pairs take part: padding, windows, packed sequences and t
 Without a mask more than one query means causal from the upper left, and one query means all keys.
 """
 
+from collections.abc import Iterator
 from functools import partial, update_wrapper
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import assume_constant_result, is_compiling
 
 from blocktune.kernels.api.flash_arguments import whole_number
 from blocktune.kernels.dispatch.call_checks import check_sinks
@@ -63,7 +64,7 @@ def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatch
             f"meaning of their own. Use the default, {DEFAULT_NAME!r}."
         )
     try:
-        from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+        from transformers.masking_utils import AttentionMaskInterface
         from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
         raise ImportError(
@@ -73,8 +74,41 @@ def register_with_transformers(name: str = DEFAULT_NAME, *, dispatcher: Dispatch
 
     serving = update_wrapper(partial(transformers_attention, dispatcher=dispatcher), transformers_attention)
     AttentionInterface.register(name, transformers_attention if dispatcher is attention else serving)
-    AttentionMaskInterface.register(name, sdpa_mask)
+    AttentionMaskInterface.register(name, transformers_mask)
     return name
+
+
+def transformers_mask(*arguments: Any, config: Any = None, **options: Any) -> Tensor | None:
+    """Return a mask as the models of a config expect it: boolean, or added to the scores where they know no other one.
+
+    Such a model may append a part of its own to the mask that its layers get, as DeepSeek V4 does.
+    """
+    from transformers.masking_utils import eager_mask, sdpa_mask
+
+    mask_of = eager_mask if config is not None and adds_masks(type(config)) else sdpa_mask
+    mask: Tensor | None = mask_of(*arguments, config=config, **options)
+    return mask
+
+
+@assume_constant_result  # type: ignore[untyped-decorator]
+def adds_masks(config: type) -> bool:
+    """Return whether the models of this kind of config serve no attention but `eager`, whose mask is additive.
+
+    Gemma 2 and GPT-OSS refuse `sdpa`, too, but for their soft caps and sinks: they serve FlashAttention, which has no
+    mask that a layer could add to.
+    """
+    from transformers import PreTrainedModel
+
+    classes = [each for each in _subclasses(PreTrainedModel) if each.config_class is config]
+    return bool(classes) and not any(
+        each._supports_sdpa or each._supports_flash_attn or each._supports_flex_attn for each in classes
+    )
+
+
+def _subclasses(base: type) -> Iterator[Any]:
+    for each in base.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def transformers_attention(
@@ -112,7 +146,7 @@ def transformers_attention(
     left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
     is_windowed = UNLIMITED < left < key.shape[2] - 1
     if softcap is None and s_aux is None and not is_windowed:
-        options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": bool(query.shape[1] != key.shape[1])}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)

@@ -21,6 +21,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -69,7 +70,8 @@ def flash_attn_with_kvcache(
 
     k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
     and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
-    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+    + i, and so is query i, unless neither causal nor a window narrower than the cache tells queries apart; then all are
+    at cache_seqlens.
 
     causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
@@ -118,7 +120,9 @@ def flash_attn_with_kvcache(
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    check_cache(query, k_pages, v_pages, table, sinks, descales)
+    check_cache(query, k_pages, v_pages, table, descales, (k, v, rotary_cos, rotary_sin, slopes, *scales, sinks))
+    if new is not None or rows.index is not None or rows.padding is not None:
+        refuse_distributed(q, "A cache with new rows, cache_batch_idx or cache_leftpad")
     if new is not None:
         if descales is not None:
             descales.check_new(new, q)
@@ -207,7 +211,7 @@ def _check_number(number: int, capacity: int, new: int) -> None:
     """Check the rows that all entries have, in every call: the host knows their number.
 
     Raises:
-        UsageError: it is negative, or the cache has no room for so many and the new ones.
+        UsageError: it is negative, or the cache has no room for it and the new rows.
     """
     if not 0 <= number <= capacity - new:
         raise UsageError(

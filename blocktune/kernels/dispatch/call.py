@@ -37,6 +37,14 @@ EXTRA_TENSORS = (
 )
 """The extras that are tensors."""
 
+FLAT_SOFTCAP = 1e5
+"""From here on a soft cap is left out: kernels compute tanh by exponentials, whose rounding, times the cap, exceeds
+what the cap takes off a score."""
+
+LONG = 1 << 20
+"""Up to here `max_seqlen` is taken as it is, also with fewer tokens: callers give one for all calls of a model, and
+capture them in CUDA graphs after the first."""
+
 _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
 
 
@@ -91,6 +99,7 @@ class Call:
             UsageError: a window reaches from nowhere.
         """
         left, right = window
+        softcap = softcap if softcap < FLAT_SOFTCAP else 0.0
         features = Features(
             window=(left, right),
             mask=_mask_kind(tensors.get("mask"), block_mask, tensors.get("tree_mask")),
@@ -116,9 +125,7 @@ class Call:
     def over(self, query: Tensor, key: Tensor) -> Self:
         """Return the call in the form that all spellings of it over these tensors share: one plan, one tuning shape.
 
-        Compiled graphs ask for it when they run, since it depends on sizes. A packed sequence is no longer than all
-        tokens: a larger `max_seqlen` becomes the next power of two, since a plan for every number of tokens is too
-        many.
+        Compiled graphs ask for it when they run, since it depends on sizes.
         """
         features, lengths = self.features, self.lengths
         if self.causal is not Causal.LOWER_RIGHT and features.window is None and not features.varlen:
@@ -244,8 +251,9 @@ def _zeros_laid_out_as(tensor: Tensor) -> Tensor:
 
 
 def _no_longer(longest: int, tokens: int) -> int:
-    """Return the length of the longest packed sequence, as far as there are tokens."""
-    return longest if longest <= tokens else min(longest, 1 << max(tokens - 1, 0).bit_length())
+    """Return the length of the longest packed sequence. One that only stands for no bound becomes the next power of two
+    after all tokens: a plan for every number of tokens would be too many."""
+    return longest if longest <= LONG else min(longest, 1 << max(tokens - 1, 0).bit_length())
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:

@@ -16,9 +16,9 @@ from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
@@ -80,7 +80,8 @@ class Resolver:
     ) -> Plan:
         """Return the plan for calls of this `Call.place`.
 
-        It is remembered; one that was made while a CUDA graph is captured, for captures alone.
+        It is remembered; one that was made while a CUDA graph is captured, for captures alone. An error of our own is
+        an incident, and PyTorch computes the call.
 
         Raises:
             UsageError: a size is invalid for attention.
@@ -91,15 +92,21 @@ class Resolver:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
         new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
-        if not is_capturing(query):
-            plan = self._planned(new_trial(call), use)
-            self._keep(place, plan)
-            return plan
-        if place not in self._earlier:
-            self._earlier[place] = run_on_side_thread(
-                lambda: self._planned(new_trial(call.blank(), compared=False), use), query.device
-            )
-        return self._earlier[place]
+        try:
+            if not is_capturing(query):
+                plan = self._planned(new_trial(call), use)
+                self._keep(place, plan)
+            elif place in self._earlier:
+                plan = self._earlier[place]
+            else:
+                plan = self._earlier[place] = run_on_side_thread(
+                    lambda: self._planned(new_trial(call.blank(), compared=False), use), query.device
+                )
+        except torch.OutOfMemoryError:
+            raise  # PyTorch would need the same memory
+        except Exception as error:
+            plan = self.plans[place] = TorchPlan(_failed(error, shape))
+        return plan
 
     def _planned(self, trial: Trial, use: PlanUse) -> Plan:
         """Return the plan of the calls of a trial, whose kernels have been launched once.
@@ -112,7 +119,7 @@ class Resolver:
         if isinstance(found, Explanation):
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
-        return KernelPlan(*found, trial.call, shape.direction, use.sums)
+        return KernelPlan(*found, trial.call, shape.direction, use.sums, trial.arguments[:4])
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -127,7 +134,10 @@ class Resolver:
             for plan in self.plans.values():
                 if plan.explanation.shape == shape:
                     return plan.explanation
-        found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)
+        try:
+            found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)
+        except Exception as error:
+            return _failed(error, shape)
         return found if isinstance(found, Explanation) else found[0]
 
     def _first(
@@ -186,6 +196,7 @@ class Resolver:
         kind = trial.kind(config)
         if kind in self._failures:
             return self._failures[kind]
+        rows = None if step.rung is Rung.EXACT else trial.rows()
         try:
             launch = trial.launched(kernel, config)
         except torch.OutOfMemoryError:
@@ -194,10 +205,7 @@ class Resolver:
             problem = f"{config.label} does not launch: {type(error).__name__}: {error}"
             logger.warning("%s: %.500s. The next rung is taken.", shape.label, problem)
         else:
-            if step.rung is Rung.EXACT or not trial.compared or not trial.is_plain:
-                return launch
-            query, key, value, out, *_ = trial.arguments
-            problem = canary.problem_of(config, shape, query, key, value, out, trial.call.scale)
+            problem = trial.problem(config, rows)
             if problem is None:
                 return launch
         self._failures[kind] = problem
@@ -225,6 +233,12 @@ def _for_pytorch(
         warnings=warnings,
         device=device,
     )
+
+
+def _failed(error: Exception, shape: AttentionShape) -> Explanation:
+    """Return why PyTorch computes a shape for which our own code has raised an error."""
+    reason = reason_of(error, shape)
+    return Explanation(rung=Rung.SDPA, reason=reason, shape=shape, warnings=(reason,))
 
 
 def _nothing_fits(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import MAX_SIZE
 from blocktune.kernels.values.shape import AttentionShape
 
 Lists = TypeVar("Lists")
@@ -61,7 +62,8 @@ class BlockMask:
     lists are made once, with the first launch: a mask that is written to afterwards must become a new `BlockMask`.
 
     Raises:
-        UsageError: a block size is not a power of two of at least 16, or the mask is not boolean with four dimensions.
+        UsageError: a block size is not a power of two of at least 16 and below 2**31, or the mask is not boolean with
+            four dimensions.
     """
 
     block_q: int
@@ -202,10 +204,10 @@ class BlockMask:
 
 def _check_blocks(block_q: int, block_k: int) -> None:
     for name, size in (("block_q", block_q), ("block_k", block_k)):
-        if type(size) is not int or size < MIN_MASK_BLOCK or size & (size - 1):
+        if type(size) is not int or not MIN_MASK_BLOCK <= size <= MAX_SIZE or size & (size - 1):
             raise UsageError(
-                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK}, but got {name}={size!r}."
-                " Take 64 or 128."
+                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK} and below 2**31, but got "
+                f"{name}={size!r}. Take 64 or 128."
             )
 
 

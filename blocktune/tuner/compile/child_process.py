@@ -137,6 +137,11 @@ class Child:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return ChildDiedError(f"the worker process ended: {how}. {said}".strip(), said, max(0, -code))
 
+    def words(self) -> str:
+        """Return all that the child has printed on its standard error since `forget_words`."""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
+
     def _last_words(self) -> str:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL))

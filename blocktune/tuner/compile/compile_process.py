@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocktune.tuner.compile.child_process import Child, ChildLostError
+from blocktune.tuner.compile.diagnostics import with_diagnostics
 
 START_TIMEOUT_S = 120.0
 """A worker imports Triton before its first job; on a cold network disk that takes long."""
@@ -48,11 +49,11 @@ class CompileProcess(Child):
             ) from None
 
     def ask(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Return the worker's answer to a message.
+        """Return the worker's answer to a message, with the compiler's messages about code that it rejects.
 
         Raises:
             ChildLostError: the worker gives no answer and cannot be used any longer.
         """
         self.forget_words()
         self.send(message)
-        return self.receive(timeout_s)
+        return with_diagnostics(self.receive(timeout_s), self.words())

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any, Protocol
 
 from blocktune.tuner.compile.child_process import STDERR_TAIL
+from blocktune.tuner.compile.diagnostics import with_diagnostics
 from blocktune.tuner.compile.worker import CompileJob, answer_to, die_with_parent
 
 _CHUNK = 1 << 16
@@ -51,6 +52,7 @@ class ForkedWorker:
 
     def take(self, job: dict[str, Any]) -> None:
         """Give it a job; it has none."""
+        self._stderr.truncate(0)
         self.job, self.deadline = job, time.monotonic() + job["timeout_s"]
         with contextlib.suppress(BrokenPipeError):  # it has died: `answer` says so
             self.channel.sendall(json.dumps(job).encode() + b"\n")
@@ -68,13 +70,17 @@ class ForkedWorker:
             return {}
         assert self.job is not None
         line, _, self._unread = self._unread.partition(b"\n")
-        found: dict[str, Any] = {"id": self.job["id"], **json.loads(line)}
+        found = {"id": self.job["id"]} | with_diagnostics(json.loads(line), self._words())
         self.job = None
         return found
 
     def is_overdue(self) -> bool:
         """Return whether its job has taken longer than it may."""
         return self.job is not None and time.monotonic() >= self.deadline
+
+    def _words(self) -> str:
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
 
     def last_words(self) -> str:
         """Return the end of what it has printed."""

@@ -113,6 +113,14 @@ class SleepingKernel(HarmfulKernel):
             Path(os.environ["BLOCKTUNE_TEST_PIDS"]).write_text(f"{os.getpid()} {child.pid}")
 
 
+class RejectedKernel(HarmfulKernel):
+    """MLIR rejects it: it prints why, which its exception does not say."""
+
+    def harm(self) -> None:
+        print("/kernels/warps.py:136:11: error: sizes differ\n    out = reinterpret()", file=sys.stderr, flush=True)
+        raise RuntimeError("error encountered during parsing")
+
+
 class ChattyKernel(ProductKernel):
     """Prints to the standard output, as Triton does when ptxas fails."""
 
@@ -129,6 +137,7 @@ KERNELS: dict[str, Any] = {
     "killed": KilledKernel(),
     "sleeping": SleepingKernel(),
     "chatty": ChattyKernel(),
+    "rejected": RejectedKernel(),
 }
 
 

@@ -109,6 +109,6 @@ def pretend_kernels(monkeypatch: pytest.MonkeyPatch, calls: Calls | None = None)
     for module in (obstacles, dispatcher, appending):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: device_named("h200"))
-    monkeypatch.setattr(canary, "problem_of", lambda *_: None)
+    monkeypatch.setattr(canary, "sampled", lambda *_: None)
     monkeypatch.setattr(engine, "_may_repeat", lambda *_: True)
     return calls

@@ -16,6 +16,7 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile.diagnostics import diagnostics_in
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from tests.support.fakes.faked_compiles import faked_compiles
 
@@ -110,6 +111,19 @@ def test_farm_harmful_compiles_cost_one_result_each(make_farm: MakeFarm, fakes: 
     assert results[5].cached
     assert not results[2].cached
     assert results[5].resources == results[2].resources
+
+
+def test_farm_an_error_has_what_the_compiler_printed(make_farm: MakeFarm, fakes: Any) -> None:
+    result = submit(make_farm(), fakes, "rejected").result()
+    assert result.outcome is Outcome.COMPILE_ERROR
+    assert result.error == "RuntimeError: error encountered during parsing: warps.py:136:11: sizes differ"
+
+
+def test_diagnostics_are_the_errors_each_once() -> None:
+    line = "/a/warps.py:136:11: error: source and result must have the same size\n    out = reinterpret()\n"
+    assert diagnostics_in(f"a warning\n{line}{line}/b.py:1:2: error: no\n/b.py:1:2: note: see") == (
+        "warps.py:136:11: source and result must have the same size; b.py:1:2: no"
+    )
 
 
 @pytest.mark.exhaustive
@@ -220,6 +234,7 @@ PARENT = """
 import os
 os.environ["BLOCKTUNE_TEST_PID"] = str(os.getpid())
 from pathlib import Path
+from blocktune.tuner.compile.diagnostics import diagnostics_in
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.cache import ResourceCache
 from tests.support.fakes import compile_fakes

@@ -7,6 +7,7 @@ for any.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.masked_rows import is_masked_row, log2_keys
 from blocktune.kernels.portable.forward.tiles import in_elements
 
 
@@ -24,6 +25,18 @@ def compared_with(lse):
     size = tl.abs(log2)
     raised = log2 + tl.where(size < 4194304.0, 0.0, size * 0.00000095367431640625)
     return tl.where(blind, 1e30, raised)
+
+
+@triton.jit
+def masked_row(lse, kept_share):
+    """What scores in base 2 are compared with in a row whose keys all count as -2^50
+    (kernels/portable/forward/masked_rows.py): -2^52 (1 + log2(keys) / 64), which `limited_exponents` in
+    kernels/hopper/biases/of_keys.py reads. The logarithm takes up the share of pairs that dropout keeps, unless that is
+    None."""
+    log2_sum = log2_keys(lse)
+    if kept_share is not None:
+        log2_sum += tl.log2(kept_share)
+    return (log2_sum + 64.0) * -70368744177664.0
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
@@ -126,7 +139,7 @@ def prepare_rows_kernel(
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
     of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32. slopes, kept_share: of ALiBi and dropout, None without
-    (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may have a log-sum-exp near the end of float32.
+    (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may be masked ones (`masked_row`).
     """
     stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
@@ -155,8 +168,6 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    if ADDITIVE:  # such rows vanish, where infinities would leave NaN
-        value = tl.where(blind, value, tl.maximum(value, -1e30))
     compared = compared_with(value)
     if slopes is not None:
         own = tl.load(slopes + batch.to(tl.int64) * slope_batch + head * slope_head)
@@ -164,6 +175,8 @@ def prepare_rows_kernel(
     if kept_share is not None:
         compared += tl.log2(kept_share)
         slope *= kept_share
+    if ADDITIVE:
+        compared = tl.where(is_masked_row(value), masked_row(value, kept_share), compared)
     if lse_factor is not None:
         tl.store(delta + flat, -slope)
         tl.store(lse_log2 + flat, compared * lse_factor)

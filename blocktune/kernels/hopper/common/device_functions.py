@@ -1,8 +1,11 @@
 """What the Hopper kernels have in common, and the row arithmetic of the forward, in Gluon: device functions."""
 
+from math import prod
+
 from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import _unwrap_if_constexpr as unwrap
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
@@ -24,9 +27,15 @@ add_out = getattr(tma, "async_atomic_add", None) or reduce_add
 
 @builtin
 def reinterpret(memory, dtype, shape, layout, _semantic=None):
-    """View shared memory as another tile; the method was private before Triton 3.9."""
+    """View the beginning of shared memory as another tile; the method was private before Triton 3.9."""
     method = getattr(memory, "reinterpret", None) or memory._reinterpret
-    return method(dtype, shape, layout, _semantic=_semantic)
+    sizes = [int(unwrap(size)) for size in shape]
+    bits = prod(sizes) * unwrap(dtype).primitive_bitwidth
+    tiles = prod(memory.shape) * memory.dtype.primitive_bitwidth // bits
+    if tiles <= 1:
+        return method(dtype, sizes, layout, _semantic=_semantic)
+    # Triton 3.8 refuses a view that is smaller than the memory.
+    return method(dtype, [tiles, *sizes], layout, _semantic=_semantic).index(0, _semantic=_semantic)
 
 
 @gluon.jit

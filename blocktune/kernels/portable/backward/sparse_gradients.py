@@ -26,9 +26,9 @@ def load_row_values(base, rows, seqlen_q, other, CHECK_ROWS: tl.constexpr):
 
 
 @triton.jit
-def at_most_one(exponents):
-    """2 to these exponents, which rounding alone makes positive: probabilities. NaN stays NaN."""
-    return tl.exp2(tl.minimum(exponents, 0.0, propagate_nan=tl.PropagateNan.ALL))
+def at_most_one(exponents, highest=0.0):
+    """2 to these exponents, which rounding alone makes greater than the `highest`: probabilities. NaN stays NaN."""
+    return tl.exp2(tl.minimum(exponents, highest, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit

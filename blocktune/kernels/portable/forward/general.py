@@ -106,7 +106,7 @@ def flash_fwd_general_kernel(
     )  # fmt: skip
     if DROPOUT:
         acc = acc / kept_share
-    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V, MASK == 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,17 +86,19 @@ def test_of_packed_sequences(spellings: list[dict[str, Any]], monkeypatch: pytes
 
 
 @compiled_here
-def test_of_packed_sequences_whose_longest_is_said_to_be_longer_than_all_tokens(
+def test_of_packed_sequences_whose_longest_has_no_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pretend_kernels(monkeypatch)
     dispatcher = Dispatcher(ListSource())
     for tokens in (130, 180, 200, 256):
         tensors, ends = [random(tokens, 2, 64) for _ in range(3)], bounds(72, tokens)
-        for longest in (256, 4096, FAR, 2**80):
+        for longest in (256, 2**30, FAR, 2**80):
             flash_attn_varlen_func(*tensors, ends, ends, longest, longest, dispatcher=dispatcher)
     lengths = {(shape.seqlen_q, shape.seqlen_k) for shape in shapes(dispatcher)}
     assert lengths == {(256, 256)}
+    flash_attn_varlen_func(*tensors, ends, ends, 4096, 256, dispatcher=dispatcher)
+    assert (4096, 256) in {(shape.seqlen_q, shape.seqlen_k) for shape in shapes(dispatcher)}, "one for all calls"
 
 
 @compiled_here

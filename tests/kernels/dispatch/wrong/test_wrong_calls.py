@@ -26,6 +26,7 @@ from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward
 
 pytestmark = pytest.mark.triton_free
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 Answer = Tensor | BaseException
 
@@ -174,6 +175,8 @@ TENSORS: dict[str, Call] = {
     "no batch": ((Q[:0], K[:0], K[:0]), {}),
 }
 """Calls whose tensors are wrong or unusual."""
+if TORCH < (2, 13):
+    del TENSORS["no heads of keys"]  # PyTorch 2.11 divides by their number, which ends the process
 
 CALLS: dict[str, Call] = {name: ((Q, K, K), options) for name, options in OPTIONS.items()} | TENSORS
 

@@ -100,7 +100,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (loaded(64, 8192), (192, 128, 4, 0, 1, 0, 0, 0)),
         *((loaded(64, seqlen, Causal.UPPER_LEFT), (256, 64, 4, 0, 1, 0, 0, 0)) for seqlen in (6000, 8192, 16384)),
         (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 64, 0)),
-        (loaded(64, 2048, Causal.UPPER_LEFT, "window=2047:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
+        (loaded(64, 2048, Causal.UPPER_LEFT, "window=2046:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
         (loaded(64, 1000, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (loaded(64, 4600, Causal.UPPER_LEFT, "varlen"), (256, 64, 4, 0, 1, 0, 0, 0)),
         (shape(64, 852, causal=True, batch=19, num_heads=32), (128, 64, 4, 0, 0, 1, 64, 0)),  # four have a tile more

@@ -1,0 +1,80 @@
+"""Every command as a process of its own: it ends as it should, and prints nothing but what it has to say.
+
+Libraries print when they are imported or when the process ends, which a command that runs in the process of the tests
+does not show. Triton 3.9 lists what Python has not freed by then.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blocktune.cli.main import app
+from tests.support.stores.new_stores import new_store
+
+ROOT = Path(__file__).parents[2]
+WINNERS = ROOT / "results/h100.json"
+SWEEP = next((ROOT / "results/sweeps").glob("*.sweep.json.gz"))
+SHAPE = "--seq 512 --dim 64 --device h200"
+DONE, WRONG_USE, NOTHING_FOUND, NO_GPU = 0, 2, 3, 4
+
+COMMANDS = {
+    "bench": ("--seq 512 --dim 64", NO_GPU),
+    "best": (SHAPE, DONE),
+    "buckets": ("--device h200", DONE),
+    "calibrate": ("no-such-sweeps", WRONG_USE),
+    "devices": ("", DONE),
+    "diff": (f"{WINNERS} {WINNERS}", DONE),
+    "doctor": ("", DONE),
+    "explain": (f"{SHAPE} --kernel flash_fwd", DONE),
+    "export": ("- --device h200", DONE),
+    "freeze": ("frozen.json --device h200", NOTHING_FOUND),
+    "gc": ("", DONE),
+    "import": (f"{WINNERS} --trust", DONE),
+    "kernels": ("", DONE),
+    "ladder": (SHAPE, DONE),
+    "list": ("", DONE),
+    "merge": (f"{WINNERS} --trust", DONE),
+    "noise": ("--seq 512 --dim 64", NO_GPU),
+    "occupancy": ("--cc 9.0 --warps 4 --regs 168 --shared 115712", DONE),
+    "profile": (f"{SHAPE} --sass --kernel flash_fwd", DONE),
+    "record": (f"sweeps --shapes {ROOT}/results/dense-sweeps/shapes.toml", NO_GPU),
+    "rematch": ("no-such-store.db", WRONG_USE),
+    "replay": (f"{SWEEP} --strategy random --seeds 1", DONE),
+    "report": (f"{SWEEP} --out report.html", DONE),
+    "roofline": ("--device h200", DONE),
+    "run": (SHAPE, DONE),
+    "sweeps": (f"show {SWEEP}", DONE),
+    "ui": ("no-such-place", WRONG_USE),
+    "verify": ("", NO_GPU),
+}
+"""What follows a command, and its exit status where there is no GPU."""
+
+
+def names() -> Iterator[str]:
+    yield from (command.name for command in app.registered_commands if command.name and not command.hidden)
+    yield from (group.name for group in app.registered_groups if group.name)
+
+
+def test_no_command_is_left_out() -> None:
+    assert sorted(COMMANDS) == sorted(names())
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_ends_as_it_should(command: str, tmp_path: Path) -> None:
+    words, status = COMMANDS[command]
+    environment = os.environ | {
+        "BLOCKTUNE_DB": str(new_store(tmp_path / "results.db")),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    line = [sys.executable, "-P", "-m", "blocktune.cli.main", command, *words.split()]
+    ended = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    assert ended.returncode == status, ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "nanobind" not in ended.stderr
+    assert "Warning" not in ended.stderr
