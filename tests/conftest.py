@@ -40,7 +40,7 @@ if INTERPRETED:
 def no_incidents() -> Iterator[None]:
     """Fail a test in which PyTorch stepped in for an error of ours, which no result would show."""
     yield
-    incidents = sys.modules.get("blocktune.kernels.selection.incidents")
+    incidents = sys.modules.get("blocktune.kernels.files.incidents")
     counts = getattr(incidents, "counts", {})
     found = dict(counts)
     counts.clear()

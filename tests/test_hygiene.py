@@ -1,4 +1,5 @@
-"""What the package must never do: run data that others wrote, or read files and variables by another door."""
+"""What the package must never do: run data that others wrote, read files and variables by another door, or make
+tensors wherever a user's default device is."""
 
 import ast
 import re
@@ -143,3 +144,25 @@ def words_of(source: str) -> set[str]:
 )
 def test_the_check_sees_another_door(source: str) -> None:
     assert other_doors(source)
+
+
+MAKERS = "arange empty empty_strided eye full linspace ones rand randint randn randperm tensor zeros"
+FACTORIES = {f"torch.{name}" for name in MAKERS.split()}
+"""PyTorch's functions that make a tensor on the default device unless they get one."""
+
+
+def without_a_device(source: str) -> list[str]:
+    """The calls in this source that leave the device to `torch.set_default_device`."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    made = (call for call in calls if ast.unparse(call.func) in FACTORIES)
+    return [ast.unparse(call) for call in made if not {"device", None} & {word.arg for word in call.keywords}]
+
+
+def test_no_tensor_is_made_on_the_default_device() -> None:
+    found = {str(path.relative_to(ROOT)): without_a_device(path.read_text()) for path in SOURCES}
+    assert {path: calls for path, calls in found.items() if calls} == {}
+
+
+def test_the_check_sees_tensors_without_a_device() -> None:
+    assert without_a_device("torch.zeros(3)") == ["torch.zeros(3)"]
+    assert not without_a_device("torch.zeros(3, device=x.device); tl.zeros([3]); torch.full((), 1, **place)")

@@ -33,7 +33,7 @@ OTHERS = (
         "run --from-misses",
         "diff JSON JSON",
     ),
-    *("doctor --recover", "doctor --restore", "doctor --drill"),
+    *("doctor --recover", "doctor --restore"),
 )
 """Commands that find their database by the environment."""
 ENDLESS = ("pipe", "socket", "endless", "kernel log", "sparse", "directory")

@@ -177,7 +177,7 @@ def _own_variables() -> Iterator[Finding]:
 
 def _incidents() -> Iterator[Finding]:
     """Yield the calls that PyTorch computed since blocktune had failed."""
-    from blocktune.kernels.selection.incidents import incidents_path, stored_incidents
+    from blocktune.kernels.files.incidents import incidents_path, stored_incidents
 
     stored = stored_incidents()
     if stored:
@@ -187,7 +187,7 @@ def _incidents() -> Iterator[Finding]:
             value=f"{len(stored)}, the last at {last.time}",
             level=Level.WARNING,
             meaning=f"PyTorch computed calls, since blocktune failed. The last: {last.error}, for {last.shape}.",
-            fix=f"Please report it. Remove {incidents_path()} when it is mended.",
+            fix=f"Please report it. Remove {incidents_path()} when it is fixed.",
         )
 
 

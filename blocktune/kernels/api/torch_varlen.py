@@ -10,6 +10,7 @@ from blocktune.kernels.api.flash_arguments import length_of, splits_of, whole_nu
 from blocktune.kernels.api.flash_attn import attend_packed
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -60,6 +61,7 @@ def varlen_attn(
         )
     bounds_k, longest_k = cu_seq_k, length_of("max_k", max_k)
     if seqused_k is not None:
+        refuse_distributed(query, "Packed sequences with seqused_k")
         bounds_k = torch.nn.functional.pad(_lengths(seqused_k, cu_seq_q).cumsum(0, dtype=torch.int32), (1, 0))
         if block_table is None:
             key, value = _used(key, value, cu_seq_k, bounds_k)

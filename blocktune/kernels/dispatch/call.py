@@ -37,6 +37,10 @@ EXTRA_TENSORS = (
 )
 """The extras that are tensors."""
 
+FLAT_SOFTCAP = 1e5
+"""From here on a soft cap is left out: kernels compute tanh by exponentials, whose rounding, times the cap, exceeds
+what the cap takes off a score."""
+
 LONG = 1 << 20
 """Up to here `max_seqlen` is taken as it is, also with fewer tokens: callers give one for all calls of a model, and
 capture them in CUDA graphs after the first."""
@@ -95,6 +99,7 @@ class Call:
             UsageError: a window reaches from nowhere.
         """
         left, right = window
+        softcap = softcap if softcap < FLAT_SOFTCAP else 0.0
         features = Features(
             window=(left, right),
             mask=_mask_kind(tensors.get("mask"), block_mask, tensors.get("tree_mask")),

@@ -15,12 +15,13 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
-from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing
+from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import (
     SdpaArguments,
     call_of,
@@ -218,11 +219,30 @@ class Dispatcher(Engine):
             return "attention"
         return partial(Dispatcher, strict=self._strict), (self._source,)
 
+    def _call_locally(self, given: SdpaArguments) -> Tensor:
+        """Return a call of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        query, key, value, attn_mask, *options, scale, enable_gqa = given
+        if given.dropout_p:
+            refuse_distributed(query, "Attention with dropout")
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+            return self(query, key, value, mask, *options, scale=scale, enable_gqa=enable_gqa), None
+
+        return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
+
     def _call_slowly(self, given: SdpaArguments) -> Tensor:
         if type_obstacle(given) is not None:
             return unconverted_attention(given)
         if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             return unconverted_attention(rescaled(given))
+        if is_distributed(given.query) and given.query.dim() == 4:
+            return self._call_locally(given)
+        if is_symbolic(given.query):
+            return traced_attention(self._number, *given)
         asked, call = call_of(given)
         repeats = given.scale is None or given.scale > 0
 

@@ -5,21 +5,28 @@
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.autograd import Served, draw
-from blocktune.kernels.dispatch.call import Call, PlanUse
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
+from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
-from blocktune.kernels.dispatch.obstacles import call_obstacle, is_capturing, is_short_cache, needs_gradients
+from blocktune.kernels.dispatch.obstacles import (
+    call_obstacle,
+    is_capturing,
+    is_short_cache,
+    is_symbolic,
+    needs_gradients,
+)
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.dispatch.sdpa_arguments import autocasted, with_positive_scale
 from blocktune.kernels.dispatch.snapshot import Snapshot
@@ -149,17 +156,21 @@ class Engine:
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
+        if is_distributed(query):
+            return self._attend_locally(query, key, value, lse, asked)
         if asked.get("cache_seqlens") is not None and is_short_cache(query, key):
             (query,) = autocasted(query)  # the cache stays as it is
         else:
             query, key, value = autocasted(query, key, value)
         is_changed = not asked["scale"] > 0
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
-        if is_compiling():
+        if is_symbolic(query):
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
         call = Call.of(**asked).over(query, key)
         self.check(query, key, value, call)
-        if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
+        extras = call.extras
+        is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
+        if is_slope_fixed and call_obstacle(query, key, value, extras.mask, extras.dropout_p) is None:
             remember = None if is_changed else remember
             found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
             if not isinstance(found, TorchPlan):
@@ -171,6 +182,26 @@ class Engine:
             call = drawn(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
         return in_order_of(query, out), sums
+
+    def _attend_locally(self, query: Tensor, key: Tensor, value: Tensor, lse: bool, asked: dict[str, Any]) -> Results:
+        """Return `attend` of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        if asked.get("dropout_p"):
+            refuse_distributed(query, "Attention with dropout")
+        mask, sizes = asked.pop("block_mask", None), asked.pop("lengths", None)
+        tensors = {name: asked.pop(name, None) for name in EXTRA_TENSORS}
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
+            own_mask = None if blocks is None else replace(mask, mask=blocks)
+            own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
+            sides = {"block_mask": own_mask, "lengths": own_sizes}
+            out, sums = self.attend(query, key, value, lse=lse, **sides, **asked, **own)
+            return out, sums if lse else None
+
+        return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})
 
     def serve(
         self,
@@ -205,7 +236,7 @@ class Engine:
         Raises:
             UsageError: lengths or tables of the call point outside the tensors.
         """
-        if call.lengths is None:
+        if call.lengths is None or is_symbolic(query) or is_distributed(query):
             return
         if query.device.type == "cpu":
             check_values(query, key, call)

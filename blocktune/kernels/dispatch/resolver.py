@@ -16,12 +16,12 @@ from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
-from blocktune.kernels.selection.incidents import reason_of
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -119,7 +119,7 @@ class Resolver:
         if isinstance(found, Explanation):
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
-        return KernelPlan(*found, trial.call, shape.direction, use.sums)
+        return KernelPlan(*found, trial.call, shape.direction, use.sums, trial.arguments[:4])
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:

@@ -13,6 +13,7 @@ from functools import cache, partial
 from importlib import resources
 from typing import Any
 
+from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.correction import measured_elsewhere, shipped_correction
 from blocktune.kernels.selection.near_shapes import distance
@@ -116,7 +117,7 @@ def shipped_rival(device_key: str) -> PytorchRival | None:
     entry = resources.files(SHIPPED_RESULTS) / f"{name.removeprefix('nvidia ').split()[0]}{SUFFIX}"
     if not entry.is_file():
         return None
-    document = json.loads(entry.read_text(encoding="utf-8"))
+    document = json.loads(read_resource(entry))
     if document.get("format") != FORMAT:
         raise UsageError(f"{entry.name} must have the format {FORMAT!r}, but got {document.get('format')!r:.80}.")
     return PytorchRival(duel for record in document["cases"] if (duel := _duel_of(record)) is not None)

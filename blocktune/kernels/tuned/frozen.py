@@ -14,8 +14,8 @@ from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import SERVED_BYTES, json_value, read_trusted
 from blocktune.kernels.files.variables import FROZEN_KERNELS
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.places import user_store_path
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserWinner, winner_of
@@ -141,6 +141,8 @@ def known_document(device: DeviceSpec) -> FrozenDocument:
 
 def _stored_rows(device: DeviceSpec) -> list[FrozenRow]:
     try:
+        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
+
         found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
     except Exception as error:  # whatever is wrong with a place or a file
         logger.info("No stored configs of autotuned kernels: %s", error)

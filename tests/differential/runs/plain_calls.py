@@ -40,7 +40,8 @@ def plain_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
             seen = keys <= rows[:, None]
         return Problem(query, key, value, scale_of(case), seen, bias)
 
-    return Calls(ours, theirs, problem, default)
+    rounds = case.kind.mask == "float32" and case.mode is not Mode.AUTOCAST and case.kind.dtype != "float32"
+    return Calls(ours, None if rounds else theirs, problem, default)  # PyTorch rounds such a mask
 
 
 def _seen_and_bias(mask: Tensor | None, case: Case) -> tuple[Tensor | None, Tensor | None]:
@@ -68,7 +69,7 @@ def _unranked(tensor: Tensor, rank: int) -> Tensor:
 def transformers_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
     """A layer of transformers: with a mask it decides alone, without one a layer that is causal has a window."""
     mask, module = inputs.mask, torch.nn.Module()
-    attend = getattr(subject, "transformers_attention", transformers_attention)
+    attend = getattr(subject, case.kind.entry, transformers_attention)
     sliding = case.window[0] + 1 if case.kind.window else None
     options: dict[str, Any] = {"scaling": case.scale, "is_causal": case.kind.causal, "sliding_window": sliding}
     options |= {"softcap": case.softcap or None, "s_aux": inputs.sinks}

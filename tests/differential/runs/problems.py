@@ -81,6 +81,10 @@ def near(
 
 
 def in_type(case: Case, problem: Problem) -> Tensor:
-    """What the definition gives when all of it is computed in the type, differentiable."""
-    bias = None if problem.bias is None else problem.bias.to(problem.query.dtype)
+    """What the definition gives when all of it is computed in the type, differentiable. A bias that the type does not
+    hold is the least number of it, which hides nothing for good."""
+    bias = problem.bias
+    if bias is not None:
+        least = torch.finfo(problem.query.dtype).min
+        bias = torch.where(bias == float("-inf"), bias, bias.clamp(min=least)).to(problem.query.dtype)
     return oracle.plain_attention(replace(problem, bias=bias))

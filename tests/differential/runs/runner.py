@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from tests.differential.cases.case import Case
-from tests.differential.cases.enums import CAPTURED, Mode, Values
+from tests.differential.cases.enums import CAPTURED, COMPILED, Mode, Values
 from tests.differential.cases.tensors import Inputs, inputs_of
 from tests.differential.runs.calls import calls_of
 from tests.differential.runs.circumstances import called, entered, leaves_of
@@ -59,6 +59,8 @@ def run_case(case: Case, device: torch.device, subject: Subject) -> Outcome:
     except Exception as error:
         if is_lost(device):
             raise
+        if case.mode in COMPILED:
+            torch.compiler.reset()  # what it has begun to capture would meet the next case
         return Outcome(_verdict_of_error(case, inputs, calls, error), _named(error))
     outcome = _judged(case, inputs, calls, results)
     if outcome.verdict is Verdict.WRONG and _is_pytorchs(case, inputs, calls, results):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
+from blocktune.kernels.api.hugging_face import transformers_attention
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import COMPILED, Mode
 from tests.differential.runs.problems import Subject
@@ -16,6 +17,9 @@ from tests.differential.runs.problems import Subject
 Function = Callable[..., Any]
 
 COMPILER_MODES = {Mode.OVERHEAD: "reduce-overhead", Mode.AUTOTUNED: "max-autotune"}
+OWN = {"transformers_attention": transformers_attention}
+"""What is called besides the subject's functions."""
+
 LEAST_DIMENSIONS = 3
 """Of tensors that are spread over ranks; those of fewer describe them."""
 
@@ -27,7 +31,7 @@ class Wrapped:
         self._subject, self._tool = subject, tool
 
     def __getattr__(self, name: str) -> Function:
-        function = self._tool(getattr(self._subject, name))
+        function = self._tool(getattr(self._subject, name, OWN.get(name)))
         setattr(self, name, function)  # a function is compiled once
         return function
 
@@ -43,7 +47,7 @@ def with_tools(case: Case, subject: Subject) -> Subject:
 def _compiled(case: Case, function: Function) -> Function:
     """The function compiled anew. Without a GPU its graphs run as they are: the compiler of the CPU takes minutes."""
     torch.compiler.reset()
-    options: dict[str, Any] = {"dynamic": case.dynamic, "fullgraph": case.mode is Mode.FULL_GRAPH}
+    options: dict[str, Any] = {"dynamic": case.dynamic or None, "fullgraph": case.mode is Mode.FULL_GRAPH}
     if not torch.cuda.is_available():
         options["backend"] = "aot_eager"
     elif case.mode in COMPILER_MODES:

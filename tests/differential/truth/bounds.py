@@ -6,7 +6,8 @@ An element of ours may differ from the truth (float64 of the same inputs) by
 
 E is PyTorch's own largest error in the tensor: of scaled_dot_product_attention by its MATH backend, with everything
 computed in the type (`allow_fp16_bf16_reduction_math_sdp`), which is what "in the type" means; the fused backends have
-errors of their own with some masks. For functions that PyTorch has not, it is the definition computed in the type.
+errors of their own with some masks. For functions that PyTorch has not, and float32 masks, which PyTorch rounds, it is
+the definition computed in the type, except for soft caps, which are float32.
 
 The rest is a floor, since E is luck where a tensor has few elements. M is the sum of the magnitudes of the terms that
 make the element: rounding probabilities and results to the type (a relative eps / 2 each) changes it by no more than

@@ -111,7 +111,8 @@ def _scores(problem: Problem) -> Tensor:
     key = _repeated(problem.key, problem)
     scores = problem.query @ key.mT * problem.scale
     if problem.softcap:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))  # 16 bits would leave nothing of a large cap
+        scores = (problem.softcap * torch.tanh(wide / problem.softcap)).to(scores.dtype)
     if problem.bias is not None:
         scores = scores + problem.bias
     return scores if problem.seen is None else torch.where(problem.seen, scores, NOTHING)

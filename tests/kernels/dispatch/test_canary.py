@@ -14,10 +14,10 @@ from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, plain_call
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.files.findings import findings_path, stored_findings
 from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
-from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS
 from blocktune.kernels.values.shape import AttentionShape, Direction

@@ -13,7 +13,8 @@ from blocktune.kernels.dispatch import resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
-from blocktune.kernels.selection import incidents
+from blocktune.kernels.files import incidents
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors
@@ -27,7 +28,7 @@ DEPENDENCIES: dict[str, tuple[Any, str]] = {
     "the kernel's layout": (PlainKernel, "layout_problem"),
     "memory for a trial": (resolver.Trial, "of"),
     "the kind of a failure": (resolver.Trial, "kind"),
-    "the first use": (resolver.canary, "problem_of"),
+    "the first use": (canary, "problem_of"),
     "the explanation": (resolver.Explanation, "of"),
     "the plan": (resolver, "KernelPlan"),
     "the counting of misses": (resolver, "watch"),

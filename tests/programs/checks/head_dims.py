@@ -6,9 +6,9 @@ Rows are `decode` (batch 16, 16 heads, one query, 8192 keys), `forward` and `bac
 full and causal). Processes of their own compile ahead, by running the very calls. Each result is compared with the
 definition in float32, next to how far PyTorch's back ends are off. A time is the median of the rounds, in which the
 contenders follow each other in a random order, each behind a launch that overwrites the L2 cache; the host is ahead of
-the device. `ours` is a call out of the box; of decoding, configs are the defaults of both kernels, and other tiles with
---variants. A peer that does not compute a shape is left out. The file is written after every row; --seconds bounds the
-whole run.
+the device. `ours` is a call out of the box; of decoding and forwards, configs are the kernels' defaults, with
+--variants other tiles as well. A peer that does not compute a shape is left out. The file is written after every row;
+--seconds bounds the whole run.
 """
 
 import argparse
@@ -51,6 +51,15 @@ TILES = {
     ),
 }  # fmt: skip
 """block_n, num_warps, num_stages and splits of what is timed next to the defaults of decoding, where asked for."""
+FORWARD = "flash_fwd_hopper"
+FORWARD_TILES = tuple(
+    (block_m, block_n, stages, early_p)
+    for block_m, block_n, stages in (
+        (128, 64, 4), (128, 64, 3), (192, 64, 4), (192, 64, 3), (192, 128, 3), (192, 128, 2), (256, 64, 4),
+    )
+    for early_p in (0, 1)
+)  # fmt: skip
+"""block_m, block_n, num_stages and early_p of forward tiles."""
 ROUNDS = 15
 FLUSH_BYTES = 160 << 20
 HEAD_START_CYCLES = 4_000_000
@@ -131,11 +140,24 @@ def configs_of(name: str, row: Row, variants: bool) -> Iterator[KernelConfig]:
         return
     default = kernel.default_config(row.shape, limits)
     yield default
+    if name == FORWARD:
+        yield from forward_tiles(row) if variants else ()
+        return
     for block_n, warps, stages, splits in TILES[name] if variants else ():
         own = default.parameters | {"block_n": block_n, "num_warps": warps, "num_stages": stages, "splits": splits}
         own |= {"overlap": int(splits > 1)} if "overlap" in own else {}
         config = KernelConfig.of(name, own)
         if config != default and kernel.surely_fits(config, row.shape, limits):
+            yield config
+
+
+def forward_tiles(row: Row) -> Iterator[KernelConfig]:
+    """Yield other tiles of the Hopper forward; queries are in no registers, and K and V share slots."""
+    kernel, limits = get_kernel(FORWARD), limits_for((9, 0))
+    for block_m, block_n, stages, early_p in FORWARD_TILES:
+        own = dict.fromkeys(kernel.parameters, 0) | {"block_m": block_m, "block_n": block_n, "num_warps": 4}
+        config = KernelConfig.of(FORWARD, own | {"num_stages": stages, "early_p": early_p})
+        if kernel.surely_fits(config, row.shape, limits):
             yield config
 
 
@@ -154,8 +176,9 @@ def of_config(config: KernelConfig, row: Row, tensors: Tensors) -> Run:
 
 def own_runs(row: Row, tensors: Tensors, variants: bool) -> dict[str, Run]:
     found = {"ours": run_of(attention, row, tensors)}
-    if row.direction == "decode":
-        configs = (config for name in TILES for config in configs_of(name, row, variants))
+    if row.direction != "backward":
+        names = TILES if row.direction == "decode" else (FORWARD,)
+        configs = (config for name in names for config in configs_of(name, row, variants))
         found |= {config.label: of_config(config, row, tensors) for config in configs}
     return found
 
@@ -196,10 +219,10 @@ def definition(row: Row, tensors: Tensors) -> Tensors:
 
 
 def error_of(results: Sequence[torch.Tensor], right: Tensors) -> float:
-    """Return the largest difference, relative to the largest number of its tensor; NaN counts as infinite."""
+    """Return the largest relative error of a tensor by the Frobenius norm; NaN counts as infinite."""
     worst = 0.0
     for found, wanted in zip(results, right, strict=True):
-        error = float((found.float() - wanted).abs().max() / wanted.abs().max())
+        error = float((found.float() - wanted).norm() / wanted.norm())
         worst = max(worst, error if error == error else float("inf"))
     return worst
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 VOCABULARY = 96
-MAX_PARAMETERS = 4_000_000
+MAX_PARAMETERS = 15_000_000
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
@@ -18,6 +18,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 16,
+    "rotary_dim": 8,
     "max_position_embeddings": 128,
     "initializer_range": 0.1,  # scores of about 1, so that it matters what is attended to
     "sliding_window": 6,
@@ -28,6 +29,17 @@ SIZES = {
     "num_experts_per_tok": 1,
 }
 """What a config is given of these, where it has such a size."""
+
+LATENT_SIZES = {
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+"""Sizes of models whose keys and values come from a latent vector."""
 
 OWN_SIZES: dict[str, dict[str, Any]] = {
     "gemma2": {"attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 4},
@@ -61,14 +73,14 @@ def families() -> list[str]:
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
-def tiny_model(family: str) -> Any:
-    """Return a random model of a family, in the mode of evaluation.
+def tiny_model(family: str, **sizes: Any) -> Any:
+    """Return a random model of a family, in the mode of evaluation, always the same one; sizes: what others it has.
 
     Raises:
         UnbuiltError: it cannot be built, or is not tiny.
     """
     try:
-        config = _tiny_config(family)
+        config = _tiny_config(family, sizes)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         with torch.device("meta"):
             parameters = sum(each.numel() for each in model_class(config).parameters())
@@ -84,15 +96,17 @@ def tiny_model(family: str) -> Any:
     return model
 
 
-def _tiny_config(family: str) -> Any:
+def _tiny_config(family: str, own_sizes: dict[str, Any]) -> Any:
     config_class = transformers.CONFIG_MAPPING[family]
     usual = config_class()
     sizes = {name: size for name, size in SIZES.items() if getattr(usual, name, None) is not None}
     types = getattr(usual, "layer_types", None)
-    if types:
+    if getattr(usual, "kv_lora_rank", None) and "num_key_value_heads" in sizes:
+        sizes |= LATENT_SIZES
+    if types and not isinstance(getattr(config_class, "layer_types", None), property):
         sizes["layer_types"] = sorted(set(types))
         sizes["num_hidden_layers"] = len(sizes["layer_types"])
-    return config_class(**sizes | OWN_SIZES.get(family, {}))
+    return config_class(**sizes | OWN_SIZES.get(family, {}) | own_sizes)
 
 
 def padded_tokens() -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 """What computes one direction of the calls of a kind: a config that is bound and its results' memory; or PyTorch."""
 
+from collections.abc import Sequence
 from copy import copy
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, is_given, laid_out_anew, memory_layout
 from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
@@ -20,14 +22,23 @@ from blocktune.kernels.values.shape import Direction
 class KernelPlan:
     """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
 
-    __slots__ = ("_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
+    __slots__ = ("_layouts", "_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
 
-    def __init__(self, explanation: Explanation, launch: Launch, call: Call, direction: Direction, sums: bool) -> None:
+    def __init__(
+        self,
+        explanation: Explanation,
+        launch: Launch,
+        call: Call,
+        direction: Direction,
+        sums: bool,
+        inputs: Sequence[Tensor],
+    ) -> None:
         self.explanation = explanation
         self.launch = launch
         self.calls = 0
         self._sums = sums
         self.is_packed = call.features.varlen
+        self._layouts = tuple(map(memory_layout, (*inputs, *filter(is_given, call.tensors))))
         self._takes_extras = takes_extras(call, direction) or adds_sinks(call, direction)
 
     def forward(
@@ -37,6 +48,14 @@ class KernelPlan:
         out, lse = self.new_results(query, value)
         self.start_forward(query, key, value, out, lse, scale, extras)
         return out, lse
+
+    def as_planned(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return query, key, value, output and the tensors of the extras with the layout that the plan was made for:
+        what a user's hooks have saved and restored may be laid out in any way."""
+        return tuple(
+            tensor if fits_layout(tensor, layout) else laid_out_anew(tensor, layout)
+            for tensor, layout in zip(tensors, self._layouts, strict=True)
+        )
 
     def new_results(self, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return memory for output and log-sum-exp."""

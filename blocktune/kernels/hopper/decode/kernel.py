@@ -34,8 +34,6 @@ WIDTHS = (64, 128)
 has less is filled up with zeros."""
 ALIGNED_ELEMENTS = 8
 """Of a head: a thread loads 16 bytes or none."""
-MANY_ZEROS = 40
-"""The least head dimension of which most of a tile is no filling."""
 HALF_TILE = 8
 """Rows of a product's smallest tile; block_m is two of them."""
 MAX_ROWS = 2 * HALF_TILE
@@ -48,6 +46,8 @@ DEFAULT_TILE = (128, 8)
 """block_n and num_warps of a block that is alone on its multiprocessor."""
 LARGE_TILE, MANY_KEYS = (256, 8), 2048
 """That of blocks which read this many keys of 64 columns or more: 4 to 6 % faster on an H200."""
+FEW_BYTES = 96
+"""Columns of the wider tile up to which two blocks took 2 to 8 % less time than one on an H200."""
 PAIRED_KEYS = 1024
 """Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 LONG_STREAM_BYTES = 1 << 28
@@ -85,10 +85,6 @@ class FlashDecodeHopper(AttentionKernel):
 
     function: ClassVar[Any] = flash_decode_hopper_kernel
     head_dims: ClassVar[range | tuple[int, ...]] = range(MIN_HEAD_DIM, WIDTHS[-1] + 1, ALIGNED_ELEMENTS)
-
-    def steps_back(self, shape: AttentionShape) -> bool:
-        """Return whether most of what a warp multiplies is filling."""
-        return max(shape.head_dim, shape.head_dim_v) < MANY_ZEROS
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
@@ -150,10 +146,12 @@ class FlashDecodeHopper(AttentionKernel):
 
     def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
         """Return block_n and num_warps of blocks of which a multiprocessor holds two, where these are faster than one
-        that is larger: over many entries of their own lengths, which end at different times, and with 16 rows of 128
-        columns, over which a warp takes long enough for the keys of another one to arrive."""
+        that is larger: over many entries of their own lengths, which end at different times, where the columns of a
+        tile are so few that one has too few bytes on the way, and with 16 rows of 128 columns, over which a warp takes
+        long enough for the keys of another one to arrive."""
         many = shape.batch * shape.num_heads_kv > MULTIPROCESSORS // 2
-        if shape.features.cached and many and rows_of_tile(shape) == HALF_TILE:
+        sparse = WIDTHS[0] < max(shape.head_dim, shape.head_dim_v) <= FEW_BYTES
+        if (sparse or (shape.features.cached and many)) and rows_of_tile(shape) == HALF_TILE:
             return DEFAULT_TILE[0], 4
         return None if _is_narrow(shape) or rows_of_tile(shape) == HALF_TILE else (4 * MIN_KEYS, 4)
 

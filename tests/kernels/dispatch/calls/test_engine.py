@@ -19,6 +19,7 @@ from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import keep_mask, share_kept
@@ -403,7 +404,7 @@ def test_a_shape_that_is_new_in_a_capture_is_tried_beside_it_with_blank_tables(
 
     monkeypatch.setattr(resolver, "is_capturing", lambda query: True)
     monkeypatch.setattr(resolver, "run_on_side_thread", run)
-    monkeypatch.setattr(resolver.canary, "problem_of", None)  # what the graph will compute is not there yet
+    monkeypatch.setattr(canary, "sampled", None)  # what the graph will compute is not there yet
     leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
     ends = torch.tensor([0, 1, 7], dtype=torch.int32)[1:]  # not aligned
     for _ in range(2):

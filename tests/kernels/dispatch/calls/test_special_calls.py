@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import torch_attention
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.feature_tensors import Extras
@@ -225,3 +226,20 @@ def test_features_on_the_cpu_leave_hidden_rows_the_mean_of_their_values(window: 
     mask = torch.full((1, 1, 20, 20), torch.finfo(torch.float32).min)
     out, _ = attention_reference(query, key, value, features=features, extras=Extras(mask=mask))
     torch.testing.assert_close(out, value.mean(2, keepdim=True).expand_as(out))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_dropout_draws_on_the_cpu_whatever_the_default_device_is(device: str) -> None:
+    q = torch.randn(1, 20, 2, 16)
+    torch.manual_seed(3)
+    wanted = flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0)
+    torch.manual_seed(3)
+    with torch.device(device):
+        assert torch.equal(flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0), wanted)
+
+
+@pytest.mark.parametrize(("softcap", "kept"), [(50.0, True), (9e4, True), (1e5, False), (1e30, False)])
+def test_a_soft_cap_far_above_all_scores_is_left_out(softcap: float, kept: bool) -> None:
+    """Kernels compute tanh by exponentials: 3 % off at 10^6, where the cap itself changes nothing."""
+    call = Call.of(causal="none", scale=1.0, softcap=softcap)
+    assert (call.features.softcap, call.extras.softcap) == ((True, softcap) if kept else (False, 0.0))

@@ -291,7 +291,7 @@ def test_groups_of_query_heads(head_dim: int, causal: Causal, features: str) -> 
     check(shape_of(256, 256 if not features else 200, head_dim, features, causal=causal, **sizes), group_parts=1)
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (192, 128), (256, 256)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (24, 32), (192, 128), (256, 256)])
 def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
     sizes = {"num_heads": 4, "num_heads_kv": 2, "head_dim_v": head_dim_v}
     check(shape_of(130, 257, head_dim, "deterministic", causal=UPPER_LEFT, **sizes), group_parts=1)

@@ -57,10 +57,10 @@ def config(**changes: int) -> KernelConfig:
     ("problem", "reason"),
     [
         (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
-        (shape(32), r"`40 <= head_dim <= 256`, a multiple of 8, must hold .* head_dim=32"),
+        (shape(16), r"`24 <= head_dim <= 256`, a multiple of 8, must hold .* head_dim=16"),
         (shape(100), r"a multiple of 8, must hold .* head_dim=100"),
-        (shape(264), r"`40 <= head_dim <= 256`, .* head_dim=264"),
-        (shape(128, head_dim_v=36), r"`40 <= head_dim_v <= 256`, .* head_dim_v=36"),
+        (shape(264), r"`24 <= head_dim <= 256`, .* head_dim=264"),
+        (shape(128, head_dim_v=36), r"`24 <= head_dim_v <= 256`, .* head_dim_v=36"),
         (shape(features="block_sparse"), "does not know block_sparse"),
         (shape(features="tree window=3:0 cached"), "does not know cached, tree"),
     ],

@@ -1,0 +1,73 @@
+"""`generate(cache_implementation="static")` of transformers compiles the model's step by itself, with CUDA graphs.
+
+On a GPU with its default settings; the CPU, for which transformers compiles nothing by itself, traces the same graphs.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+transformers = pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
+
+from blocktune.integrations import register_with_transformers  # noqa: E402
+from tests.support.models.families import padded_tokens, tiny_model  # noqa: E402
+
+pytestmark = pytest.mark.triton_free
+
+FAMILIES = ("llama", "mistral", "gemma2", "qwen3", "gpt_oss", "phi3")
+CASES = [
+    *((family, "cpu") for family in ("llama", "gpt_oss")),
+    *(pytest.param(family, "cuda", marks=pytest.mark.gpu) for family in FAMILIES),
+]
+SIZES = {"hidden_size": 256, "head_dim": 64}
+NEW_TOKENS = 20
+TIE = {"cpu": 1e-4, "cuda": 5e-2}
+"""How far two logits may be apart, of the largest one, to count as equal."""
+
+
+def compile_settings(device: str) -> Any:
+    """The default ones on a GPU."""
+    if device == "cuda":
+        return None
+    settings = transformers.CompileConfig(backend="eager", mode=None)
+    settings._compile_all_devices = True
+    return settings
+
+
+def generated(family: str, attention: str, device: str) -> tuple[Tensor, Tensor]:
+    """The new tokens [batch, steps], and the logits [batch, steps, vocabulary] of which they are the largest."""
+    torch.compiler.reset()
+    counters.clear()
+    model = tiny_model(family, **SIZES).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
+    model.set_attn_implementation(attention)
+    tokens, kept = (each.to(device) for each in padded_tokens())
+    made = model.generate(
+        tokens,
+        attention_mask=kept,
+        cache_implementation="static",
+        compile_config=compile_settings(device),
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    assert counters["stats"]["unique_graphs"] > 0  # it was compiled
+    return made.sequences[:, tokens.shape[1] :].cpu(), torch.stack(made.logits, dim=1).float().cpu()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("family", "device"), CASES)
+def test_a_compiled_step_generates_the_same_tokens_or_tied_ones(family: str, device: str) -> None:
+    """Compared with sdpa, or with eager where the model refuses that. Behind two tied tokens, texts may differ."""
+    theirs = "sdpa" if tiny_model(family)._supports_sdpa else "eager"
+    (ours, _), (tokens, logits) = (generated(family, each, device) for each in (register_with_transformers(), theirs))
+    for row in range(len(tokens)):
+        (others,) = torch.nonzero(ours[row] != tokens[row], as_tuple=True)
+        if len(others):
+            at = logits[row, others[0]]
+            assert at[ours[row, others[0]]] >= at.max() - TIE[device] * at.abs().max()
