@@ -10,8 +10,8 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.graphs.engines import Remember
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic

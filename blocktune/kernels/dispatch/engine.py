@@ -14,9 +14,9 @@ from torch import Tensor
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
-from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
+from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
