@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
-from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of, with_dense_rows
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -193,7 +193,7 @@ def attend_packed(
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
         refuse_distributed(q, "Packed sequences over pages")
-        asked["remember"] = None
+        asked["remember"], table = None, with_dense_rows(table)
         check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
