@@ -225,12 +225,12 @@ class Dispatcher(Engine):
         Raises:
             UsageError: pairs are to be dropped.
         """
-        query, key, value, attn_mask, *options, scale, enable_gqa = given
-        if given.dropout_p:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = given
+        if dropout_p:
             refuse_distributed(query, "Attention with dropout")
 
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-            return self(query, key, value, mask, *options, scale=scale, enable_gqa=enable_gqa), None
+            return self(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), None
 
         return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
 

@@ -197,8 +197,8 @@ class Engine:
         def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
             own_mask = None if blocks is None else replace(mask, mask=blocks)
             own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
-            sides = {"block_mask": own_mask, "lengths": own_sizes}
-            out, sums = self.attend(query, key, value, lse=lse, **sides, **asked, **own)
+            others: dict[str, Any] = asked | own
+            out, sums = self.attend(query, key, value, lse=lse, block_mask=own_mask, lengths=own_sizes, **others)
             return out, sums if lse else None
 
         return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})
