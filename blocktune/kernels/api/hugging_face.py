@@ -146,7 +146,8 @@ def transformers_attention(
     left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
     is_windowed = UNLIMITED < left < key.shape[2] - 1
     if softcap is None and s_aux is None and not is_windowed:
-        options = {"is_causal": causal, "scale": scaling, "enable_gqa": bool(query.shape[1] != key.shape[1])}
+        shared = bool(query.shape[1] != key.shape[1])
+        options: dict[str, Any] = {"is_causal": causal, "scale": scaling, "enable_gqa": shared}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)
