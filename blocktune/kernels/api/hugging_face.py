@@ -218,5 +218,5 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     if strange:
         raise NotImplementedError(
             f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
-            "attn_implementation='eager' or 'sdpa'."
+            "attn_implementation='eager'."
         )
