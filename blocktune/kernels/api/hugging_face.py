@@ -104,7 +104,7 @@ def adds_masks(config: type) -> bool:
     )
 
 
-def _subclasses(base: type) -> Iterator[Any]:
+def _subclasses(base: Any) -> Iterator[Any]:
     for each in base.__subclasses__():
         yield each
         yield from _subclasses(each)
