@@ -1,23 +1,36 @@
 """What PyTorch calls at the end of `import torch`, as an entry point of the group `torch.backends`.
 
 It does nothing unless BLOCKTUNE_AUTOTUNE is 1. Then every `@triton.autotune` of the process is tuned by blocktune, as
-after `blocktune.install()`, and no program has to be changed for it. A value that is no switch fails the import.
+after `blocktune.install()`, and no program has to be changed for it.
 """
 
-from blocktune.kernels.files.switch import is_switched_on
+import logging
 
-VARIABLE = "BLOCKTUNE_AUTOTUNE"
+from blocktune.kernels.files.variables import AUTOTUNE
+
+logger = logging.getLogger("blocktune")
 
 
 def install_by_environment() -> None:
     """Install the tuner where the environment says so.
 
-    Raises:
-        UsageError: the environment says neither yes nor no.
+    Every process inherits the variable, and most launch no kernel: what goes wrong is a warning, and torch is imported.
     """
-    if is_switched_on(VARIABLE, "Set it to 1 to tune every `@triton.autotune`, or unset it."):
-        from blocktune.kernels.tuned.settings import Settings
-        from blocktune.tuner.tuned.install import install_without_compiler
+    if not AUTOTUNE.is_on():
+        return
+    try:
+        _install()
+    except Exception as error:
+        logger.warning(
+            "Autotuned kernels are not tuned by blocktune, although %s=1: %s: %s",
+            AUTOTUNE.name,
+            type(error).__name__,
+            error,
+        )
 
-        # every process inherits the variable, and most launch no kernel
-        install_without_compiler(only=(), without=(), settings=Settings(), frozen=None)
+
+def _install() -> None:
+    from blocktune.kernels.tuned.settings import Settings
+    from blocktune.tuner.tuned.install import install_without_compiler
+
+    install_without_compiler(only=(), without=(), settings=Settings(), frozen=None)

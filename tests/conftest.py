@@ -9,6 +9,8 @@ Every test draws its own random numbers (`same_draws`), whichever ran before it.
 
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if INTERPRETED:
     do_less()
+
+
+@pytest.fixture(autouse=True)
+def no_incidents() -> Iterator[None]:
+    """Fail a test in which PyTorch stepped in for an error of ours, which no result would show."""
+    yield
+    incidents = sys.modules.get("blocktune.kernels.files.incidents")
+    counts = getattr(incidents, "counts", {})
+    found = dict(counts)
+    counts.clear()
+    assert found == {}
 
 
 @pytest.fixture(scope="session")

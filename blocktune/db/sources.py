@@ -7,6 +7,7 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.values.errors import UsageError
 
 _SQLITE = b"SQLite format 3\0"
@@ -35,7 +36,7 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
 
 def _is_sqlite(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return file.read(len(_SQLITE)) == _SQLITE
     except OSError as error:
         raise UsageError(

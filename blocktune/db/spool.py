@@ -28,7 +28,8 @@ from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.line_file import state_directory
-from blocktune.kernels.files.ownership import doubts, is_owner_believed
+from blocktune.kernels.files.ownership import doubts
+from blocktune.kernels.files.variables import TRUST_OWNER
 from blocktune.kernels.values.errors import StoreError
 
 MAX_BYTES = 64 << 20
@@ -211,7 +212,7 @@ def _put_away(path: Path, *, keep: bool) -> None:
 
 
 def _require_own(path: Path) -> None:
-    reasons = () if is_owner_believed() else tuple(doubts(path))
+    reasons = () if TRUST_OWNER.is_on() else tuple(doubts(path))
     if reasons:
         raise StoreError(
             f"Another user can change the file in which measurements wait: {'; '.join(reasons)}. Look at it, then "

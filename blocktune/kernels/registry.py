@@ -8,11 +8,12 @@ A kernel that lives elsewhere is registered by a program, or named to every comm
 
 import difflib
 import importlib
-import os
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack
 
 from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.files.variables import KERNEL_CLASSES
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.padded import FlashForwardPadded
 from blocktune.kernels.historical.transposed import FlashForwardTransposed
@@ -38,9 +39,7 @@ from blocktune.kernels.portable.forward.tma import FlashForwardTma
 from blocktune.kernels.values.errors import UnknownKernelError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
-VARIABLE = "BLOCKTUNE_KERNELS"
-"""Environment variable with the classes of kernels from elsewhere as module:class, separated by commas. The processes
-that compile and measure inherit it."""
+logger = logging.getLogger("blocktune")
 
 KERNELS: dict[str, AttentionKernel] = {
     kernel.name: kernel
@@ -69,6 +68,9 @@ KERNELS: dict[str, AttentionKernel] = {
     )
 }
 
+problems: list[str] = []
+"""Why classes that the environment names are not among the kernels."""
+
 
 def get_kernel(name: str) -> AttentionKernel:
     """Return the kernel with this name.
@@ -81,7 +83,7 @@ def get_kernel(name: str) -> AttentionKernel:
     except KeyError:
         near = difflib.get_close_matches(name, KERNELS, n=3)
         hint = f"Did you mean {' or '.join(near)}?" if near else f"The kernels are {', '.join(KERNELS)}."
-        raise UnknownKernelError(f"No such kernel: {name!r}. {hint}") from None
+        raise UnknownKernelError(" ".join([f"No such kernel: {name!r}. {hint}", *problems])) from None
 
 
 def competing() -> tuple[AttentionKernel, ...]:
@@ -137,7 +139,7 @@ def register(kernel: AttentionKernel) -> ExitStack:
             f"A kernel's class must be importable by the processes that compile, but got {path}. Move it to a module."
         )
     KERNELS[kernel.name] = kernel
-    _name_to_others([*(named for named in _named() if named != path), path])
+    _name_to_others([*(named for named in KERNEL_CLASSES.items() if named != path), path])
     context = ExitStack()
     context.callback(_withdraw, kernel.name, path)
     return context
@@ -145,19 +147,12 @@ def register(kernel: AttentionKernel) -> ExitStack:
 
 def _withdraw(name: str, path: str) -> None:
     del KERNELS[name]
-    _name_to_others([named for named in _named() if named != path])
-
-
-def _named() -> list[str]:
-    """Return the classes that the environment names."""
-    return [path.strip() for path in os.environ.get(VARIABLE, "").split(",") if path.strip()]
+    _name_to_others([named for named in KERNEL_CLASSES.items() if named != path])
 
 
 def _name_to_others(paths: list[str]) -> None:
     """Name these classes, and no other ones, to the processes that this one starts."""
-    os.environ[VARIABLE] = ",".join(paths)
-    if not paths:
-        del os.environ[VARIABLE]
+    KERNEL_CLASSES.set_to(",".join(paths) or None)
 
 
 def _load(path: str) -> None:
@@ -169,16 +164,26 @@ def _load(path: str) -> None:
     module, _, name = path.partition(":")
     try:
         made = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:  # the module of a stranger raises what it likes
         raise UsageError(
-            f"{path!r} cannot be imported: {error}. `{VARIABLE}` names classes of kernels as module:class, separated "
-            "by commas. Correct it, or put the module on PYTHONPATH."
+            f"{path!r} cannot be imported: {error}. `{KERNEL_CLASSES.name}` names classes of kernels as module:class, "
+            "separated by commas. Correct it, or put the module on PYTHONPATH."
         ) from error
     if not isinstance(made, AttentionKernel):
-        raise UsageError(f"`{VARIABLE}` must name subclasses of AttentionKernel, but got {path}.")
+        raise UsageError(f"`{KERNEL_CLASSES.name}` must name subclasses of AttentionKernel, but got {path}.")
     if type(KERNELS.setdefault(made.name, made)) is not type(made):
         raise UsageError(f"Names of kernels must be unique, but {made.name!r} of {path} is taken.")
 
 
-for _path in _named():
-    _load(_path)
+def _load_named() -> None:
+    """Add the kernels that the environment names. One that cannot be added costs a warning: a program that imports
+    attention inherits the variable, and `get_kernel` says why a kernel is missing."""
+    for path in KERNEL_CLASSES.items():
+        try:
+            _load(path)
+        except UsageError as error:
+            problems.append(str(error))
+            logger.warning("%s", error)
+
+
+_load_named()

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,15 @@ from typing import Any
 from blocktune.cli.pages.checks.differential_tables import read_differential, tables
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.measure.environment import source_commit
-from tests.differential.cases.case import Case, Entry, class_to_json
-from tests.differential.cases.classes import cases_in, planned_classes
+from tests.differential.cases.case import Case
+from tests.differential.cases.enums import Entry
+from tests.differential.runs.jobs import case_of, planned_jobs
 from tests.differential.runs.parent import Pool, Setup
 from tests.differential.runs.report import Report, write
+from tests.differential.runs.shrinking import Shrinking
 from tests.differential.truth.verdict import FAILURES
 
 SPEAK_EVERY_S = 20.0
-CLASSES_APART = 1_000_003
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,23 +61,10 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--pretend", default="", help="the CPU as this device, with TRITON_INTERPRET=1")
     parser.add_argument("--subject", default="blocktune", help="the module whose functions are checked")
     parser.add_argument("--timeout", type=float, default=150.0, help="seconds that a case may take")
-    parser.add_argument("--case", help="run this case alone, a JSON document")
+    parser.add_argument("--case", help="run this case alone: its number, or a JSON document")
     parser.add_argument("--failures", type=Path, help="run the failures of this report again")
+    parser.add_argument("--shrink", action="store_true", help="and look for the smallest case that fails so")
     return parser
-
-
-def planned_jobs(
-    seed: int, entry: str | None = None, most: int | None = None, per_class: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Jobs of drawn classes until there are `most` cases: without end by default. per_class: cases of one at most."""
-    left = sys.maxsize if most is None else most
-    for number, kind in enumerate(planned_classes(seed)):
-        if left <= 0:
-            return
-        if entry is None or kind.entry == entry:
-            cases = min(cases_in(kind), left, per_class or left)
-            left -= cases
-            yield {"kind": class_to_json(kind), "seed": seed * CLASSES_APART + number, "count": cases}
 
 
 def fuzz(
@@ -95,7 +82,7 @@ def fuzz(
     run = Run(setup.device, seed=seed, jobs=jobs, out=out)
     pool = Pool(setup, jobs, run.started + seconds, run.add)
     run.problems = pool.problems
-    pool.run(planned_jobs(seed, entry, cases, per_class))
+    pool.run(planned_jobs(seed, entry, cases, per_class, small=setup.device == "cpu"))
     run.write()
     run.show()
     return 1 if run.report.failed or not run.report.cases else 0
@@ -112,8 +99,7 @@ class Run:
 
     def add(self, record: dict[str, Any]) -> None:
         """Counts a case."""
-        self.report.add(record)
-        if record["verdict"] in FAILURES:
+        if self.report.add(record | {"seed": self._seed}):
             print(json.dumps(record), flush=True)
         if time.monotonic() - self._said > SPEAK_EVERY_S:
             self._said = time.monotonic()
@@ -145,19 +131,33 @@ class Run:
 
 def _again(options: argparse.Namespace, setup: Setup) -> int:
     """Runs cases that were written down, and prints what comes of each."""
-    documents = [json.loads(options.case)] if options.case else []
+    documents = [_document(options)] if options.case else []
     if options.failures:
         documents += [failure["case"] for failure in read_differential(options.failures)["failures"]]
-    verdicts = []
+    records: list[dict[str, Any]] = []
 
     def show(record: dict[str, Any]) -> None:
-        verdicts.append(record["verdict"])
+        records.append(record)
         print(json.dumps(record), flush=True)
 
-    pool = Pool(setup, options.jobs, time.monotonic() + options.seconds, show)
+    deadline = time.monotonic() + options.seconds
+    pool = Pool(setup, options.jobs, deadline, show)
     pool.run(iter([{"case": Case.from_json(document).to_json()} for document in documents]))
     print(*pool.problems, sep="\n", file=sys.stderr)
-    return 1 if FAILURES.intersection(verdicts) or len(verdicts) < len(documents) else 0
+    failed = [record for record in records if record["verdict"] in FAILURES]
+    for record in failed if options.shrink else ():
+        shrinking = Shrinking(record)
+        Pool(setup, 1, deadline, shrinking.add).run(shrinking.jobs())
+        print(f"smallest: {json.dumps(shrinking.smallest)}", flush=True)
+    return 1 if failed or len(records) < len(documents) else 0
+
+
+def _document(options: argparse.Namespace) -> dict[str, Any]:
+    """The case of an option: the one of a number, or what was written down."""
+    if not options.case.isdecimal():
+        document: dict[str, Any] = json.loads(options.case)
+        return document
+    return case_of(options.seed, int(options.case), small=options.device == "cpu").to_json()
 
 
 def _device_name(device: str) -> str:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from blocktune.kernels import registry
+from blocktune.kernels.files.variables import KERNEL_CLASSES
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.registry import KERNELS, VARIABLE, competing, default_kernel, get_kernel, kernels_for, register
+from blocktune.kernels.registry import KERNELS, competing, default_kernel, get_kernel, kernels_for, register
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownKernelError, UsageError
 from blocktune.kernels.values.reference import attention_reference
@@ -26,10 +27,10 @@ LAST_KERNEL = "from blocktune.kernels.registry import KERNELS; print(list(KERNEL
 def test_a_kernel_is_registered_while_its_context_lasts() -> None:
     with register(ToyForward()):
         assert competing()[-1] is get_kernel("toy")
-        assert os.environ[VARIABLE] == TOY
+        assert os.environ[KERNEL_CLASSES.name] == TOY
     with pytest.raises(UnknownKernelError):
         get_kernel("toy")
-    assert VARIABLE not in os.environ
+    assert KERNEL_CLASSES.name not in os.environ
 
 
 def test_a_name_is_given_once() -> None:
@@ -58,14 +59,16 @@ def last_kernel(code: str, **environment: str) -> str:
 
 
 def test_other_processes_know_it_by_the_environment() -> None:
-    assert last_kernel("", **{VARIABLE: f" {TOY},"}) == "toy"
+    assert last_kernel("", **{KERNEL_CLASSES.name: f" {TOY},"}) == "toy"
 
 
 def test_a_module_that_registers_its_kernel_may_be_named_too(tmp_path) -> None:
     """As in the processes that a program starts whose module registers a kernel when it is imported."""
     text = "from tests.support.toy_kernel import ToyForward\nfrom blocktune.kernels.registry import register\n"
     (tmp_path / "mine.py").write_text(f"{text}class Mine(ToyForward):\n    name = 'mine'\nregister(Mine())\n")
-    assert last_kernel(f"import sys; sys.path.append({str(tmp_path)!r})", **{VARIABLE: "mine:Mine"}) == "mine"
+    assert (
+        last_kernel(f"import sys; sys.path.append({str(tmp_path)!r})", **{KERNEL_CLASSES.name: "mine:Mine"}) == "mine"
+    )
 
 
 @pytest.mark.parametrize(

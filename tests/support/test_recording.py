@@ -11,8 +11,8 @@ import pytest
 
 from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS, block, read_run
 from blocktune.cli.pages.pages import with_results
+from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from tests.programs import ROOT
 
 TESTS = """
@@ -50,7 +50,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         "-p",
         "no:cacheprovider",
     ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), COMMIT_VARIABLE: "c0ffee"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), COMMIT.name: "c0ffee"}
     return subprocess.run(
         [*command, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
     )

@@ -9,6 +9,7 @@ from importlib import metadata
 
 from blocktune.cli.explain.findings import Finding, Level
 from blocktune.cli.explain.store_checks import store_findings, triton_cache
+from blocktune.kernels.files.variables import VARIABLES, unknown_names
 
 TRITON_VARIABLES: Mapping[str, str] = {
     "TRITON_INTERPRET": "kernels run in Python on the CPU, thousands of times slower; no time is a GPU's",
@@ -36,6 +37,7 @@ WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
 def examine(db: str | None) -> tuple[Finding, ...]:
     """Return everything that the doctor knows about this machine, the database at `db` and the GPUs."""
     machine = (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *triton_cache(os.environ))
+    machine += (*_own_variables(), *_incidents())
     return (*machine, *_sqlite(), *store_findings(db))
 
 
@@ -155,6 +157,38 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
                 meaning=f"With this variable {consequence}.",
                 fix=f"Unless you mean it: unset {name}",
             )
+
+
+def _own_variables() -> Iterator[Finding]:
+    for variable in VARIABLES.values():
+        problem = variable.problem()
+        if problem is not None:
+            fix = f"Set it to {variable.values}, or unset it."
+            yield Finding(name=variable.name, value=variable.text(), level=Level.WARNING, meaning=problem, fix=fix)
+    for name in unknown_names():
+        yield Finding(
+            name=name,
+            value="unknown",
+            level=Level.WARNING,
+            meaning="blocktune reads no variable of this name.",
+            fix=f"Correct or unset it. The variables are {', '.join(VARIABLES)}.",
+        )
+
+
+def _incidents() -> Iterator[Finding]:
+    """Yield the calls that PyTorch computed since blocktune had failed."""
+    from blocktune.kernels.files.incidents import incidents_path, stored_incidents
+
+    stored = stored_incidents()
+    if stored:
+        last = stored[-1]
+        yield Finding(
+            name="incidents",
+            value=f"{len(stored)}, the last at {last.time}",
+            level=Level.WARNING,
+            meaning=f"PyTorch computed calls, since blocktune failed. The last: {last.error}, for {last.shape}.",
+            fix=f"Please report it. Remove {incidents_path()} when it is fixed.",
+        )
 
 
 def _sqlite() -> Iterator[Finding]:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from blocktune.cli.explain.findings import Finding, Level
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.files.ownership import VARIABLE, doubts, is_owner_believed
+from blocktune.kernels.files.ownership import doubts
+from blocktune.kernels.files.variables import TRUST_OWNER
 from blocktune.kernels.values.errors import StoreError
 from blocktune.kernels.values.text import counted
 
@@ -140,15 +141,16 @@ def _ownership(name: str, path: Path) -> Iterator[Finding]:
     reasons = "; ".join(doubts(path))
     if not reasons:
         return
-    believed = is_owner_believed()
+    believed = TRUST_OWNER.is_on()
     yield Finding(
         name=f"{name} owner",
         value=reasons,
         level=Level.WARNING if believed else Level.PROBLEM,
-        meaning=f"Others can change the configs. Attention uses them, since {VARIABLE}=1."
+        meaning=f"Others can change the configs. Attention uses them, since {TRUST_OWNER.name}=1."
         if believed
         else "Others can change the configs, so attention does not use them.",
-        fix=f"Change owner or mode: chown, chmod o-w{'' if believed else f'; or say {VARIABLE}=1 to believe them'}",
+        fix="Change owner or mode: chown, chmod o-w"
+        + ("" if believed else f"; or say {TRUST_OWNER.name}=1 to believe them"),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.lab_files.untuned import COLUMNS, untuned_document, untuned_rows
-from blocktune.cli.output.json_files import writable, write_atomically
+from blocktune.cli.output.json_files import read_json, writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
@@ -106,4 +106,4 @@ def study_of(places: Sequence[Path], winners: Path | None, db: str | None) -> "U
 def _bests(path: Path) -> "list[Best]":
     from blocktune.db.exchange.importing import records_from
 
-    return list(records_from(json.loads(path.read_text(encoding="utf-8")))[0])
+    return list(records_from(read_json(path))[0])

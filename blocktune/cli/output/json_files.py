@@ -1,11 +1,11 @@
 """JSON documents of results/: read with a check of what they are, and written whole or not at all."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files import reading
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.values.errors import UsageError
 
@@ -31,10 +31,10 @@ def read_json(path: Path) -> Any:
         UsageError: the file cannot be read, or is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return reading.read_json(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}. Name another file.") from error
 
 

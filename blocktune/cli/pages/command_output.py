@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typer.testing import CliRunner
 
 from blocktune.cli.main import app
+from blocktune.kernels.files.variables import DB
 from blocktune.kernels.values.errors import UsageError
 
 BLOCK = re.compile(r"<!-- output tune (?P<words>[^\n]+) -->\n.*?<!-- /output -->", re.DOTALL)
@@ -39,7 +40,7 @@ def output(words: str) -> str:
         UsageError: it does not end with 0.
     """
     with TemporaryDirectory() as folder:
-        result = CliRunner().invoke(app, shlex.split(words), env={"BLOCKTUNE_DB": str(Path(folder, "empty.db"))})
+        result = CliRunner().invoke(app, shlex.split(words), env={DB.name: str(Path(folder, "empty.db"))})
     if result.exit_code:
         raise UsageError(f"`tune {words}` of a page ended with {result.exit_code}: {result.stderr}Change the page.")
     return result.stdout

@@ -1,4 +1,4 @@
-"""Every command with its flags, from the texts that `--help` prints."""
+"""Every command with its flags, from the texts that `--help` prints, and every variable of the environment."""
 
 import re
 from collections.abc import Iterator
@@ -8,8 +8,9 @@ import typer.main
 
 from blocktune.cli.main import app
 from blocktune.cli.output.document_tables import escaped
+from blocktune.kernels.files.variables import VARIABLES
 
-BLOCK = re.compile(r"<!-- commands -->\n.*?<!-- /commands -->", re.DOTALL)
+BLOCK = re.compile(r"<!-- (?P<part>commands|variables) -->\n.*?<!-- /(?P=part) -->", re.DOTALL)
 EXAMPLES = "\b\n"
 """Begins a paragraph of help whose lines are commands."""
 
@@ -17,8 +18,21 @@ DEFAULT = re.compile(r"\s*\[default: (?P<default>.*)\]$")
 
 
 def with_commands(page: str) -> str:
-    """Return a page in which what stands between `<!-- commands -->` and `<!-- /commands -->` is the reference."""
-    return BLOCK.sub(lambda _: f"<!-- commands -->\n{reference()}\n<!-- /commands -->", page)
+    """Return a page in which what stands between `<!-- commands -->` and `<!-- /commands -->` is the reference, and so
+    for `variables`."""
+    parts = {"commands": reference, "variables": variable_table}
+    return BLOCK.sub(
+        lambda match: f"<!-- {match['part']} -->\n{parts[match['part']]()}\n<!-- /{match['part']} -->", page
+    )
+
+
+def variable_table() -> str:
+    """Return a row for each variable of the environment."""
+    lines = ["| variable | meaning | value | default |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| `{each.name}` | {escaped(each.meaning)} | {each.values} | {each.default} |" for each in VARIABLES.values()
+    ]
+    return "\n".join(lines)
 
 
 def reference() -> str:
@@ -65,6 +79,6 @@ def _meaning(parameter: Any) -> tuple[str, str]:
     """Return what a parameter means, and its default: the one that its help names, else its value if it has one."""
     text = parameter.help or ""
     named = DEFAULT.search(text)
-    text = DEFAULT.sub("", text) + (f" Environment variable: `{parameter.envvar}`." if parameter.envvar else "")
+    text = DEFAULT.sub("", text)
     value = "" if parameter.default is None or parameter.default is False else str(parameter.default)
     return text.strip(), named["default"] if named else value

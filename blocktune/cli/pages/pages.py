@@ -46,6 +46,7 @@ from blocktune.cli.pages.recorded import (
 )
 from blocktune.cli.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from blocktune.cli.tune.bench_file import read_bench
+from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import sweep_files
@@ -177,7 +178,7 @@ def main() -> None:
     if not Path("README.md").exists():
         sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
     for path in pages(Path()):
-        page = path.read_text(encoding="utf-8")
+        page = read_text(path, SOURCE_BYTES)
         _write(path, with_output(with_commands(with_results(page, Path("results")))))
     for path, results in pictures(Path()).items():
         _write(path, drawn(results))
@@ -185,7 +186,7 @@ def main() -> None:
 
 def _write(path: Path, text: str) -> None:
     """Replace a file whose text has changed."""
-    if path.read_text(encoding="utf-8") != text:
+    if read_text(path, SOURCE_BYTES) != text:
         write_atomically(path, text)
 
 

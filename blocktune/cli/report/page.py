@@ -12,10 +12,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from html import escape
-from importlib import resources
 from typing import Any
 
 from blocktune.kernels.files.foreign_text import shown
+from blocktune.kernels.files.reading import package_text
 from blocktune.kernels.values.errors import UsageError
 
 ASSETS = "blocktune.cli.report"
@@ -67,7 +67,7 @@ def filled(parts: Mapping[str, str]) -> str:
 
 def asset(name: str) -> str:
     """Return the text of a file that is part of the page."""
-    return resources.files(ASSETS).joinpath("assets", name).read_text(encoding="utf-8")
+    return package_text(ASSETS, "assets", name)
 
 
 def door(value: Any) -> Any:

@@ -29,11 +29,11 @@ MAX_SWEEPS = 50
 def report(
     flags: ShapeFlags | None,
     places: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
             metavar="[PLACE]...",
-            help="Sweeps, databases, exports and what `tune bench`, `ladder`, `replay`, `noise` and `profile` wrote, "
-            "or folders of them.  [default: the database and what ships]",
+            help="Sweeps, databases or their URLs, exports and what `tune bench`, `ladder`, `replay`, `noise` and "
+            "`profile` wrote, or folders of them.  [default: the database and what ships]",
             show_default=False,
         ),
     ] = None,

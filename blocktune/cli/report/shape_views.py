@@ -60,11 +60,14 @@ def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Seque
         layers: where stored configs come from, the first one first.
     """
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+    from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs, has_shipped
 
     rows = LayeredConfigs(tuple(layers)).configs(device)
-    table = ConfigTable(rows, partial(shipped_untuned, device)) if has_shipped(layers) else ConfigTable(rows)
+    table = ConfigTable(rows)
+    if has_shipped(layers):
+        table = ConfigTable(rows, partial(shipped_untuned, device), rival_on(device))
     found = {}
     for shape in shapes:
         steps = climb_down(table, shape, device.limits)

@@ -13,6 +13,7 @@ from blocktune.cli.output.json_files import read_document, read_json
 from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
+from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.selection.miss_file import Miss
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -73,12 +74,16 @@ class Sources:
         rows = [row for document in self.of_kind("bench") for row in document.content["rows"]]
         return list(dict.fromkeys([*found, *(AttentionShape.from_json(row["shape"]) for row in rows)]))
 
-    def add(self, place: Path) -> None:
-        """Read a file, or every file of a folder that a report can show.
+    def add(self, place: str | Path) -> None:
+        """Read a file, every file of a folder that a report can show, or the database at a URL.
 
         Raises:
             UsageError: the place does not exist, has nothing to show, or a file is not what it seems to be.
         """
+        if isinstance(place, str) and "://" in place:
+            self._add_results(place)
+            return
+        place = Path(place)
         files = _files_in(place) if place.is_dir() else [place]
         if not files:
             raise UsageError(
@@ -111,7 +116,7 @@ class Sources:
                 "`replay` and `noise` write with `--out`. Name another file."
             )
 
-    def _add_results(self, path: Path) -> None:
+    def _add_results(self, path: str | Path) -> None:
         from blocktune.db.sources import read_results
         from blocktune.tuner.lab.sweep_file import sweeps_of
 
@@ -120,7 +125,7 @@ class Sources:
         self.sweeps += sweeps_of(found.trials)
 
 
-def read_sources(places: Iterable[Path]) -> Sources:
+def read_sources(places: Iterable[str | Path]) -> Sources:
     """Return everything that these files and folders hold."""
     sources = Sources()
     for place in places:
@@ -137,7 +142,7 @@ def shipped_counters() -> "dict[str, CounterFile]":
 
     entries = sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
     return {
-        entry.name: CounterFile.parse(entry.read_text(encoding="utf-8"), entry.name)
+        entry.name: CounterFile.parse(read_resource(entry), entry.name)
         for entry in entries
         if entry.name.endswith(SUFFIX)
     }
@@ -152,7 +157,7 @@ def shipped_documents() -> list[Document]:
     found: list[Document] = []
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(".json"):
-            content = json.loads(entry.read_text(encoding="utf-8"))
+            content = json.loads(read_resource(entry))
             if content.get("format") in KINDS:
                 found.append(Document(entry.name, KINDS[content["format"]], content))
     return found

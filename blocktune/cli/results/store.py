@@ -165,27 +165,19 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     tune import my-own-h200.json --trust
     tune import sqlite:///studies.db
     """
+    from blocktune.db.exchange.document import load_document
     from blocktune.db.exchange.importing import records_from
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.backups import MERGE_SECONDS
 
-    documents = read_studies(file) if "://" in file else [_read(file)]
+    documents = read_studies(file) if "://" in file else [load_document(file)]
     records = map(records_from, documents)
     sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
     with ResultStore.open(db) as store:
         store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
     show_imported(counts, as_json)
-
-
-def _read(file: str) -> Any:
-    from blocktune.db.exchange.document import load_document
-
-    try:
-        return load_document(file)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}. Name another file.") from error
 
 
 def show_imported(counts: "ImportCounts", as_json: bool) -> None:

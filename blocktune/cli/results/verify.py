@@ -109,7 +109,7 @@ def _verify_kernel(
 
 def _show_findings() -> None:
     """Say which configs production found to compute wrong results."""
-    from blocktune.kernels.selection.findings import findings_path, stored_findings
+    from blocktune.kernels.files.findings import findings_path, stored_findings
 
     found = stored_findings()
     for finding in found:

@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from blocktune.kernels import hardware
+from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 from blocktune.kernels.hardware.catalogue import catalogue
 from blocktune.kernels.values.shape import SHORT_DTYPES, Direction
 from blocktune.tuner.search.strategies import STRATEGIES
@@ -22,7 +23,7 @@ def devices(incomplete: str) -> Iterator[tuple[str, str]]:
 def kernels(incomplete: str) -> Iterator[str]:
     """Yield the kernels that begin so: their sources have the names, and the registry takes seconds to import."""
     sources = Path(hardware.__file__).parents[1].rglob("*.py")
-    names = (name for path in sources for name in _KERNEL_NAME.findall(path.read_text(encoding="utf-8")))
+    names = (name for path in sources for name in _KERNEL_NAME.findall(read_text(path, SOURCE_BYTES)))
     return (name for name in names if name.startswith(incomplete))
 
 

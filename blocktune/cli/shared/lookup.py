@@ -18,6 +18,7 @@ from blocktune.cli.output.winners import (
     winner_json,
     winner_rows,
 )
+from blocktune.kernels.files.reading import read_resource
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best
@@ -141,11 +142,14 @@ def _climb_down(
 ) -> tuple["Candidate | None", tuple[str, ...]]:
     """Return the first config that fits, and why nothing better did."""
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+    from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device))
+    table = ConfigTable(
+        LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device), rival_on(device)
+    )
     for step in climb_down(table, shape, device.limits):
         if isinstance(step, Candidate):
             return step, tuple(passed_over)
@@ -162,7 +166,7 @@ def shipped_winners() -> Iterator["Best"]:
     from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 
     for entry in files(SHIPPED_RESULTS).iterdir():
-        document = json.loads(entry.read_text(encoding="utf-8")) if entry.name.endswith(".json") else {}
+        document = json.loads(read_resource(entry)) if entry.name.endswith(".json") else {}
         if document.get("format") == FORMAT:
             yield from records_from(document)[0]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from blocktune.cli.shared import completion
+from blocktune.kernels.files.variables import DB
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
@@ -35,9 +36,16 @@ OneDevice = Annotated[
         autocompletion=completion.devices,
     ),
 ]
+
+
+def _database(db: str | None) -> str | None:
+    """Return the database that the flag names, else the environment."""
+    return db or DB.text() or None
+
+
 Database = Annotated[
     str | None,
-    typer.Option("--db", envvar="BLOCKTUNE_DB", help="Database path or URL.  [default: in your data directory]"),
+    typer.Option("--db", callback=_database, help=f"Database path or URL.  [default: {DB.name}, else {DB.default}]"),
 ]
 Signature = Annotated[
     str | None,

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.shared.options import ShapeFlags
+from blocktune.kernels.files.reading import SHAPES_BYTES, read_text
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -53,7 +54,7 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several
     times."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = tomllib.loads(read_text(path, SHAPES_BYTES))
     except OSError as error:
         raise UsageError(
             f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."

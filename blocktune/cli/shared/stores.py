@@ -1,11 +1,11 @@
 """The database that a command reads."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note
+from blocktune.kernels.files.variables import DB
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -36,13 +36,9 @@ def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultS
 def database_of_this_process(db: str | None) -> Iterator[None]:
     """Let kernels that are launched meanwhile find and keep what is known of them in the database that the user named:
     they look for it where the environment says."""
-    before = os.environ.get("BLOCKTUNE_DB")
-    if db is not None:
-        os.environ["BLOCKTUNE_DB"] = db
+    before = DB.text() or None
     try:
+        DB.set_to(db or before)
         yield
     finally:
-        if before is not None:
-            os.environ["BLOCKTUNE_DB"] = before
-        elif db is not None:
-            del os.environ["BLOCKTUNE_DB"]
+        DB.set_to(before)

@@ -21,14 +21,17 @@ def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape
     """
     from blocktune.cli.shared.stores import existing_store
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.selection.miss_file import VARIABLE, miss_path, read_misses
+    from blocktune.kernels.files.variables import MISSES
+    from blocktune.kernels.selection.miss_file import miss_path, read_misses
     from blocktune.kernels.selection.misses import work_of
     from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs
     from blocktune.kernels.values.errors import UsageError
 
     path = miss_path()
     if path is None:
-        raise UsageError(f"`--from-misses` needs a file of misses, but {VARIABLE} switches it off. Name a file there.")
+        raise UsageError(
+            f"`--from-misses` needs a file of misses, but {MISSES.name} switches it off. Name a file there."
+        )
     with existing_store(db) as store:
         own: list[ConfigSource] = []
         if store is not None:

@@ -2,11 +2,11 @@
 
 import functools
 import threading
-from importlib import resources
 
 from blocktune.cli.report.page import SCRIPTS as REPORT_SCRIPTS
 from blocktune.cli.report.page import asset, filled, vega
 from blocktune.cli.ui.guard import POLICY
+from blocktune.kernels.files.reading import package_text
 
 SCRIPTS = ("live.js", "shape_form.js", "what_if.js")
 """In the order in which they run: after the report's views, before its last script, which starts the page."""
@@ -54,4 +54,4 @@ def _file_text(name: str) -> str:
 
 
 def _own(name: str) -> str:
-    return resources.files("blocktune.cli.ui").joinpath("assets", name).read_text(encoding="utf-8")
+    return package_text("blocktune.cli.ui", "assets", name)

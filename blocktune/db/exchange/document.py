@@ -41,20 +41,20 @@ from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from blocktune.db.records.records import Best, Environment, Trial
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import read_json
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.export_file import MAX_RESULTS_BYTES, RESULTS_FORMAT, exported_checksum, seal_of
+from blocktune.kernels.stored.export_file import RESULTS_FORMAT, exported_checksum, seal_of
 from blocktune.kernels.values.column_kinds import document_values, plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 
 FORMAT, FORMAT_VERSION = RESULTS_FORMAT
-MAX_FILE_BYTES = MAX_RESULTS_BYTES
 
 Document = dict[str, Any]
 
@@ -90,8 +90,12 @@ def _order(record: Best | Trial) -> tuple[Any, ...]:
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
     """Return a key that sorts shapes as people expect: by what the code is, then by size."""
-    code = (shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label)
-    return (*code, shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
+    return (*shape_code(shape), shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.num_heads_kv, shape.batch)
+
+
+def shape_code(shape: AttentionShape) -> tuple[Any, ...]:
+    """Return what the code of a shape's kernels depends on, besides the sizes."""
+    return shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label
 
 
 def _provenance_json(record: Best | Trial) -> Document:
@@ -193,22 +197,13 @@ def load_document(path: str | Path) -> Any:
     """Return the JSON value in a file, not yet checked beyond being JSON of a bearable size.
 
     Raises:
-        ImportRejectedError: the file is too large or holds no JSON.
-        OSError: the file cannot be read.
+        ImportRejectedError: the file cannot be read, is too large, or holds no JSON.
     """
-    with file_path(path).open("rb") as file:
-        content = file.read(MAX_FILE_BYTES + 1)
-    if len(content) > MAX_FILE_BYTES:
-        raise ImportRejectedError(
-            f"{path} is too large: a results file has up to {MAX_FILE_BYTES >> 20} MiB. Leave the trials out."
-        )
     try:
-        return json.loads(content, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
+        return read_json(file_path(path))
+    except OSError as error:
+        raise ImportRejectedError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
+    except ValueError as error:
         raise ImportRejectedError(
             f"{path} is not JSON, as results files are: {error}. Export it again by `tune export`."
         ) from error
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")

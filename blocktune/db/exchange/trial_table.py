@@ -21,6 +21,9 @@ from blocktune.kernels.values.errors import UsageError
 
 Row = dict[str, Any]
 
+FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+"""What a formula of a spreadsheet may begin with."""
+
 _NO_RESOURCES = dict.fromkeys(KernelResources.__dataclass_fields__)
 
 
@@ -101,4 +104,8 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
+    """Return a value as a cell. A spreadsheet would compute a text that begins like a formula, and shows it after an
+    apostrophe."""
+    if isinstance(value, str) and value.startswith(FORMULA_SIGNS):
+        return f"'{value}"
     return json.dumps(value) if isinstance(value, list) else value

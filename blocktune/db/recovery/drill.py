@@ -12,8 +12,9 @@ from pathlib import Path
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite
+from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite, readable_uri
 from blocktune.db.tables.store_errors import translated
+from blocktune.kernels.files.reading import STORE_BYTES, read_bytes
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
 
 WAYS = 200
@@ -91,7 +92,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
     assert place.path is not None
     if place.is_missing:
         raise StoreError(f"No such store: {place.label}, but a drill needs one. `tune run` creates it.")
-    uri = f"{place.path.as_uri()}?mode=ro"
+    uri = readable_uri(place.path)
     with (
         translated(place),
         closing(connect_sqlite(uri, LOCK_TIMEOUT_SECONDS)) as source,
@@ -103,7 +104,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
             raise StoreError(f"{place.label} is damaged, but a drill needs a sound store. See `tune doctor --recover`.")
     with closing(sqlite3.connect(copy)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # damages are done to one file, so all has to be in it
-    return copy.read_bytes()
+    return read_bytes(copy, STORE_BYTES)
 
 
 def _recover(copy: Path, sound: Rows, counts: DrillCounts) -> None:

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from blocktune.db.recovery.sqlite_pages import FILE_HEADER_BYTES, page_of
+from blocktune.kernels.files.reading import LOG_BYTES, open_file, read_bytes
 
 PAGE_BYTES = tuple(1 << power for power in range(9, 17))
 DEFAULT_PAGE_BYTES = 4096
@@ -50,7 +51,7 @@ class PageFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+        self._file = open_file(path)
         self._wal_path = Path(f"{path}-wal")
         self._file_bytes = os.fstat(self._file.fileno()).st_size
         self._in_log: dict[int, int] = {}  # where the newest content of a page begins in the log
@@ -83,6 +84,20 @@ class PageFile:
         content = os.pread(self._file.fileno(), self.page_bytes, (number - 1) * self.page_bytes)
         return content.ljust(self.page_bytes, b"\0")
 
+    def written_pages(self) -> list[int]:
+        """Return the numbers of the pages that were ever written, in order: a file of holes may have any length."""
+        found, at = set(self._in_log), 0
+        while at < self._file_bytes:
+            try:
+                begin = os.lseek(self._file.fileno(), at, os.SEEK_DATA)
+            except OSError:  # nothing but a hole follows
+                break
+            end = os.lseek(self._file.fileno(), begin, os.SEEK_HOLE)
+            last = -(-end // self.page_bytes)
+            found.update(range(begin // self.page_bytes + 1, last + 1))
+            at = last * self.page_bytes
+        return sorted(number for number in found if number <= self.count)
+
     def _sizes(self, header: FileHeader) -> tuple[int, int]:
         """Return the size of a page, and how much of it b-trees leave free: what makes the most pages sound."""
         told = [(header.page_bytes, header.reserved), (header.page_bytes, 0)]
@@ -105,7 +120,7 @@ class PageFile:
 
     def _read_log(self) -> None:
         """Find the newest committed content of every page in the write-ahead log."""
-        self._log = self._wal_path.read_bytes() if self._wal_path.is_file() else b""
+        self._log = read_bytes(self._wal_path, LOG_BYTES) if self._wal_path.is_file() else b""
         if not self._log:
             return
         header = self._log[:_WAL_HEADER_BYTES].ljust(_WAL_HEADER_BYTES, b"\0")

@@ -87,12 +87,13 @@ class _Walker:
                     self._chain(content, cell)  # so that its overflow pages are known
         indices = children[INDEX_INTERIOR] - children[TABLE_INTERIOR]
         known = self._pages.keys() | self._overflow | self._free | indices | {LOCK_BYTE // self._file.page_bytes + 1}
-        self._found.hidden += self._most_records * len(set(range(1, self._file.count + 1)) - known)
+        unknown = self._file.count - sum(1 <= number <= self._file.count for number in known)
+        self._found.hidden += self._most_records * unknown
         return self._found
 
     def _read_pages(self) -> Iterator[tuple[int, Page | None]]:
         """Yield what each page is, by number; not those that nothing can be read of."""
-        for number in range(1, self._file.count + 1):
+        for number in self._file.written_pages():
             content, header_at = self._file.page(number), FILE_HEADER_BYTES if number == 1 else 0
             page = page_of(content, self._file.usable, header_at=header_at)
             if page is None or not page.sound:  # perhaps a table's, if only its first byte is damaged

@@ -1,5 +1,6 @@
 """What can still be read of a damaged store, in a fresh store. The damaged one is kept next to it."""
 
+from codecs import getincrementaldecoder
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
 
 
@@ -139,8 +141,8 @@ def _is_damaged(path: Path, lock_timeout_seconds: float) -> bool:
 def _is_text(path: Path) -> bool:
     """Return whether the file begins as no database does, damaged or not: with nothing but text."""
     try:
-        with path.open(encoding="utf-8") as file:
-            beginning = file.read(512)
+        with open_file(path) as file:
+            beginning = getincrementaldecoder("utf-8")().decode(file.read(512) or b"")
     except UnicodeDecodeError:
         return False
     except OSError as error:

@@ -11,6 +11,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 
@@ -63,7 +64,8 @@ def restore(target: str | Path | None) -> Restored:
 def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
     """Copy the newest backup that is sound; returns it, and how many trials and winners it has."""
     for backup in backups_of(path):
-        shutil.copyfile(backup, fresh)
+        with open_file(backup) as source, fresh.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
         try:
             return backup, _rows(fresh)
         except StoreError:

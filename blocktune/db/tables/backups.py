@@ -4,12 +4,14 @@ One is made before the schema is upgraded, before a merge, and once a day of use
 on without. `tune doctor --restore` takes the newest that is sound.
 """
 
+import fcntl
 import logging
 import os
 import shutil
 import sqlite3
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from glob import escape
 from pathlib import Path
@@ -23,7 +25,6 @@ DAY_SECONDS = 24 * 3600.0
 MERGE_SECONDS = 600.0
 """Merges that follow each other more quickly are one change."""
 
-_ABANDONED_SECONDS = 3600.0
 _LOCK_SECONDS = 5.0
 _RESULTS = ("best", "trial", "user_best", "user_trial")
 
@@ -47,23 +48,55 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
     try:
         if _is_younger(backups_of(path)[:1], unless_within_seconds) or not _holds_results(path):
             return None
-        _forget_abandoned(unfinished)
-        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except FileExistsError:  # another process is at it
-        return None
+        with _claimed(unfinished) as is_ours:
+            made = _made(path, unfinished) if is_ours else None
     except (OSError, sqlite3.Error) as error:
         logger.info("No backup of %s is made: %s.", path, error)
         return None
+    for old in backups_of(path)[KEPT:]:
+        old.unlink(missing_ok=True)
+    return made
+
+
+@contextmanager
+def _claimed(unfinished: Path) -> Iterator[bool]:
+    """Yield whether the file of an unfinished backup, which is made empty, is this process's until the block ends. The
+    lock of a process that is killed is released at once."""
+    descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        is_ours = _is_locked(descriptor) and _is_at(unfinished, descriptor)
+        if is_ours:
+            os.ftruncate(descriptor, 0)
+            unfinished.with_name(f"{unfinished.name}-journal").unlink(missing_ok=True)
+        yield is_ours
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Lock a file, unless another process has it; returns whether it is locked now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether a path still means an open file: the backup of another process may have been finished since."""
+    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
+
+
+def _made(path: Path, unfinished: Path) -> Path | None:
+    """Return the backup, once it is whole."""
+    made = path.with_name(f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
     try:
         _copy(path, unfinished)
-        made = path.with_name(f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
         unfinished.replace(made)
     except (OSError, sqlite3.Error) as error:
         logger.warning("No backup of %s is made: %s.", path, error)
         unfinished.unlink(missing_ok=True)
         return None
-    for old in backups_of(path)[KEPT:]:
-        old.unlink(missing_ok=True)
     return made
 
 
@@ -88,9 +121,3 @@ def _holds_results(path: Path) -> bool:
 
 def _is_younger(paths: list[Path], seconds: float) -> bool:
     return any(time.time() - path.stat().st_mtime < seconds for path in paths)
-
-
-def _forget_abandoned(unfinished: Path) -> None:
-    """Remove what a killed process left, after a while in which a living one would have ended."""
-    if unfinished.exists() and not _is_younger([unfinished], _ABANDONED_SECONDS):
-        unfinished.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from blocktune.kernels.files.variables import DB
 from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.values.errors import StoreError, UsageError
@@ -31,7 +32,7 @@ class StoreTarget:
         Raises:
             UsageError: the URL is invalid, an SQLite URL names no file, or the name is a results file's (`*.json`).
         """
-        chosen = str(target or os.environ.get("BLOCKTUNE_DB") or default_store_path())
+        chosen = str(target or DB.text() or default_store_path())
         if not is_server(chosen):
             return cls(path=_file_path(chosen))
         try:

@@ -71,7 +71,8 @@ def require_file(path: Path) -> None:
         StoreError: there is something else, or it cannot be said.
     """
     with translated(StoreTarget(path=path)):
-        if path.exists() and not path.is_file():
+        made_up = os.path.realpath(path).startswith(("/proc/", "/sys/"))  # a kernel's files may block as a pipe does
+        if made_up or (path.exists() and not path.is_file()):
             state = "a directory" if path.is_dir() else "not a file"
             raise StoreError(f"The database {path} is {state}. Name a file by --db or BLOCKTUNE_DB.")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
-from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of, with_dense_rows
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -18,7 +18,9 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.obstacles import is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -68,7 +70,7 @@ def flash_attn_func(
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
     way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
+    served = None if is_compiling() else dispatcher.resolver.ways.of(way, tensors)
     if served is not None:
         out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
         return (out, lse, None) if return_attn_probs else out
@@ -78,8 +80,14 @@ def flash_attn_func(
     asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
-        options = {"is_causal": bool(causal), "scale": asked["scale"], "enable_gqa": query.shape[1] != key.shape[1]}
-        return dispatcher(query, key, value, **options).transpose(1, 2)  # the short way
+        options = {
+            "is_causal": bool(causal),
+            "scale": asked["scale"],
+            "enable_gqa": bool(query.shape[1] != key.shape[1]),
+        }
+        if is_symbolic(q):
+            return dispatcher(query, key, value, **options).transpose(1, 2)
+        return dispatcher.rows(way, q, k, v, **options)
     out, lse = dispatcher.attend(
         query,
         key,
@@ -184,17 +192,18 @@ def attend_packed(
     query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
-        asked["remember"] = None
-        check_pages(query, k, v, table, batch, dispatcher)
+        refuse_distributed(q, "Packed sequences over pages")
+        asked["remember"], table = None, with_dense_rows(table)
+        check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
         k, v = as_sequences(k, v, table, bounds[1], longest[1])
     check_dimensions("[tokens, heads, dim]", k=k, v=v)
-    query, key, value = Layout.PACKED.inside(q, k, v)
+    query, key, value = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
     asked["lengths"] = batch, *longest
     out, sums = dispatcher.attend(query, key, value, lse=lse, layout=Layout.PACKED, **asked)
-    return Layout.PACKED.outside(out), sums
+    return out[0].transpose(0, 1), sums
 
 
 def _asked(
@@ -266,4 +275,4 @@ def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
             "`cu_seqlens_q` and `cu_seqlens_k` must describe the same number of sequences, at least one, but got "
             f"{bounds_q.shape[0]} and {bounds_k.shape[0]} entries. Each needs one entry more than there are sequences."
         )
-    return int(bounds_q.shape[0]) - 1
+    return bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph

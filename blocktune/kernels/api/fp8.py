@@ -1,5 +1,6 @@
 """Attention of 8-bit tensors with scales."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
@@ -49,7 +51,7 @@ def attention_fp8(
     served = None if is_compiling() else dispatcher.way(way, *tensors)
     if served is not None:
         return served(query, key, value, *(_rows(tensor) for tensor in tensors[3:] if tensor is not None))[0]
-    _check(query, key, value)
+    _check(query, key, value, scale_q, scale_k, scale_v)
     batch, heads, heads_kv = query.shape[0], query.shape[1], key.shape[1]
     scales: dict[str, Any] = {
         "scale_q": _by_head("scale_q", scale_q, batch, heads, query),
@@ -57,17 +59,38 @@ def attention_fp8(
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
     }
     scale = scale_of(query, scale)
+    remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
+    attend = partial(_attend, is_causal=is_causal, scale=scale, dispatcher=dispatcher, remember=remember)
+    if is_distributed(query):
+        return attend_locally(lambda *own, **of_own: (attend(*own, **of_own), None), query, key, value, scales)[0]
+    return attend(query, key, value, **scales)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale_q: Tensor | None = None,
+    scale_k: Tensor | None = None,
+    scale_v: Tensor | None = None,
+    *,
+    is_causal: bool,
+    scale: float,
+    dispatcher: Dispatcher,
+    remember: Remember,
+) -> Tensor:
+    """Return the output of a call that was checked, whose scales have two dimensions."""
     if scale > 0 and trace_obstacle(query, key, value) is None:
+        scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
         call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
-        remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
         found = dispatcher.serve(query, key, value, call, remember=remember)
         if not isinstance(found, TorchPlan):
             return found[0]
-    q, k, v = (_widened(tensor, own) for tensor, own in zip((query, key, value), scales.values(), strict=True))
-    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=heads != heads_kv)
+    q, k, v = _widened(query, scale_q), _widened(key, scale_k), _widened(value, scale_v)
+    return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1]))
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
+def _check(query: Tensor, key: Tensor, value: Tensor, *scales: Tensor | None) -> None:
     """Check the arguments.
 
     Raises:
@@ -80,10 +103,11 @@ def _check(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"query, key and value of `attention_fp8` must be {EIGHT_BITS}, but got {query.dtype}. Convert them, or "
             "call `attention`."
         )
-    if needs_gradients(query, key, value):
+    given = [scale for scale in scales if isinstance(scale, Tensor)]
+    if needs_gradients(query, key, value, *given):
         raise UsageError(
-            "`attention_fp8` has no gradients, but query, key or value requires one. Detach it, or call `attention` "
-            "with bfloat16."
+            "`attention_fp8` has no gradients, but query, key, value or a scale requires one. Detach it, or call "
+            "`attention` with bfloat16."
         )
 
 

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result, is_compiling
 
+from blocktune.kernels.api.flash_arguments import whole_number
 from blocktune.kernels.dispatch.call_checks import check_sinks
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.features import UNLIMITED, bounded_side
 from blocktune.kernels.values.shape import Causal
 
 DEFAULT_NAME = "blocktune"
@@ -142,16 +143,32 @@ def transformers_attention(
     causal = queries > 1 and attention_mask is None and bool(wanted)
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
-    is_windowed = attention_mask is None and sliding_window is not None and sliding_window < key.shape[2]
+    left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
+    is_windowed = UNLIMITED < left < key.shape[2] - 1
     if softcap is None and s_aux is None and not is_windowed:
-        options = {"is_causal": causal, "scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+        options = {"is_causal": causal, "scale": scaling, "enable_gqa": bool(query.shape[1] != key.shape[1])}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
-        window = (UNLIMITED, UNLIMITED) if sliding_window is None or not is_windowed else (sliding_window - 1, 0)
+        window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)
         diagonal = _diagonal(queries, causal, is_windowed)
         way = ("transformers", str(diagonal), scaling, window, softcap, dropout)
         out = _attended(dispatcher, way, (query, key, value, attention_mask, s_aux), diagonal)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _left_side(sliding_window: int | None) -> int:
+    """Return the left side of the window of a query that sees the last `sliding_window` keys.
+
+    Raises:
+        WrongTypeError: it is no whole number.
+        UsageError: it is below 1.
+    """
+    if sliding_window is None:
+        return UNLIMITED
+    keys = whole_number("sliding_window", sliding_window)
+    if keys < 1:
+        raise UsageError(f"`sliding_window >= 1` must hold, but got {keys}. Give None for no window.")
+    return bounded_side(keys - 1)
 
 
 def _attended(

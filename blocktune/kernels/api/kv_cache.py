@@ -11,7 +11,14 @@ from blocktune.kernels.api.cache.checks import check_cache
 from blocktune.kernels.api.cache.descales import Descale, Descales, as_kernels_take, tensor_of
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
-from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
+from blocktune.kernels.api.flash_arguments import (
+    real_number,
+    sides,
+    splits_of,
+    whole_number,
+    window_of,
+    with_dense_rows,
+)
 from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
@@ -21,6 +28,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -69,7 +77,8 @@ def flash_attn_with_kvcache(
 
     k and v [batch, new, num_heads_kv, head_dim(_v)] are first written into the cache after what is there. rotary_cos
     and rotary_sin [positions, width / 2] turn them, and the queries, by their positions: new key i is at cache_seqlens
-    + i, and so is query i, unless neither causal nor a window tells queries apart; then all are at cache_seqlens.
+    + i, and so is query i, unless neither causal nor a window narrower than the cache tells queries apart; then all are
+    at cache_seqlens.
 
     causal aligns to the last key, and so do window_size (left, right) and alibi_slopes (float32 [num_heads] or [batch,
     num_heads]); softcap 0 means no softcap. num_splits: 0 takes the tuned config with its splits of the keys; 1 to 128,
@@ -93,6 +102,7 @@ def flash_attn_with_kvcache(
         TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    cache_seqlens, block_table, alibi_slopes = map(with_dense_rows, (cache_seqlens, block_table, alibi_slopes))
     numbers = softmax_scale, causal, sides(window_size), softcap, num_splits, return_softmax_lse
     way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
     scales = tensor_of("k_descale", k_descale, q), tensor_of("v_descale", v_descale, q)
@@ -106,18 +116,21 @@ def flash_attn_with_kvcache(
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
     descales = Descales.of(q, k_cache, v_cache, *scales)
-    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache))
     new = new_rows(k, v, q, k_cache, v_cache)
+    lengths = _lengths(cache_seqlens, q, rows.capacity(k_cache), 0 if new is None else new[0].shape[1])
     rotary = Rotary.of(rotary_cos, rotary_sin, rotary_interleaved, q, k, rows.capacity(k_cache))
     window, filled = window_of(window_size), lengths
     if rotary is not None:
-        q = rotary.turned(q, positions_from(filled, q.shape[1] if causal or window != NO_WINDOW else 1))
+        is_local = causal or any(UNLIMITED < side < rows.capacity(k_cache) for side in window)
+        q = rotary.turned(q, positions_from(filled, q.shape[1] if is_local else 1))
     query, slopes = q.transpose(1, 2), check_slopes(alibi_slopes, q.shape[0], q.shape[2], q)
     softcap = real_number("softcap", softcap)
     check_softcap(softcap)
     k_pages, v_pages, table = rows.as_pages(k_cache, v_cache)
     sinks = check_sinks(s_aux, query.shape[1], query)
-    check_cache(query, k_pages, v_pages, table, sinks, descales)
+    check_cache(query, k_pages, v_pages, table, descales, (k, v, rotary_cos, rotary_sin, slopes, *scales, sinks))
+    if new is not None or rows.index is not None or rows.padding is not None:
+        refuse_distributed(q, "A cache with new rows, cache_batch_idx or cache_leftpad")
     if new is not None:
         if descales is not None:
             descales.check_new(new, q)
@@ -135,7 +148,7 @@ def flash_attn_with_kvcache(
     ahead, repeats = None, stays and table is block_table
     if new is not None:
         if not is_compiling():
-            dispatcher.check(query, keys, values, Call.of(**asked))
+            dispatcher.check(query, keys, values, Call.of(**asked).over(query, keys))
         all_have = rows.capacity(k_cache) if number is None else number
         ahead = (
             append_in_one(k_cache, v_cache, *new, lengths, given, all_have, block_table, descales) if repeats else None
@@ -175,6 +188,7 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    cache_seqlens, block_table, tree_mask = map(with_dense_rows, (cache_seqlens, block_table, tree_mask))
     tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
     served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
     if served is not None:
@@ -202,10 +216,25 @@ def tree_attention(
     return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
-def _lengths(given: Tensor | int | None, q: Tensor, capacity: int) -> Tensor:
-    """Return cache_seqlens as int32 [batch]; q is [batch, ...]."""
+def _check_number(number: int, capacity: int, new: int) -> None:
+    """Check the rows that all entries have, in every call: the host knows their number.
+
+    Raises:
+        UsageError: it is negative, or the cache has no room for it and the new rows.
+    """
+    if not 0 <= number <= capacity - new:
+        raise UsageError(
+            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache "
+            "holds no more; make it larger."
+        )
+
+
+def _lengths(given: Tensor | int | None, q: Tensor, capacity: int, new: int = 0) -> Tensor:
+    """Return cache_seqlens as int32 [batch]; q is [batch, ...]. new: rows that come after them."""
     if not isinstance(given, Tensor):
         rows = capacity if given is None else whole_number("cache_seqlens", given)
+        if given is not None:
+            _check_number(rows, capacity, new)
         return torch.full((q.shape[0],), rows, dtype=torch.int32, device=q.device)
     if given.dtype != torch.int32 or given.shape != (q.shape[0],):
         raise UsageError(
@@ -235,6 +264,8 @@ def _again(
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
     """
+    if number is not None:
+        _check_number(number, capacity_of(k_cache, table), 0 if k is None else k.shape[1])
     lengths, scales = given, [None if scale is None else as_kernels_take(scale) for scale in (k_scale, v_scale)]
     if served.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)

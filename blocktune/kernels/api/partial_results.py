@@ -11,8 +11,9 @@ def merge_partial(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) ->
     """Merge attention of the same queries over two disjoint sets of keys into attention over both. Differentiable.
 
     Outputs and log-sum-exps are as `flash_attn_func` and its relatives return them: [batch, seqlen, heads, dim] with
-    [batch, heads, seqlen], or packed [tokens, heads, dim] with [heads, tokens]. A row whose log-sum-exp is -inf saw no
-    key. The weights are computed in float32, or in float64 of such outputs.
+    [batch, heads, seqlen], or packed [tokens, heads, dim] with [heads, tokens]. A row whose log-sum-exp is -inf, or inf
+    as FlashAttention-2 writes it, saw no key: whatever its output holds, NaN included, changes nothing. The weights are
+    computed in float32, or in float64 of such outputs.
 
     Returns:
         the output, like out_a, and the log-sum-exp.
@@ -22,12 +23,22 @@ def merge_partial(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) ->
         WrongTypeError: an argument is no tensor.
     """
     _check(out_a, lse_a, out_b, lse_b)
-    empty = lse_a.isneginf() & lse_b.isneginf()
-    a, b = (lse.masked_fill(empty, 0.0) for lse in (lse_a, lse_b))  # -inf minus -inf is no number, nor its gradient
+    empty_a, empty_b = lse_a.isinf(), lse_b.isinf()
+    empty = empty_a & empty_b
+    # -inf minus -inf is no number, nor its gradient
+    a, b = (
+        lse.masked_fill(own, float("-inf")).masked_fill(empty, 0.0) for lse, own in ((lse_a, empty_a), (lse_b, empty_b))
+    )
     lse = torch.logaddexp(a, b)
     wide = torch.promote_types(out_a.dtype, torch.float32)
-    parts = (out.to(wide) * (own - lse).exp().mT[..., None] for out, own in ((out_a, a), (out_b, b)))
-    return sum(parts, start=out_a.new_zeros((), dtype=wide)).to(out_a.dtype), lse.masked_fill(empty, float("-inf"))
+    part_a = out_a.to(wide).masked_fill(_of_outputs(empty_a), 0.0) * _of_outputs((a - lse).exp())
+    part_b = out_b.to(wide).masked_fill(_of_outputs(empty_b), 0.0) * _of_outputs((b - lse).exp())
+    return (part_a + part_b).to(out_a.dtype), lse.masked_fill(empty, float("-inf"))
+
+
+def _of_outputs(rows: Tensor) -> Tensor:
+    """Return numbers of rows [..., heads, seqlen] as outputs [..., seqlen, heads, 1] have them."""
+    return rows.mT[..., None]
 
 
 def _check(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:

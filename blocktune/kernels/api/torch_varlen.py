@@ -10,6 +10,7 @@ from blocktune.kernels.api.flash_arguments import length_of, splits_of, whole_nu
 from blocktune.kernels.api.flash_attn import attend_packed
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
@@ -60,6 +61,7 @@ def varlen_attn(
         )
     bounds_k, longest_k = cu_seq_k, length_of("max_k", max_k)
     if seqused_k is not None:
+        refuse_distributed(query, "Packed sequences with seqused_k")
         bounds_k = torch.nn.functional.pad(_lengths(seqused_k, cu_seq_q).cumsum(0, dtype=torch.int32), (1, 0))
         if block_table is None:
             key, value = _used(key, value, cu_seq_k, bounds_k)
@@ -70,12 +72,10 @@ def varlen_attn(
             "`cu_seq_k` is required without block_table, but got None. Pass the offset at which the keys of each "
             "sequence begin."
         )
-    left, right = window_of(window_size)
-    causal = is_causal or right == 0
     asked: dict[str, Any] = {
-        "causal": Causal.LOWER_RIGHT if causal else Causal.NONE,
+        "causal": Causal.LOWER_RIGHT if is_causal else Causal.NONE,
         "scale": scale_of(query, scale),
-        "window": (left, UNLIMITED if causal else right),
+        "window": window_of(window_size),
         "num_splits": 0 if num_splits is None else min(splits_of(whole_number("num_splits", num_splits)), 1),
     }
     longest = length_of("max_q", max_q), longest_k

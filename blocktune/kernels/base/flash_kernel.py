@@ -71,6 +71,11 @@ def contiguous_strides(shape: AttentionShape, letter: str) -> dict[str, int]:
     return {f"stride_{letter}b": heads * rows * dim, f"stride_{letter}h": rows * dim, f"stride_{letter}{row}": dim}
 
 
+def all_strides(shape: AttentionShape, letters: str) -> dict[str, int]:
+    """Return `contiguous_strides` of several tensors."""
+    return {name: value for letter in letters for name, value in contiguous_strides(shape, letter).items()}
+
+
 class FlashKernel(AttentionKernel):
     """Base of the forward kernels; a subclass names its jitted function and says how K and V reach it."""
 

@@ -3,14 +3,23 @@
 The result names the code in Triton's cache, so that it must agree to the letter: then a launch finds what was compiled
 ahead. The letter differs between versions of Triton (3.9 lists every constant among the attributes, 3.6 those that are
 texts), so the result comes from the JIT itself, with stand-ins for tensors.
+
+Of an integer argument the compiler knows that 16 divides it, or nothing. Rows of 40, 72, 88, 104 or 120 elements of 16
+bits begin at multiples of 16 bytes, but their strides have no such hint: loads of 2 bytes would follow, and no
+asynchronous copies. So kernels take such strides in units of 8 elements, by which they multiply.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.values.shape import FP8, SHORT_DTYPES
+
+HINTED = 16
+"""What an integer argument is known to be a multiple of, if it is one."""
+ROW_UNIT = 8
+"""Elements of 16 bits that a thread loads at once."""
 
 TRITON_DTYPES = SHORT_DTYPES | {FP8: "fp8e4nv"} | {name: name for name in ("int32", "int8", "uint8")}
 
@@ -50,6 +59,19 @@ def specialize(function: Any, arguments: Mapping[str, Any], options: Mapping[str
     bound, specialization, _ = bind(*values, **keywords)
     _, signature, constants, attributes = function._pack_args(backend, keywords, bound, specialization, None)
     return CompileSpec(function, signature, constants, attributes, options)
+
+
+def in_units(strides: Sequence[int], row_unit: int = ROW_UNIT) -> tuple[tuple[int, ...], int]:
+    """Return strides in their unit, and the unit: row_unit where it divides all strides and HINTED does not, else 1."""
+    hinted = all(stride % HINTED == 0 for stride in strides)
+    unit = 1 if hinted or any(stride % row_unit for stride in strides) else row_unit
+    return tuple(stride // unit for stride in strides), unit
+
+
+def named_in_units(strides: Mapping[str, int], row_unit: int = ROW_UNIT, name: str = "UNIT") -> dict[str, int]:
+    """Return what `in_units` returns as arguments, the unit by this name."""
+    values, unit = in_units(tuple(strides.values()), row_unit)
+    return dict(zip(strides, values, strict=True)) | {name: unit}
 
 
 def _stand_in(value: Any) -> Any:

@@ -8,6 +8,7 @@ of the scores is kept: the backward computes them again from query, key and log-
 from collections.abc import Sequence
 from copy import copy
 from functools import partial
+from operator import is_not
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, is_grad_enabled
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.memory_layout import dense
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
 from blocktune.kernels.dispatch.launches.results import new_gradients
@@ -145,12 +147,15 @@ class Served:
         self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
     ) -> tuple[Tensor, ...]:
         """Return the gradients of query, key and value by the slow path, which is recorded if it can be repeated."""
-        plan, lse, tensors = self.backward, saved[4], saved[5:]
+        plan = self.backward
         assert plan is not None  # or autograd would not have recorded the call
+        *inputs, dout = self.layout.inside(*saved[:4], grad)
+        given = *inputs, *saved[5:], saved[4]
+        planned = *plan.as_planned(*given[:-1]), dense(saved[4])
+        (q, k, v, out, *tensors, lse), is_restored = planned, any(map(is_not, planned, given))
         extras = self.extras_of(tensors, *of_call).with_grad_lse(grad_lse)
-        q, k, v, out, dout = self.layout.inside(*saved[:4], grad)
         known = id(grad) in map(id, saved)  # in this call, and in no other
-        once = not self._repeats or self._sinks is not None or grad_lse is not None
+        once = not self._repeats or self._sinks is not None or grad_lse is not None or is_restored
         if once or known or len(self._backwards) == MAX_LAYOUTS:
             return self.layout.all_outside(plan.backward(q, k, v, out, lse, dout, self.scale, extras))
         gradients = new_gradients(q, k, v, packed=plan.is_packed)
@@ -180,7 +185,7 @@ def draw(device: torch.device) -> tuple[int, int]:
     the states that activation checkpointing keeps and restores decide both.
     """
     if device.type != "cuda":
-        seed, offset = torch.randint(2**62, (2,)).tolist()
+        seed, offset = torch.randint(2**62, (2,), device="cpu").tolist()
         return seed, offset
     generator = torch.cuda.default_generators[device.index]
     offset = generator.get_offset()

@@ -2,15 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.kinds import extra_kind, packed_kind, rounds_products, tensors_kind, tokens_kind
+from blocktune.kernels.dispatch.kinds import (
+    ALIGNMENT_BYTES,
+    extra_kind,
+    packed_kind,
+    rounds_products,
+    tensors_kind,
+    tokens_kind,
+)
 from blocktune.kernels.dispatch.obstacles import DTYPE_NAMES, is_short_cache, layout_obstacle, tensor_obstacle
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
-from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind
+from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind, canonical
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.short_numbers import CACHE_TYPES
 
@@ -29,7 +37,25 @@ EXTRA_TENSORS = (
 )
 """The extras that are tensors."""
 
+FLAT_SOFTCAP = 1e5
+"""From here on a soft cap is left out: kernels compute tanh by exponentials, whose rounding, times the cap, exceeds
+what the cap takes off a score."""
+
+LONG = 1 << 20
+"""Up to here `max_seqlen` is taken as it is, also with fewer tokens: callers give one for all calls of a model, and
+capture them in CUDA graphs after the first."""
+
 _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
+
+
+class PlanUse(NamedTuple):
+    """What a plan of a direction is wanted for.
+
+    sums: a forward leaves the log-sum-exp. competes: PyTorch's kernel may serve the calls as well.
+    """
+
+    sums: bool
+    competes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +99,7 @@ class Call:
             UsageError: a window reaches from nowhere.
         """
         left, right = window
+        softcap = softcap if softcap < FLAT_SOFTCAP else 0.0
         features = Features(
             window=(left, right),
             mask=_mask_kind(tensors.get("mask"), block_mask, tensors.get("tree_mask")),
@@ -95,6 +122,25 @@ class Call:
             causal=Causal(causal), scale=scale, features=features, extras=extras, lengths=lengths, num_splits=num_splits
         )
 
+    def over(self, query: Tensor, key: Tensor) -> Self:
+        """Return the call in the form that all spellings of it over these tensors share: one plan, one tuning shape.
+
+        Compiled graphs ask for it when they run, since it depends on sizes.
+        """
+        features, lengths = self.features, self.lengths
+        if self.causal is not Causal.LOWER_RIGHT and features.window is None and not features.varlen:
+            return self
+        if lengths is not None and features.varlen:
+            batch, *longest = lengths
+            longest_q, longest_k = map(_no_longer, longest, (query.shape[2], key.shape[2]))
+            lengths = batch, longest_q, longest_k
+        _, seqlen_q, seqlen_k = lengths or (0, query.shape[2], key.shape[2])
+        varies = features.varlen or features.cached
+        causal, window = canonical(self.causal, features.window, seqlen_q, seqlen_k, varies=varies)
+        if (causal, window, lengths) == (self.causal, features.window, self.lengths):
+            return self
+        return replace(self, causal=causal, features=replace(features, window=window), lengths=lengths)
+
     def features_of(self, direction: Direction) -> Features:
         """Return the features of one direction. Only a backward can be deterministic or not: every forward is."""
         if direction is Direction.FORWARD and self.features.deterministic:
@@ -109,9 +155,6 @@ class Call:
         """
         features = self._features_over(query, key, direction)
         batch, seqlen_q, seqlen_k = self.lengths or (query.shape[0], query.shape[2], key.shape[2])
-        causal = self.causal
-        if causal is Causal.LOWER_RIGHT and self.lengths is None and seqlen_q == seqlen_k:
-            causal = Causal.UPPER_LEFT  # the same, and the one that is tuned
         return AttentionShape(
             batch=batch,
             num_heads=query.shape[1],
@@ -121,7 +164,7 @@ class Call:
             head_dim=query.shape[3],
             head_dim_v=value.shape[3],
             dtype=DTYPE_NAMES[query.dtype],
-            causal=causal,
+            causal=self.causal,
             direction=direction,
             features=features,
         )
@@ -153,9 +196,9 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, sums: bool) -> tuple[Any, ...]:
-        """Return the key of the plan. sums: of a forward, whether it leaves the log-sum-exp."""
-        return direction, sums, self.lengths, self.kind(query, key, value)
+    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, use: PlanUse) -> tuple[Any, ...]:
+        """Return the key of the plan."""
+        return direction, use, self.lengths, self.kind(query, key, value)
 
     @property
     def block_sizes(self) -> tuple[int, int] | None:
@@ -185,6 +228,32 @@ class Call:
     def with_seed(self, seed: int, offset: int) -> Self:
         """Return the call with the number that its dropped pairs are made from."""
         return replace(self, extras=replace(self.extras, seed=seed, offset=offset))
+
+    def blank(self) -> Self:
+        """Return the call with zeros in the tensors that say which memory its kernels access, laid out as they are."""
+        extras = {
+            name: _zeros_laid_out_as(tensor)
+            for name in ("cu_seqlens_q", "cu_seqlens_k", "cache_seqlens", "block_table", "tree_mask")
+            if (tensor := getattr(self.extras, name)) is not None
+        }
+        blocks: BlockMask | None = self.extras.block_mask
+        if blocks is not None:
+            blocks = replace(blocks, mask=torch.zeros_like(blocks.mask))
+        return replace(self, extras=replace(self.extras, **extras, block_mask=blocks))
+
+
+def _zeros_laid_out_as(tensor: Tensor) -> Tensor:
+    """Return zeros with the sizes, strides and alignment of a tensor."""
+    begin = tensor.data_ptr() % ALIGNMENT_BYTES // tensor.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = torch.zeros(begin + last + 1, dtype=tensor.dtype, device=tensor.device)
+    return memory.as_strided(tensor.shape, tensor.stride(), begin)
+
+
+def _no_longer(longest: int, tokens: int) -> int:
+    """Return the length of the longest packed sequence. One that only stands for no bound becomes the next power of two
+    after all tokens: a plan for every number of tokens would be too many."""
+    return longest if longest <= LONG else min(longest, 1 << max(tokens - 1, 0).bit_length())
 
 
 def _mask_kind(mask: Tensor | None, block_mask: BlockMask | None, tree: Tensor | None) -> MaskKind:

@@ -5,7 +5,7 @@ Kernels trust them. The values in tensors on a GPU are looked at once for every 
 
 from itertools import pairwise
 
-from torch import Tensor, aminmax, float32
+from torch import Tensor, aminmax, arange, float32
 from torch import bool as bool_
 
 from blocktune.kernels.dispatch.call import Call
@@ -18,7 +18,7 @@ def check_values(query: Tensor, key: Tensor, call: Call) -> None:
     Raises:
         UsageError: cu_seqlens do not begin with 0, do not ascend, end beyond the tokens or hold a sequence that is
             longer than said; cache_seqlens are negative or beyond the cache; a block table names a page that is not
-            there.
+            there for keys that are.
     """
     extras = call.extras
     if call.lengths is None:
@@ -27,10 +27,11 @@ def check_values(query: Tensor, key: Tensor, call: Call) -> None:
     if extras.cu_seqlens_q is not None and extras.cu_seqlens_k is not None:
         _check_bounds("q", extras.cu_seqlens_q, query.shape[2], seqlen_q)
         _check_bounds("k", extras.cu_seqlens_k, key.shape[2], seqlen_k)
+    if extras.cache_seqlens is None:
+        return
+    _check_lengths(extras.cache_seqlens, seqlen_k)
     if extras.block_table is not None:
-        _check_table(extras.block_table, key.shape[0])
-    if extras.cache_seqlens is not None:
-        _check_lengths(extras.cache_seqlens, seqlen_k)
+        _check_table(extras.block_table, extras.cache_seqlens, call.features.page_size, key.shape[0])
 
 
 def check_dimensions(layout: str, **tensors: Tensor) -> None:
@@ -204,12 +205,15 @@ def _check_bounds(letter: str, bounds: Tensor, tokens: int, longest: int) -> Non
         )
 
 
-def _check_table(table: Tensor, pages: int) -> None:
-    low, high = (int(bound) for bound in aminmax(table)) if table.numel() else (0, -1)
+def _check_table(table: Tensor, lengths: Tensor, page_size: int, pages: int) -> None:
+    """Check the places of a table that the keys need; nothing reads the others."""
+    places = arange(table.shape[1], device=table.device)
+    used = table[places * page_size < lengths[:, None]]
+    low, high = (int(bound) for bound in aminmax(used)) if used.numel() else (0, -1)
     if low < 0 or high >= pages:
         raise UsageError(
-            f"`0 <= page < {pages}` must hold in block_table, and for the entries that cache_batch_idx names, but got "
-            f"pages {low} to {high}. Fill unused places with 0."
+            f"`0 <= page < {pages}` must hold in the places of block_table that cache_seqlens need, and for the "
+            f"entries that cache_batch_idx names, but got pages {low} to {high}. Fill these places."
         )
 
 
@@ -220,7 +224,7 @@ def _check_lengths(lengths: Tensor, capacity: int) -> None:
     if shortest < 0 or longest > capacity:
         raise UsageError(
             f"`0 <= cache_seqlens <= {capacity}` must hold, but got lengths from {shortest} to {longest}. "
-            "The cache holds no more; make it larger."
+            "The cache, or the pages in a row of block_table, hold no more; make it larger."
         )
 
 

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
-from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing
+from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import (
     SdpaArguments,
     call_of,
@@ -109,6 +111,22 @@ class Dispatcher(Engine):
             return served(query, key, value)[0]
         remember: Remember = lambda ways, served: ways.add(("attention_plain", *options), (query, key, value), served)  # noqa: E731
         return self.forward(query, key, value, plain_call(given), lse=False, sums=False, remember=remember)[0]
+
+    def rows(
+        self, way: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, enable_gqa: bool
+    ) -> Tensor:
+        """Return attention of tensors [batch, length, heads, head_dim], and leave a short way to further calls.
+
+        Args:
+            way: the options by which the entry point finds it, with q, k and v and no tensor besides.
+        """
+        query, key, value = tensors = Layout.LENGTH_FIRST.inside(q, k, v)
+        out = self(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        ways = self._resolver.ways
+        served = ways.of((_SDPA, len(tensors), 0.0, is_causal, scale, enable_gqa), tensors)
+        if served is not None:
+            ways.add(way, (q, k, v, None, None), served.laid_out(Layout.LENGTH_FIRST))
+        return Layout.LENGTH_FIRST.outside(out)
 
     def explain(
         self,
@@ -201,11 +219,30 @@ class Dispatcher(Engine):
             return "attention"
         return partial(Dispatcher, strict=self._strict), (self._source,)
 
+    def _call_locally(self, given: SdpaArguments) -> Tensor:
+        """Return a call of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        query, key, value, attn_mask, *options, scale, enable_gqa = given
+        if given.dropout_p:
+            refuse_distributed(query, "Attention with dropout")
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
+            return self(query, key, value, mask, *options, scale=scale, enable_gqa=enable_gqa), None
+
+        return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
+
     def _call_slowly(self, given: SdpaArguments) -> Tensor:
         if type_obstacle(given) is not None:
             return unconverted_attention(given)
         if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
             return unconverted_attention(rescaled(given))
+        if is_distributed(given.query) and given.query.dim() == 4:
+            return self._call_locally(given)
+        if is_symbolic(given.query):
+            return traced_attention(self._number, *given)
         asked, call = call_of(given)
         repeats = given.scale is None or given.scale > 0
 

@@ -5,21 +5,28 @@
 
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.autograd import Served, draw
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
+from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
-from blocktune.kernels.dispatch.obstacles import call_obstacle, is_capturing, is_short_cache, needs_gradients
+from blocktune.kernels.dispatch.obstacles import (
+    call_obstacle,
+    is_capturing,
+    is_short_cache,
+    is_symbolic,
+    needs_gradients,
+)
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.kernels.dispatch.sdpa_arguments import autocasted, with_positive_scale
 from blocktune.kernels.dispatch.snapshot import Snapshot
@@ -32,6 +39,9 @@ from blocktune.kernels.values.shape import Direction
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
+
+FOR_KERNELS = PlanUse(sums=True)
+"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
@@ -146,17 +156,21 @@ class Engine:
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
+        if is_distributed(query):
+            return self._attend_locally(query, key, value, lse, asked)
         if asked.get("cache_seqlens") is not None and is_short_cache(query, key):
             (query,) = autocasted(query)  # the cache stays as it is
         else:
             query, key, value = autocasted(query, key, value)
         is_changed = not asked["scale"] > 0
         query, asked["scale"] = with_positive_scale(query, asked["scale"])
-        if is_compiling():
+        if is_symbolic(query):
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
-        call = Call.of(**asked)
+        call = Call.of(**asked).over(query, key)
         self.check(query, key, value, call)
-        if call_obstacle(query, key, value, call.extras.mask, call.extras.dropout_p) is None:
+        extras = call.extras
+        is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
+        if is_slope_fixed and call_obstacle(query, key, value, extras.mask, extras.dropout_p) is None:
             remember = None if is_changed else remember
             found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
             if not isinstance(found, TorchPlan):
@@ -168,6 +182,26 @@ class Engine:
             call = drawn(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
         return in_order_of(query, out), sums
+
+    def _attend_locally(self, query: Tensor, key: Tensor, value: Tensor, lse: bool, asked: dict[str, Any]) -> Results:
+        """Return `attend` of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        if asked.get("dropout_p"):
+            refuse_distributed(query, "Attention with dropout")
+        mask, sizes = asked.pop("block_mask", None), asked.pop("lengths", None)
+        tensors = {name: asked.pop(name, None) for name in EXTRA_TENSORS}
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
+            own_mask = None if blocks is None else replace(mask, mask=blocks)
+            own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
+            sides = {"block_mask": own_mask, "lengths": own_sizes}
+            out, sums = self.attend(query, key, value, lse=lse, **sides, **asked, **own)
+            return out, sums if lse else None
+
+        return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})
 
     def serve(
         self,
@@ -202,7 +236,7 @@ class Engine:
         Raises:
             UsageError: lengths or tables of the call point outside the tensors.
         """
-        if call.lengths is None:
+        if call.lengths is None or is_symbolic(query) or is_distributed(query):
             return
         if query.device.type == "cpu":
             check_values(query, key, call)
@@ -219,25 +253,28 @@ class Engine:
         """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
+        competes = not lse and is_pytorchs(query, key, call)
         if needs_gradients(query, key, value, call.extras.sinks):
-            found = self.plan(query, key, value, call, Direction.BACKWARD)
+            use = PlanUse(sums=True, competes=competes)
+            found = self.plan(query, key, value, call, Direction.BACKWARD, use)
             if isinstance(found, TorchPlan):
                 return found
             backward = found
         sums = lse or backward is not None or call.extras.sinks is not None
-        forward = self.plan(query, key, value, call, Direction.FORWARD, sums=sums)
+        use = PlanUse(sums=sums, competes=competes)
+        forward = self.plan(query, key, value, call, Direction.FORWARD, use)
         return forward if isinstance(forward, TorchPlan) else (forward, backward)
 
     def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *, sums: bool = True
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
     ) -> Plan:
-        """Return the plan of one direction. sums: a forward leaves the log-sum-exp."""
-        place = call.place(query, key, value, direction, sums)
+        """Return the plan of one direction."""
+        place = call.place(query, key, value, direction, use)
         plan = self._resolver.plans.get(place)
         if plan is None:
             with self._miss_lock():
                 resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, sums)
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
         return plan
 
     def refused(self, reason: str) -> TorchPlan:
@@ -261,9 +298,10 @@ class Engine:
     ) -> Results:
         """Return `attend` without autograd and with the call's own seed, for the ops of compiled graphs: the output has
         the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
+        call, resolver = call.over(query, key), self._resolver
         self.check(query, key, value, call)
-        resolver = self._resolver
-        plan = self.plan(query, key, value, call, Direction.FORWARD, sums=sums) if call.scale > 0 else None
+        use = PlanUse(sums=sums, competes=not sums and is_pytorchs(query, key, call))
+        plan = self.plan(query, key, value, call, Direction.FORWARD, use) if call.scale > 0 else None
         if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, plan, None, lse=sums))
@@ -286,7 +324,8 @@ class Engine:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
         them. grad_lse: the gradient of the log-sum-exp, None for 0."""
-        resolver, plans = self._resolver, self._plans_of_both(query, key, value, call)
+        call, resolver = call.over(query, key), self._resolver
+        plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, *plans, lse=True))

@@ -8,12 +8,14 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as dispatch_modes
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from blocktune.kernels.values.shape import ELEMENT_BYTES, FP8
 from blocktune.kernels.values.short_numbers import CACHE_TYPES
 
 KERNEL_DEVICE = "cuda"
+META = "meta"
 
 DTYPE_NAMES = {getattr(torch, name): name for name in ELEMENT_BYTES}
 EIGHT_BITS = getattr(torch, FP8)
@@ -46,11 +48,18 @@ def trace_obstacle(*tensors: Tensor) -> str | None:
         return f"an argument is no plain tensor ({', '.join(type(tensor).__name__ for tensor in tensors)})"
     if any(tensor.is_nested for tensor in tensors):
         return "an argument is nested"
+    if any(tensor.device.type == META for tensor in tensors):
+        return "an argument has no values"
     if torch.compiler.is_compiling() or is_tracing() or dispatch_modes():
         return "the call is being traced or watched by a dispatch mode"
     if is_transformed():
         return "a functorch transform or forward-mode differentiation is active"
     return None
+
+
+def is_symbolic(query: Tensor) -> bool:
+    """Return whether a call has sizes, but no values: a graph is traced, or the query is fake or on device meta."""
+    return torch.compiler.is_compiling() or isinstance(query, FakeTensor) or query.device.type == META
 
 
 def is_transformed() -> bool:
@@ -63,10 +72,9 @@ def is_capturing(query: Tensor) -> bool:
     return query.is_cuda and bool(torch.cuda.is_current_stream_capturing())
 
 
-def needs_gradients(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> bool:
-    """Return whether autograd records this call."""
-    tensors = (query, key, value) if sinks is None else (query, key, value, sinks)
-    return is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def needs_gradients(*tensors: Tensor | None) -> bool:
+    """Return whether autograd records a call with these tensors."""
+    return is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def layout_obstacle(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> str | None:
@@ -78,7 +86,7 @@ def tensor_obstacle(query: Tensor, key: Tensor, value: Tensor, *, cached: bool =
     """Return `layout_obstacle` as far as each tensor goes, whatever the sizes of the others. cached: keys and values
     may be of 8 bits."""
     tensors = (query, key, value)
-    if any(tensor.device != query.device for tensor in tensors) or query.device.type != KERNEL_DEVICE:
+    if any(tensor.device != query.device for tensor in tensors) or query.device.type not in (KERNEL_DEVICE, META):
         devices = sorted({str(tensor.device) for tensor in tensors})
         return f"the tensors must be on one {KERNEL_DEVICE} device, not {' and '.join(devices)}"
     kinds = {value.dtype} if cached and is_short_cache(query, key) else {query.dtype}

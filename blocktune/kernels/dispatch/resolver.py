@@ -2,27 +2,28 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.base.side_thread import run_on_side_thread
+from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
 Taken = TypeVar("Taken")
@@ -59,7 +60,7 @@ class Resolver:
         """Return a resolver that knows what this one does, but for the plans: configs have come that they do not know
         of.
 
-        While a CUDA graph is captured it goes back to them, since no kernel can be loaded then.
+        While a CUDA graph is captured it goes back to them: their kernels are loaded.
         """
         made = Resolver(self.snapshot, strict=self._strict)
         made._devices, made._failures = self._devices, self._failures
@@ -75,32 +76,50 @@ class Resolver:
         return plan
 
     def resolve(
-        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, sums: bool
+        self, place: Any, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse
     ) -> Plan:
         """Return the plan for calls of this `Call.place`.
 
-        It is remembered, unless a CUDA graph is being captured.
+        It is remembered; one that was made while a CUDA graph is captured, for captures alone. An error of our own is
+        an incident, and PyTorch computes the call.
 
         Raises:
-            UsageError: a size is invalid for attention, or a CUDA graph is being captured, and one of our kernels would
-                have to be loaded.
+            UsageError: a size is invalid for attention.
             torch.OutOfMemoryError: there is no memory for outputs and gradients.
         """
         obstacle = call.obstacle(query, key, value)
         if obstacle is not None:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
-        if is_capturing(query):
-            return self._earlier.get(place) or TorchPlan(self._while_capturing(shape, query))
-        trial = Trial.of(shape, query.detach(), key.detach(), value.detach(), call, sums=sums)
-        found = self._first(shape, self.device(query.device.index), call, lambda step: self._tried(step, trial))
-        if isinstance(found, Explanation):
-            plan: Plan = TorchPlan(found)
-        else:
-            logger.info("%s", found[0].headline)
-            plan = KernelPlan(*found, call, direction, sums)
-        self._keep(place, plan)
+        new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
+        try:
+            if not is_capturing(query):
+                plan = self._planned(new_trial(call), use)
+                self._keep(place, plan)
+            elif place in self._earlier:
+                plan = self._earlier[place]
+            else:
+                plan = self._earlier[place] = run_on_side_thread(
+                    lambda: self._planned(new_trial(call.blank(), compared=False), use), query.device
+                )
+        except torch.OutOfMemoryError:
+            raise  # PyTorch would need the same memory
+        except Exception as error:
+            plan = self.plans[place] = TorchPlan(_failed(error, shape))
         return plan
+
+    def _planned(self, trial: Trial, use: PlanUse) -> Plan:
+        """Return the plan of the calls of a trial, whose kernels have been launched once.
+
+        While a CUDA graph is captured this runs on another stream, so that none of it becomes part of the graph. What
+        the captured kernels will compute is not in memory yet: the trial has blank tensors then, and is not compared.
+        """
+        device, shape = self.device(trial.device_index), trial.shape
+        found = self._first(shape, device, trial.call, lambda step: self._tried(step, trial), competes=use.competes)
+        if isinstance(found, Explanation):
+            return TorchPlan(found)
+        logger.info("%s", found[0].headline)
+        return KernelPlan(*found, trial.call, shape.direction, use.sums, trial.arguments[:4])
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -115,7 +134,10 @@ class Resolver:
             for plan in self.plans.values():
                 if plan.explanation.shape == shape:
                     return plan.explanation
-        found = self._first(shape, device or self.device(None), None, lambda step: None)
+        try:
+            found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)
+        except Exception as error:
+            return _failed(error, shape)
         return found if isinstance(found, Explanation) else found[0]
 
     def _first(
@@ -124,6 +146,8 @@ class Resolver:
         device: DeviceSpec | str,
         call: Call | None,
         take: Callable[[Candidate], Taken | str],
+        *,
+        competes: bool,
     ) -> tuple[Explanation, Taken] | Explanation:
         """Return the first config down the ladder that is taken, with what it is taken as; or why none is.
 
@@ -132,12 +156,15 @@ class Resolver:
             device: where, or why that is not known.
             call: what its options demand of the configs is heeded.
             take: returns why a config is not taken, or what it is taken as.
+            competes: whether PyTorch's kernel may serve a shape that was not measured.
         """
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)
         table, warnings = self.snapshot.table(device, self._seconds)
         passed_over: list[Rejection] = []
-        for step in self._steps(table, shape, device.limits, call):
+        for step in self._steps(table, shape, device.limits, call, competes):
+            if isinstance(step, Rejection) and step.rung is Rung.SDPA:
+                return _for_pytorch(step.reason, shape, passed_over, warnings, device.key)
             taken = step.reason if isinstance(step, Rejection) else take(step)
             if isinstance(taken, str):
                 passed_over.append(Rejection(step.rung, taken))
@@ -147,13 +174,13 @@ class Resolver:
         return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _steps(
-        self, table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, call: Call | None
+        self, table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, call: Call | None, competes: bool
     ) -> Iterable[Candidate | Rejection]:
         """Return the configs down the ladder, and why others do not compute the call."""
         if call is not None and call.num_splits:
             return fixed_splits(shape, call.num_splits, limits)
         blocks = None if call is None else call.block_sizes
-        return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks)
+        return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks, competes=competes)
 
     def _tried(self, step: Candidate, trial: Trial) -> Launch | str:
         """Return a launcher of a config that has launched once, or why it is not used.
@@ -169,6 +196,7 @@ class Resolver:
         kind = trial.kind(config)
         if kind in self._failures:
             return self._failures[kind]
+        rows = None if step.rung is Rung.EXACT else trial.rows()
         try:
             launch = trial.launched(kernel, config)
         except torch.OutOfMemoryError:
@@ -177,10 +205,7 @@ class Resolver:
             problem = f"{config.label} does not launch: {type(error).__name__}: {error}"
             logger.warning("%s: %.500s. The next rung is taken.", shape.label, problem)
         else:
-            if step.rung is Rung.EXACT or not trial.is_plain:
-                return launch
-            query, key, value, out, *_ = trial.arguments
-            problem = canary.problem_of(config, shape, query, key, value, out, trial.call.scale)
+            problem = trial.problem(config, rows)
             if problem is None:
                 return launch
         self._failures[kind] = problem
@@ -196,20 +221,24 @@ class Resolver:
                 logger.warning("%s", self._devices[index])
         return self._devices[index]
 
-    def _while_capturing(self, shape: AttentionShape, query: Tensor) -> Explanation:
-        """Return why PyTorch computes a shape that is new. Nothing is launched: the stream stays as it is.
 
-        Raises:
-            UsageError: one of our kernels would compute it. The graph would hold something else, for good.
-        """
-        device = self.device(query.device.index)
-        explanation = self.explain(shape, None if isinstance(device, str) else device)
-        if explanation.rung is Rung.SDPA:
-            return explanation
-        raise UsageError(
-            "A CUDA graph cannot capture the first call of a shape, since no kernel can be loaded during the capture, "
-            f"but {shape.label} is new. Call it before, or `attention.warmup([shape])`."
-        )
+def _for_pytorch(
+    reason: str, shape: AttentionShape, passed_over: list[Rejection], warnings: tuple[str, ...], device: str
+) -> Explanation:
+    return Explanation(
+        rung=Rung.SDPA,
+        reason=reason,
+        shape=shape,
+        passed_over=tuple(passed_over),
+        warnings=warnings,
+        device=device,
+    )
+
+
+def _failed(error: Exception, shape: AttentionShape) -> Explanation:
+    """Return why PyTorch computes a shape for which our own code has raised an error."""
+    reason = reason_of(error, shape)
+    return Explanation(rung=Rung.SDPA, reason=reason, shape=shape, warnings=(reason,))
 
 
 def _nothing_fits(
@@ -217,11 +246,5 @@ def _nothing_fits(
 ) -> Explanation:
     wanted = f" with {shape.features.label}" if shape.features else ""
     gradients = "gradients are needed, and " if shape.direction is Direction.BACKWARD else ""
-    return Explanation(
-        rung=Rung.SDPA,
-        reason=f"{gradients}no config of our kernels runs this shape{wanted} on this device",
-        shape=shape,
-        passed_over=tuple(passed_over),
-        warnings=warnings,
-        device=device,
-    )
+    reason = f"{gradients}no config of our kernels runs this shape{wanted} on this device"
+    return _for_pytorch(reason, shape, passed_over, warnings, device)

@@ -9,11 +9,13 @@ from pathlib import Path
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import ConfigTable
+from blocktune.kernels.selection.pytorch_rival import rival_on
 from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.stored.background import MAX_SECONDS, BackgroundRead
 from blocktune.kernels.stored.provenance import present_identity
 from blocktune.kernels.stored.sources import ConfigSource, has_shipped, layers_of, read_source
 from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
 
@@ -44,7 +46,10 @@ class DeviceConfigs:
         self._layers = [_begun(layer, device, changed, signed_by) for layer in layers]
         self._there: tuple[bool, ...] | None = None
         self._table = ConfigTable(())
-        self._untuned = partial(shipped_untuned, device) if has_shipped(layers) else _nothing
+        self._untuned: Callable[[], Untuned | None] = _nothing
+        self._rival: Callable[[AttentionShape], str | None] = _nobody
+        if has_shipped(layers):
+            self._untuned, self._rival = partial(shipped_untuned, device), rival_on(device)
 
     @property
     def late(self) -> int:
@@ -61,7 +66,7 @@ class DeviceConfigs:
         rows, problems = self._merged(found)
         there = tuple(layer is not None for layer in found)
         if there != self._there:
-            self._there, self._table = there, ConfigTable(rows, self._untuned)
+            self._there, self._table = there, ConfigTable(rows, self._untuned, self._rival)
         return self._table, tuple(problems)
 
     def _found(self, seconds: float) -> list[LayerRows | None]:
@@ -81,10 +86,18 @@ def _nothing() -> Untuned | None:
     return None
 
 
+def _nobody(shape: AttentionShape) -> str | None:
+    """Return that PyTorch's kernel is not expected to be faster: nothing is known of it."""
+    del shape
+    return None
+
+
 def _learn_present_identity(device: DeviceSpec) -> None:
     """Find out what every row is compared with, once in a process. It takes longer than the reading, and may import
     modules, which a thread should not do while another one forks."""
     with suppress(Exception):  # who reads meets it again, and reports it
+        import blocktune.kernels.stored.store_file  # noqa: F401
+
         for kernel in registry.KERNELS.values():
             present_identity(device, kernel.source_hash)
 

@@ -16,6 +16,9 @@ Seen with torch 2.13 on the CPU:
 - The fused backend reads a float32 mask as if it had the type of a float64 query.
 - The fused backend takes the number of keys from the key, and reads past the end of a value that has fewer. PyTorch's
   mathematics raise. On an H200 a process died once around a call whose value had one key more.
+- The fused backend's backward takes exp(score - lse), and a log-sum-exp holds no log(n) next to the least finite
+  number. Where an additive mask hides all n keys of a row with finite numbers, gradients of values are n times too
+  large.
 
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
@@ -34,12 +37,15 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES
+from blocktune.kernels.dispatch.obstacles import needs_gradients
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, with_positive_scale
 
 scaled_dot_product_attention = functional.scaled_dot_product_attention
 """PyTorch's own, taken here once: a user may put `blocktune.attention` in its place."""
 
 HALVES = (torch.float16, torch.bfloat16)
+LOWEST = -(2.0**21)
+"""Below it a log-sum-exp of float32 is rounded by 1/8 and more."""
 FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
 
@@ -77,11 +83,22 @@ def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | No
     if _differ_in_keys(key, value):
         return mathematics
     if query.device.type != FUSED_DEVICE:
-        return nullcontext()
+        return mathematics if needs_gradients(query, key, value) and _hides_rows(mask) else nullcontext()
     is_foreign = mask is not None and mask.is_floating_point() and mask.dtype is not query.dtype
     if is_foreign or not all(tensor.numel() for tensor in (query, key, value)):
         return mathematics
     return nullcontext() if mask is None else _without_cudnn()
+
+
+def _hides_rows(mask: Tensor | None) -> bool:
+    """Return whether an additive mask on the CPU may hide a row with finite numbers alone. Of one whose numbers are not
+    to be looked at, it may."""
+    if mask is None or mask.dim() == 0 or not mask.is_floating_point() or not mask.numel():
+        return False
+    if is_tracing() or dispatch_modes() or functorch_transform() is not None or type(mask) is not Tensor:
+        return True
+    highest = mask.detach().amax(-1)
+    return bool(((highest < LOWEST) & (highest > float("-inf"))).any())
 
 
 def _takes_both(given: SdpaArguments) -> bool:

@@ -27,7 +27,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
             causal = call.causal is not Causal.NONE
-            extras, shared = call.extras, query.shape[1] != key.shape[1]
+            extras, shared = call.extras, bool(query.shape[1] != key.shape[1])
             given = SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
             return torch_attention(given), query.new_zeros(query.shape[:3], dtype=torch.float32)
         out, sums = _all_scores(query, key, value, call)
@@ -127,8 +127,12 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 
 
 def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
-    """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other."""
-    return cache if table is None else cache[table.long()].transpose(1, 2).flatten(2, 3)
+    """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other.
+    After the last key, where the table may hold anything, any page will do."""
+    if table is None:
+        return cache
+    pages = table.long().clamp(0, max(cache.shape[0] - 1, 0))
+    return cache[pages].transpose(1, 2).flatten(2, 3)
 
 
 def _widened(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ from torch._C import _get_deterministic_algorithms as is_deterministic
 from blocktune.kernels.base.precision import allows_tf32
 from blocktune.kernels.dispatch.guards import Guard, guard_of, is_watched, never, while_unchanged
 from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES, rounds_products
+from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.obstacles import is_capturing
 
 MAX_WAYS = 4096
@@ -35,6 +36,9 @@ class Serves(Protocol):
 
     def __call__(self, *tensors: Any, **of_call: Any) -> tuple[Tensor, Tensor | None]:
         """Return output and log-sum-exp of query, key, value and the further tensors of a call."""
+
+    def laid_out(self, layout: Layout) -> "Serves":
+        """Return the same calls with tensors of another layout."""
 
 
 Way = tuple[Guard, Serves]

@@ -1,18 +1,32 @@
 """The one door for text that a file, a server or a name brought, before a terminal or a log gets it.
 
 A terminal obeys some characters instead of showing them: they would move its cursor, change its title or hide what was
-said. Such a character is spelt, as in `\\x1b`, and what is too long is cut.
+said. Such a character is spelt, as in `\\x1b`, what is too long is cut, and passwords of URLs are hidden.
 """
 
 import logging
+import re
 
 MAX_CHARACTERS = 4000
 """Of a message. Ours are shorter; what a stranger adds may be of any length."""
 
 
+_MAX_PASSWORD = 1024
+
+_PASSWORDS = (
+    re.compile(rf"(?<![\w+.-])([A-Za-z][\w+.-]*:/{{1,2}}[^\s:/@'\"]*:)[^\s'\"]{{1,{_MAX_PASSWORD}}}(?=@)"),
+    re.compile(rf"((?:password|passwd|pwd)=)[^\s&'\";]{{1,{_MAX_PASSWORD}}}", re.IGNORECASE),
+)
+"""Of URLs, also where a path has taken one of their slashes, and of their options."""
+
+
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
-    """Return a text as people may see it: lines and tabs stay, other control characters are spelt."""
-    cut = text[:most]
+    """Return a text as people may see it: lines and tabs stay, other control characters are spelt, passwords hidden."""
+    cut = text[: most + _MAX_PASSWORD]
+    if "@" in cut or "=" in cut:
+        for password in _PASSWORDS:
+            cut = password.sub(r"\1***", cut)
+    cut = cut[:most]
     plain = cut if cut.isprintable() else "".join(map(_shown_sign, cut))
     return plain if len(text) <= most else f"{plain}... ({len(text):,} characters)"
 

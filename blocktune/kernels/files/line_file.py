@@ -11,12 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from blocktune.kernels.files.variables import OptionalFile
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 Entry = TypeVar("Entry")
-
-OFF = ("0", "off", "no", "false")
-"""What a variable says that names no file."""
 
 Summed = Callable[[bytes], bytes]
 """Makes fewer lines of many."""
@@ -33,18 +31,18 @@ def state_directory() -> Path | None:
     return state / "blocktune"
 
 
-def file_named_by(variable: str, name: str) -> Path | None:
+def file_named_by(variable: OptionalFile, name: str) -> Path | None:
     """Return the file that an environment variable names, or one of this name in the user's state directory; None where
     the variable says `off`, or the user has no home.
 
     Raises:
         UsageError: the variable names a home directory that is not known.
     """
-    named = os.environ.get(variable, "")
-    if named.lower() in OFF:
+    if variable.is_off():
         return None
+    named = variable.text()
     if named:
-        return _expanded(named, variable)
+        return _expanded(named, variable.name)
     state = state_directory()
     return None if state is None else state / name
 
@@ -87,7 +85,7 @@ def append_line(path: Path, line: str, max_bytes: int) -> None:
         _add(file, line.encode() + b"\n", max_bytes)
 
 
-def read_lines(path: Path, max_bytes: int, what: str, variable: str) -> bytes:
+def read_lines(path: Path, max_bytes: int, what: str, variable: OptionalFile) -> bytes:
     """Return the lines of a file, or none where it does not exist.
 
     Args:
@@ -107,7 +105,7 @@ def read_lines(path: Path, max_bytes: int, what: str, variable: str) -> bytes:
     except OSError as error:
         raise StoreError(
             f"The file of {what} must be readable, but {path} is not ({error.strerror}). "
-            f"Give another one by {variable}, or remove it: a new one is written."
+            f"Give another one by {variable.name}, or remove it: a new one is written."
         ) from error
 
 

@@ -9,10 +9,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocktune.kernels.files.switch import is_switched_on
-from blocktune.kernels.values.errors import StoreError, UsageError
-
-VARIABLE = "BLOCKTUNE_TRUST_OWNER"
+from blocktune.kernels.files.variables import TRUST_OWNER
+from blocktune.kernels.values.errors import StoreError
 
 COMPANIONS = ("-wal", "-journal", "-shm")
 """What SQLite keeps next to a file and believes. Whoever reads or writes a store of a group makes them."""
@@ -22,28 +20,15 @@ def require_trusted(path: Path) -> None:
     """Check that no other user can change what is read.
 
     Raises:
-        StoreError: another user owns it, or others may write it, or put another file in its place; or what the
-            environment says of that is neither yes nor no.
+        StoreError: another user owns it, or others may write it, or put another file in its place.
         OSError: a directory on the way may not be searched.
     """
-    try:
-        reasons = () if is_owner_believed() else tuple(doubts(path))
-    except UsageError as error:  # whoever reads goes on without what it cannot read
-        raise StoreError(str(error)) from error
+    reasons = () if TRUST_OWNER.is_on() else tuple(doubts(path))
     if reasons:
         raise StoreError(
             f"What production reads must be writable by you or root alone, but {'; '.join(reasons)}. Change the owner "
-            f"or mode (chown, chmod o-w), or set {VARIABLE}=1 to trust it."
+            f"or mode (chown, chmod o-w), or set {TRUST_OWNER.name}=1 to trust it."
         )
-
-
-def is_owner_believed() -> bool:
-    """Return whether the user has said that whoever owns or writes the files is meant.
-
-    Raises:
-        UsageError: the environment says neither yes nor no.
-    """
-    return is_switched_on(VARIABLE, "Set it to 1 to take files of other users, or unset it.")
 
 
 def doubts(path: Path) -> Iterator[str]:

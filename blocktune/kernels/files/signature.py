@@ -4,16 +4,15 @@ A signature is Ed25519 over the file's hash, made and checked by the package `cr
 and ssh-keygen make them: `openssl genpkey -algorithm ed25519`, `ssh-keygen -t ed25519`.
 """
 
-import os
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import KEY_BYTES, read_trusted
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.values.errors import StoreError, UsageError
-
-VARIABLE = "BLOCKTUNE_TRUSTED_KEY"
-"""Names the public key whose files a strict dispatcher takes."""
 
 SIGNATURE = "signature"
 """The field of a frozen document that holds it: 128 hexadecimal digits."""
@@ -21,17 +20,11 @@ SIGNATURE = "signature"
 _PURPOSE = b"blocktune frozen results\n"
 """Stands before what is signed, so that a signature of something else cannot be taken for one."""
 
-_MAX_KEY_BYTES = 16_384
-
 
 def trusted_key() -> Path | None:
-    """Return the public key that the user has named, or None.
-
-    Raises:
-        UsageError: it is in a home directory that is not known.
-    """
-    named = os.environ.get(VARIABLE, "")
-    return file_path(named) if named else None
+    """Return the public key that the user has named, or None. Whoever reads it says what is wrong with it."""
+    named = TRUSTED_KEY.text()
+    return Path(named) if named else None
 
 
 def signed(document: Mapping[str, Any], seal: str, key: str | Path) -> dict[str, Any]:
@@ -43,13 +36,14 @@ def signed(document: Mapping[str, Any], seal: str, key: str | Path) -> dict[str,
         key: the file of the private key, without a password.
 
     Raises:
-        UsageError: the file holds no private Ed25519 key, or `cryptography` is not installed.
+        UsageError: the file holds no private Ed25519 key, others can read it, or `cryptography` is not installed.
     """
     from_pem, from_ssh = _loaders("load_pem_private_key", "load_ssh_private_key")
     content = _key_file(key)
     private = _loaded(key, content, lambda: from_pem(content, None), lambda: from_ssh(content, None))
     if not isinstance(private, _types().Ed25519PrivateKey):
         raise _no_key(key, "a private Ed25519 key")
+    _require_private(key)
     return dict(document) | {SIGNATURE: private.sign(_PURPOSE + seal.encode()).hex()}
 
 
@@ -112,10 +106,20 @@ def _loaded(key: str | Path, content: bytes, *ways: Callable[[], Any]) -> Any:
 
 def _key_file(key: str | Path) -> bytes:
     try:
-        with file_path(key).open("rb") as file:
-            return file.read(_MAX_KEY_BYTES)
+        return read_trusted(file_path(key), KEY_BYTES)
     except OSError as error:
         raise UsageError(f"The key file {key} cannot be read: {error.strerror}. Name another file.") from error
+
+
+def _require_private(key: str | Path) -> None:
+    """Check that no one else can read a private key.
+
+    Raises:
+        UsageError: the group or all users can.
+    """
+    mode = stat.S_IMODE(file_path(key).stat().st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        raise UsageError(f"Others can read the private key {key} (mode {mode:04o}). Change it: chmod 600.")
 
 
 def _no_key(key: str | Path, wanted: str) -> UsageError:

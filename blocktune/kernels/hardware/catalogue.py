@@ -13,10 +13,10 @@ import difflib
 import re
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files.reading import package_text
 from blocktune.kernels.hardware.limits import parse_cc
 from blocktune.kernels.values.errors import UnknownDeviceError
 
@@ -94,7 +94,7 @@ def _entry(row: dict[str, str]) -> CatalogueEntry:
 @cache
 def catalogue() -> tuple[CatalogueEntry, ...]:
     """Return all rows, in the order of the file."""
-    text = resources.files("blocktune.kernels.hardware").joinpath(CATALOGUE_FILE).read_text(encoding="utf-8")
+    text = package_text("blocktune.kernels.hardware", CATALOGUE_FILE)
     return tuple(_entry(row) for row in csv.DictReader(text.splitlines()))
 
 

@@ -157,7 +157,8 @@ def silent_ranks(group: ProcessGroup) -> list[int]:
 def _question_to(peer: int, group: ProcessGroup) -> Messages | None:
     """Return a question to a rank that is under way with its answer, None where the rank cannot be reached."""
     with suppress(RankError):
-        return Messages(group, [(peer, torch.zeros(1))], [(peer, torch.zeros(1))], "a sign of life", SILENCE_TAG)
+        asked, answered = (torch.zeros(1, device=CPU) for _ in range(2))
+        return Messages(group, [(peer, asked)], [(peer, answered)], "a sign of life", SILENCE_TAG)
     return None
 
 

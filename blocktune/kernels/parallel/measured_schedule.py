@@ -6,7 +6,6 @@ never look into stores of their own, which may differ.
 """
 
 import hashlib
-import os
 from functools import lru_cache
 from math import inf
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from blocktune.kernels.files.reading import SOURCE_BYTES, read_bytes
+from blocktune.kernels.files.variables import LOCAL_RANKS
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.agreement import digest
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule
@@ -30,13 +31,13 @@ PARAMETER = "schedule"
 def source_hash() -> str:
     """Return 16 hexadecimal digits that change with the schedules."""
     sources = sorted(Path(__file__).parent.rglob("*.py"))
-    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(read_bytes(source, SOURCE_BYTES) for source in sources)).hexdigest()[:16]
 
 
 def link(group: Any, device_type: str) -> str:
     """Return what connects the ranks of a group: the backend, and how many of how many ranks share a host."""
     size = dist.get_world_size(group)
-    return f"{device_type} {dist.get_backend(group)} {min(int(os.environ.get('LOCAL_WORLD_SIZE', size)), size)}/{size}"
+    return f"{device_type} {dist.get_backend(group)} {min(LOCAL_RANKS.number() or size, size)}/{size}"
 
 
 def key_of(problem: Problem, link: str, *, backward: bool) -> config.Problem:

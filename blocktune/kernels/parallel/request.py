@@ -64,7 +64,7 @@ def request_of(
     """
     check_dimensions("[batch, heads, length, dim]", q=q, k=k, v=v)
     check_sizes(q, k, v, names="q, k and v")
-    softcap, (left, right) = real_number("softcap", softcap), window_of(window)
+    softcap, (left, right) = real_number("softcap", softcap), window_of(window, "window")
     check_softcap(softcap)
     length, bounds = q.shape[2], _bounds(cu_seqlens, q.shape[0])
     placed = _layout(_known(layout), bounds[-1] if bounds else length * ranks.size, ranks.size)

@@ -1,70 +1,89 @@
 """The first use of a config that was not measured for exactly this shape and software, checked on the caller's tensors.
 
-A config that is borrowed, predicted or a default was never seen to compute this shape right here. So its first output
-is compared with the definition of attention in float64, in some rows of the first and the last head. A config that
-differs is not used again, is logged, and is stored as a finding that `tune verify` shows. A measured config was checked
-when it was measured, and later calls pay nothing.
+A config that is borrowed, predicted or a default was never seen to compute this shape right here. So its first results
+are compared with the definition of attention in float64, in some rows of the first and the last head: the output and
+the log-sum-exp of a forward, the gradients of a backward. A config that differs is not used again, is logged, and is
+stored as a finding that `tune verify` shows. A measured config was checked when it was measured, and later calls pay
+nothing.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.files.switch import is_switched_on
-from blocktune.kernels.selection.findings import Finding, store_finding
+from blocktune.kernels.base.side_thread import run_on_side_thread
+from blocktune.kernels.files.findings import Finding, store_finding
+from blocktune.kernels.files.variables import CANARY
+from blocktune.kernels.selection.differences import backward_differences, forward_differences, set_up_backward
+from blocktune.kernels.selection.row_sample import RowSample, samples
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.shape import AttentionShape, Direction
 
 logger = logging.getLogger("blocktune")
-
-VARIABLE = "BLOCKTUNE_CANARY"
-
-ROWS = 64
-"""Queries of a head that are compared, spread over its length."""
-
-_ROUNDINGS = 8
-"""Of probabilities and outputs in the tensors' type, twice what the kernels do."""
-
-_SCORE_ERROR = 2.0**-20
-"""Of a score in float32, relative to the greatest of its row: as an exponent it is the error of a probability."""
 
 counts: Counter[str] = Counter()
 """How many first uses were compared (`compared`), and how many configs were found wrong (`wrong`)."""
 
+Found = TypeVar("Found")
+Rows = Sequence[RowSample]
 
-def is_on() -> bool:
-    """Return whether first uses are checked.
 
-    Raises:
-        UsageError: the environment says neither yes nor no.
+def sampled(shape: AttentionShape, extras: Extras, scale: float, tensors: Sequence[Any]) -> Rows | None:
+    """Return the rows of a first use that are compared, and set up a backward's tensors for them; None if it is not
+    checked, or cannot be.
+
+    Args:
+        shape: of one direction.
+        extras: the call's.
+        scale: of the scores.
+        tensors: of a launch: query, key, value, output and log-sum-exp, and of a backward the gradients of the output
+            and the inputs.
     """
-    return is_switched_on(VARIABLE, "Set it to 0 to check no first use, or unset it.", unless_set=True)
+    query, key, value, out, lse, *gradients = tensors
+    if not CANARY.is_on() or (shape.features.varlen and shape.features.cached):
+        return None
+    is_backward = shape.direction is Direction.BACKWARD
+    if query.dtype is torch.float32 and allows_tf32() and not is_backward:
+        return None  # what TF32 rounds away has no bound without the scores of all rows
+    if is_backward and query.dtype is torch.float32:
+        extras = replace(extras, sinks=None)  # such a backward computes the statistics of its rows without them
+
+    def sample() -> Rows:
+        found = samples(shape, extras, query, key, value, scale)
+        if is_backward:
+            set_up_backward(found, out, lse, gradients[0])
+        return found
+
+    return _beside(query, sample)
 
 
 def problem_of(
-    config: KernelConfig, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float
+    config: KernelConfig,
+    shape: AttentionShape,
+    extras: Extras,
+    scale: float,
+    tensors: Sequence[Any],
+    rows: Rows | None,
 ) -> str | None:
-    """Return how a config's output differs from attention; None if it does not, or cannot be compared.
+    """Return how a config's results differ from attention; None if they do not, or cannot be compared.
 
     Args:
         config: it was not measured for exactly this shape here.
-        shape: the call's, a forward without features.
-        query, key, value: the caller's tensors.
-        out: the config's output.
-        scale: of the scores.
+        shape, extras, scale, tensors: as `sampled` takes them, after the launch.
+        rows: what `sampled` has returned.
     """
-    if not is_on():
+    if rows is None:
         return None
-    if query.dtype is torch.float32 and allows_tf32():
-        return None  # what TF32 rounds away has no bound without the scores of all rows
-    try:
-        worst = max(_differences(shape, query, key, value, out, scale))
-    except torch.OutOfMemoryError:
-        return None  # not the config's fault; the call itself may fit
+    worst = _beside(tensors[0], lambda: _worst(shape, extras, scale, tensors, rows))
+    if worst is None:
+        return None
     counts["compared"] += 1
     if worst <= 1.0:
         return None
@@ -75,44 +94,41 @@ def problem_of(
     return reason
 
 
-def _differences(
-    shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, out: Tensor, scale: float
-) -> Iterator[float]:
-    """Yield the greatest difference of a head as a multiple of its bound; infinite where a number is missing."""
-    kind = torch.finfo(query.dtype)
-    unit = kind.eps / 2 if query.dtype is not torch.float32 else 2.0**-18
-    least = kind.smallest_normal * kind.eps
-    rows = torch.linspace(0, shape.seqlen_q - 1, min(ROWS, shape.seqlen_q), device=query.device).long().unique()
-    for batch, head in {(0, 0), (shape.batch - 1, shape.num_heads - 1)}:
-        kv = head // shape.group_size
-        scaled = query[batch, head, rows].double() * scale
-        expected, bound = _attention(scaled, key[batch, kv], value[batch, kv], rows, shape, unit, least)
-        difference = (out[batch, head, rows].double() - expected).abs() / bound
-        comparable = expected.isfinite() & bound.isfinite()
-        yield float(torch.where(comparable, difference, 0.0).nan_to_num(nan=float("inf")).max())
+def _worst(shape: AttentionShape, extras: Extras, scale: float, tensors: Sequence[Any], rows: Rows) -> float | None:
+    """Return the greatest difference as a multiple of its bound; None where a number among the inputs that is not
+    finite explains it."""
+    query, key, value, out, lse, *gradients = tensors
+    if shape.direction is Direction.BACKWARD:
+        found, read = backward_differences(shape, rows, extras.softcap, scale, (out, *gradients)), [query, key, value]
+    else:
+        found = forward_differences(shape, rows, extras.softcap, out, lse)
+        read = [part for row in rows for part in (row.query, row.key.stored, row.value.stored)]
+    worst = max((difference.worst for difference in found), default=0.0)
+    if worst > 1.0 and not (all(map(_is_finite, read)) and _is_finite(extras.mask, hides=True)):
+        return None
+    return worst
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, rows: Tensor, shape: AttentionShape, unit: float, least: float
-) -> tuple[Tensor, Tensor]:
-    """Return rows of attention in float64, and by how much each number may differ from them.
+def _is_finite(tensor: Tensor | None, *, hides: bool = False) -> bool:
+    """Return whether all numbers of a tensor are finite, but for the -inf of a mask, which `hides`; makes no copy."""
+    if tensor is None or tensor.element_size() == 1 or not tensor.numel():
+        return True
+    least, greatest = tensor.aminmax()
+    return bool(greatest.isfinite() & (least.isfinite() | (hides and not least.isnan())))
 
-    Args:
-        query, key, value: of one head; the queries are those of rows, in float64 and with the scale.
-        rows: their numbers.
-        shape: of the call.
-        unit: the relative rounding error of the type.
-        least: its smallest number above 0, in steps of which a probability is rounded that is far below the greatest
-            one of its row. In float16 a key of no value that takes nearly all probability makes that count.
-    """
-    key, value = key.double(), value.double()
-    scores = query @ key.T
-    if shape.causal is not Causal.NONE:
-        hidden = torch.arange(shape.seqlen_k, device=rows.device) > rows[:, None]
-        scores = scores.masked_fill(hidden, float("-inf"))
-    probabilities = scores.softmax(-1)
-    greatest = scores.masked_fill(scores == float("-inf"), 0.0).abs().amax(-1, keepdim=True)
-    weight = probabilities @ value.abs()
-    visible = scores.isfinite().double() @ value.abs()
-    steps = least * (1 + probabilities.amax(-1, keepdim=True) * visible)
-    return probabilities @ value, (_ROUNDINGS * unit + _SCORE_ERROR * (1 + greatest)) * weight + steps + 1e-30
+
+def _beside(query: Tensor, task: Callable[[], Found]) -> Found | None:
+    """Return the result of a task that waits for the device, and allocates from no pool of a graph or of the user; None
+    without the memory for it."""
+
+    def run() -> Found:
+        with torch.no_grad():
+            return task()
+
+    try:
+        if not query.is_cuda:
+            return run()
+        torch.cuda.current_stream(query.device).synchronize()
+        return run_on_side_thread(run, query.device)
+    except torch.OutOfMemoryError:
+        return None  # not the config's fault; the call itself may fit

@@ -13,6 +13,7 @@ from importlib import resources
 from typing import Any, Self
 
 from blocktune.kernels import registry
+from blocktune.kernels.files.reading import read_resource
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.errors import UsageError
@@ -147,7 +148,7 @@ def shipped_correction(device_key: str) -> Correction | None:
         UsageError: a file of the package is broken.
     """
     found = [
-        Correction.from_json(json.loads(entry.read_text(encoding="utf-8")))
+        Correction.from_json(json.loads(read_resource(entry)))
         for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(SUFFIX)
     ]

@@ -86,10 +86,16 @@ class ConfigTable:
     Args:
         rows: the recommendations.
         untuned: brings what decides for shapes without any, or None where nothing does.
+        rival: says why PyTorch's kernel should serve a shape without any; None where ours should.
     """
 
-    def __init__(self, rows: Iterable[TunedConfig], untuned: Callable[[], Untuned | None] = lambda: None) -> None:
-        self._untuned = untuned
+    def __init__(
+        self,
+        rows: Iterable[TunedConfig],
+        untuned: Callable[[], Untuned | None] = lambda: None,
+        rival: Callable[[AttentionShape], str | None] = lambda shape: None,
+    ) -> None:
+        self._untuned, self.rival = untuned, rival
         self._decided: dict[AttentionShape, list[Expectation]] = {}
         self._by_shape: dict[tuple[Reuse | None, AttentionShape], TunedConfig] = {}
         self._by_kind: dict[tuple[Any, ...], list[TunedConfig]] = {}
@@ -133,8 +139,11 @@ def climb_down(
     *,
     strict: bool = False,
     block_sizes: tuple[int, int] | None = None,
+    competes: bool = True,
 ) -> Iterator[Candidate | Rejection]:
     """Yield the configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
+
+    A rejection of `Rung.SDPA` is the last one: PyTorch's kernel is to serve the shape.
 
     Args:
         table: the recommendations for the device.
@@ -142,8 +151,13 @@ def climb_down(
         limits: of the device.
         strict: only what was measured for exactly this shape, device and software.
         block_sizes: queries and keys of a block of the block mask, if there is one: tiles have to divide them.
+        competes: whether PyTorch's kernel may serve a shape that was not measured.
     """
     for rung, offers in _offers(table, shape, limits):
+        reason = table.rival(shape) if competes and rung not in _MEASURED else None
+        if reason is not None and not strict:
+            yield Rejection(Rung.SDPA, reason)
+            return
         if strict and rung is not Rung.EXACT:
             yield Rejection(rung, "only exact measurements are taken, since the dispatcher is strict")
             return
@@ -154,6 +168,8 @@ def climb_down(
             reason = _misfit(candidate.config, shape, limits)
             yield candidate if reason is None else Rejection(rung, reason)
 
+
+_MEASURED = frozenset(map(Rung, Reuse))
 
 _EMPTY = {
     Rung.EXACT: "nothing was measured for this shape on this device with this kernel source, triton, ptxas and driver",

@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from blocktune.kernels.files.line_file import append_lines, file_named_by, parsed_lines, read_lines
+from blocktune.kernels.files.variables import MISSES
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
-
-VARIABLE = "BLOCKTUNE_MISSES"
 
 MAX_BYTES = 1 << 20
 MAX_KINDS = 1000
@@ -34,7 +33,7 @@ def miss_path() -> Path | None:
     Raises:
         UsageError: the variable names a home directory that is not known.
     """
-    return file_named_by(VARIABLE, "misses.jsonl")
+    return file_named_by(MISSES, "misses.jsonl")
 
 
 def append_misses(path: Path, counts: Mapping[Miss, int]) -> None:
@@ -55,7 +54,7 @@ def read_misses(path: Path) -> Counter[Miss]:
     Raises:
         StoreError: the file cannot be read.
     """
-    return _summed(read_lines(path, MAX_BYTES, "misses", VARIABLE))
+    return _summed(read_lines(path, MAX_BYTES, "misses", MISSES))
 
 
 def _lines(counts: Iterable[tuple[Miss, int]]) -> bytes:

@@ -7,8 +7,6 @@ its rows pass the rules of `sources.py` before anything else sees them.
 
 import hashlib
 import logging
-import os
-import stat
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.json_pieces import canonical_pieces, loads_in_pieces
-from blocktune.kernels.files.ownership import require_trusted
+from blocktune.kernels.files.reading import SERVED_BYTES, read_resource, read_trusted
 from blocktune.kernels.files.signature import SIGNATURE, require_signature
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import StoreError
@@ -31,12 +29,6 @@ SHIPPED_RESULTS = "blocktune.results"
 
 RESULTS_FORMAT = ("blocktune-results", 1)
 """The `format` and `schema` of an exported document."""
-
-MAX_RESULTS_BYTES = 64 << 20
-"""Of what commands read."""
-
-MAX_SERVED_BYTES = 16 << 20
-"""Of what production reads: some 30,000 frozen winners."""
 
 _ENVIRONMENT = ("triton", "ptxas", "driver", "power_limit_w")
 _SEAL = "sha256"
@@ -68,7 +60,7 @@ def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     and other documents of a device have a longer ending."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
-            yield entry.name, _rows(entry.name, _parsed(entry.name, entry.read_text(encoding="utf-8")))
+            yield entry.name, _rows(entry.name, _parsed(entry.name, read_resource(entry)))
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -81,40 +73,12 @@ def seal_of(document: Mapping[str, Any]) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with open(path, "rb", opener=_open_at_once) as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise _no_file(path, "not a file")
-            if not state.st_size:  # the operating system's own files, which may block or never end, have no size
-                raise _no_file(path, "empty")
-            require_trusted(path)
-            content = file.read(MAX_SERVED_BYTES + 1)
-    except FileNotFoundError as error:
-        raise _no_file(path, "missing") from error
-    except OSError as error:
+        return read_trusted(path, SERVED_BYTES).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"The results file {path} cannot be read: {error.strerror}. Export it again with `tune export`."
+            f"The results file {path} cannot be read: {reason}. Write it with `tune freeze`, without trials."
         ) from error
-    if len(content) > MAX_SERVED_BYTES:
-        raise StoreError(
-            f"{path} is too large: production reads results files of up to {MAX_SERVED_BYTES >> 20} MiB. Write a "
-            "smaller one with `tune freeze`: about 500 bytes per winner, without trials."
-        )
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise StoreError(
-            f"The results file {path} cannot be read: {error}. Export it again with `tune export`."
-        ) from error
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file without waiting for one that is a pipe or a device, at the opening or at the reading."""
-    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _no_file(path: Path, state: str) -> StoreError:
-    return StoreError(f"The results file {path} is {state}. Write it with `tune freeze` or `tune export`.")
 
 
 def _parsed(name: str, text: str) -> Any:

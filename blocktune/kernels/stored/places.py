@@ -5,7 +5,9 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.files.variables import DB
+from blocktune.kernels.stored.export_file import SUFFIX
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 
 def default_store_path() -> Path:
@@ -44,3 +46,36 @@ def store_file(place: str) -> Path:
     if host or not name:
         raise UsageError(f"`{place:.80}` names no file, and a store is one. Write sqlite:////absolute/path.db.")
     return file_path(unquote(name))
+
+
+def user_store_path() -> Path:
+    """Return the user's own store: BLOCKTUNE_DB, or `blocktune/blocktune.db` in the user's data directory.
+
+    Raises:
+        StoreError: BLOCKTUNE_DB names a server, which this reader does not speak to, or a results file.
+    """
+    place = user_place()
+    if place.name.endswith(SUFFIX):
+        raise StoreError(
+            f"BLOCKTUNE_DB names the results file {place}, but a store is a SQLite file. Give the path of a store."
+        )
+    return place
+
+
+def user_place() -> Path:
+    """Return the store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
+
+    Raises:
+        StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
+    """
+    named = DB.text()
+    if is_server(named):
+        raise StoreError(
+            f"The dispatcher cannot read the {named.partition('://')[0]!r:.40} URL in BLOCKTUNE_DB: it reads SQLite "
+            "files and results files. Freeze its results with `tune freeze` and name that file, or pass a source of "
+            "your own to `Dispatcher`."
+        )
+    try:
+        return store_file(named) if named else default_store_path()
+    except UsageError as error:
+        raise StoreError(f"{error} BLOCKTUNE_DB names the store.") from error

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Protocol
 
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.foreign_text import shown
-from blocktune.kernels.files.signature import VARIABLE
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
+from blocktune.kernels.stored.places import user_place, user_store_path
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
-from blocktune.kernels.stored.store_file import SqliteRows, user_place, user_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
@@ -67,6 +67,8 @@ class SqliteConfigs(_File):
     __slots__ = ()
 
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
+        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
+
         path = user_store_path() if self.path is None else Path(self.path)
         return usable_rows(SqliteRows(path).read(device), device, where=str(path))
 
@@ -187,7 +189,7 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
         named = "the shipped results" if isinstance(layer, JsonConfigs) else path or type(layer).__name__
         raise StoreError(
             f"A strict dispatcher uses results files signed by the owner of {key} alone, and {named} is not one. Name "
-            f"a signed file by BLOCKTUNE_DB, or unset {VARIABLE}."
+            f"a signed file by BLOCKTUNE_DB, or unset {TRUSTED_KEY.name}."
         )
     return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from blocktune.kernels.files.ownership import require_trusted
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.export_file import SUFFIX
 from blocktune.kernels.stored.fork_gate import GatedConnection, gate
-from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.stored.store_views import DISPATCH, Row, Selection, StoreView, columns_of, unchanged_rows
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
@@ -25,7 +23,6 @@ from blocktune.kernels.values.errors import (
     StoreCorruptError,
     StoreError,
     StoreLockedError,
-    UsageError,
 )
 
 logger = logging.getLogger("blocktune")
@@ -62,39 +59,6 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
 """What a file may cost us, whatever its schema says."""
-
-
-def user_store_path() -> Path:
-    """Return the user's own store: BLOCKTUNE_DB, or `blocktune/blocktune.db` in the user's data directory.
-
-    Raises:
-        StoreError: BLOCKTUNE_DB names a server, which this reader does not speak to, or a results file.
-    """
-    place = user_place()
-    if place.name.endswith(SUFFIX):
-        raise StoreError(
-            f"BLOCKTUNE_DB names the results file {place}, but a store is a SQLite file. Give the path of a store."
-        )
-    return place
-
-
-def user_place() -> Path:
-    """Return the store or results file that BLOCKTUNE_DB names, or the store in the user's data directory.
-
-    Raises:
-        StoreError: BLOCKTUNE_DB names a server, or the place is in a home directory that is not known.
-    """
-    named = os.environ.get("BLOCKTUNE_DB", "")
-    if is_server(named):
-        raise StoreError(
-            f"The dispatcher cannot read the {named.partition('://')[0]!r:.40} URL in BLOCKTUNE_DB: it reads SQLite "
-            "files and results files. Freeze its results with `tune freeze` and name that file, or pass a source of "
-            "your own to `Dispatcher`."
-        )
-    try:
-        return store_file(named) if named else default_store_path()
-    except UsageError as error:
-        raise StoreError(f"{error} BLOCKTUNE_DB names the store.") from error
 
 
 @dataclass(frozen=True, slots=True)

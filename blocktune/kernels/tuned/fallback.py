@@ -19,6 +19,7 @@ from pathlib import Path
 
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.places import user_store_path
 from blocktune.kernels.stored.provenance import (
     DISTANCE_OF_REUSE,
     Identity,
@@ -27,7 +28,6 @@ from blocktune.kernels.stored.provenance import (
     present_identity,
     reuse_of,
 )
-from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.errors import UsageError
@@ -68,6 +68,8 @@ def stored_winners(
     """Return what a store (by default the user's) knows of a kernel with this very source, on devices of this compute
     capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
     try:
+        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
+
         store = SqliteRows(user_store_path() if path is None else file_path(path), USER_DISPATCH)
         rows = store.read(device, kernel=kernel, source_hash=source_hash)
     except Exception as error:  # whatever is wrong with a place or a file: a call goes on without

@@ -5,27 +5,23 @@ in an order of its own, so that equal winners give equal bytes. `BLOCKTUNE_FROZE
 PATH.
 """
 
-import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import SERVED_BYTES, json_value, read_trusted
+from blocktune.kernels.files.variables import FROZEN_KERNELS
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.places import user_store_path
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import UserWinner, winner_of
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.errors import StoreError, UsageError
 
 logger = logging.getLogger("blocktune")
-
-VARIABLE = "BLOCKTUNE_FROZEN_KERNELS"
-
-MAX_BYTES = 64 << 20
 
 Key = tuple[str, str, str]
 """A device's key, a kernel's name and the hash of its source."""
@@ -50,23 +46,31 @@ class FrozenDocument(TypedDict):
 
 _winners: dict[Key, list[UserWinner]] = {}
 _files_read: set[Path] = set()
+_names_refused: set[str] = set()
 
 
 def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[UserWinner]:
-    """Return the winners of a kernel that this process was given.
-
-    Raises:
-        UsageError: a file that the environment names is missing or not in order. A job that is to start with it must
-            not start without it.
-    """
-    for name in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
-        load_frozen(name)
+    """Return the winners of a kernel that this process was given. A file that the environment names and that cannot be
+    taken costs a warning."""
+    for name in FROZEN_KERNELS.items():
+        _load_named(name)
     return list(_winners.get((device.key, kernel, source_hash), ()))
 
 
 def is_given_winners() -> bool:
     """Return whether this process was given winners, or its environment names files of them."""
-    return bool(_winners) or bool(os.environ.get(VARIABLE))
+    return bool(_winners) or bool(FROZEN_KERNELS.items())
+
+
+def _load_named(name: str) -> None:
+    """Take the winners of a file that the environment names, or warn once: the store, and strict kernels, go on."""
+    if name in _names_refused:
+        return
+    try:
+        load_frozen(name)
+    except UsageError as error:
+        _names_refused.add(name)
+        logger.warning("%s Its winners are not used.", error)
 
 
 def load_frozen(name: str | Path) -> int:
@@ -79,13 +83,12 @@ def load_frozen(name: str | Path) -> int:
     if path in _files_read:
         return 0
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path} is too large: a frozen file has up to {MAX_BYTES} bytes. Freeze it again.")
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        document = json_value(read_trusted(path, SERVED_BYTES))
+    except (OSError, ValueError, StoreError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(
-            f"The frozen file {path} cannot be read: {error}. Write it again by `tune kernels --freeze`, or correct "
-            f"{VARIABLE}."
+            f"The frozen file {path} cannot be read: {reason}. Write it again by `tune kernels --freeze`, or correct "
+            f"{FROZEN_KERNELS.name}."
         ) from error
     count = take(document)
     _files_read.add(path)
@@ -138,6 +141,8 @@ def known_document(device: DeviceSpec) -> FrozenDocument:
 
 def _stored_rows(device: DeviceSpec) -> list[FrozenRow]:
     try:
+        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
+
         found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
     except Exception as error:  # whatever is wrong with a place or a file
         logger.info("No stored configs of autotuned kernels: %s", error)
@@ -163,6 +168,7 @@ def forget_frozen() -> None:
     """Drop all winners that were taken."""
     _winners.clear()
     _files_read.clear()
+    _names_refused.clear()
 
 
 def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> FrozenRow:

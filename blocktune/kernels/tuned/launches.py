@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.files.line_file import append_lines, file_named_by, parsed_lines, read_lines
+from blocktune.kernels.files.variables import LAUNCHES
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.values.errors import UsageError
-
-VARIABLE = "BLOCKTUNE_LAUNCHES"
 
 MAX_BYTES = 1 << 20
 MAX_KINDS = 1000
@@ -56,7 +55,7 @@ def launches_path() -> Path | None:
     Raises:
         UsageError: the variable names a home directory that is not known.
     """
-    return file_named_by(VARIABLE, "launches.jsonl")
+    return file_named_by(LAUNCHES, "launches.jsonl")
 
 
 def append_launches(path: Path, counts: Mapping[Kind, Launches]) -> None:
@@ -74,7 +73,7 @@ def read_launches(path: Path) -> dict[Kind, Launches]:
     Raises:
         StoreError: the file cannot be read.
     """
-    return _summed(read_lines(path, MAX_BYTES, "launches", VARIABLE))
+    return _summed(read_lines(path, MAX_BYTES, "launches", LAUNCHES))
 
 
 def _lines(counts: Iterable[tuple[Kind, Launches]]) -> bytes:

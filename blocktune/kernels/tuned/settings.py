@@ -4,13 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from blocktune.kernels.files.switch import is_switched_on
+from blocktune.kernels.files.variables import STRICT
 from blocktune.kernels.tuned.call_key import Bucket, power_of_two
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import UsageError
-
-STRICT_VARIABLE = "BLOCKTUNE_STRICT"
-"""Environment variable; `1` makes every kernel refuse to tune, `0` or nothing leaves it to its own settings."""
 
 CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
 Cache = Literal["cold", "warm"]
@@ -66,13 +63,8 @@ class Settings:
             )
 
     def of_environment(self) -> "Settings":
-        """Return these settings, strict where the environment says so.
-
-        Raises:
-            UsageError: the environment says neither yes nor no.
-        """
-        is_strict = is_switched_on(STRICT_VARIABLE, "Set it to 1 to tune no kernel, or unset it.")
-        return replace(self, strict=True) if is_strict else self
+        """Return these settings, strict where the environment says so."""
+        return replace(self, strict=True) if STRICT.is_on() else self
 
 
 def rung_named(name: str) -> UserRung:

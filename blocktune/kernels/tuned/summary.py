@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 
-from blocktune.kernels.files.switch import is_switched_on
+from blocktune.kernels.files.variables import SUMMARY
 from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
@@ -15,8 +15,6 @@ from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.kernels.values.text import counted
 
 logger = logging.getLogger("blocktune")
-
-VARIABLE = "BLOCKTUNE_SUMMARY"
 
 MAX_REASON = 200
 """Characters of why a config failed."""
@@ -46,12 +44,8 @@ def summary() -> str:
 
 def tell_at_exit() -> None:
     """Keep the counts of this process when it ends, and write the summary to standard error if the environment says so.
-    A forked child, which has its parent's counts, does neither.
-
-    Raises:
-        UsageError: the environment says neither yes nor no.
-    """
-    process, writes = os.getpid(), is_switched_on(VARIABLE, "Set it to 1 for a summary at the exit, or unset it.")
+    A forked child, which has its parent's counts, does neither."""
+    process, writes = os.getpid(), SUMMARY.is_on()
 
     def tell() -> None:
         if os.getpid() != process:

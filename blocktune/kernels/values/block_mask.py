@@ -7,13 +7,16 @@ Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-A
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import MAX_SIZE
 from blocktune.kernels.values.shape import AttentionShape
+
+Lists = TypeVar("Lists")
 
 MIN_MASK_BLOCK = 16
 """Queries or keys of the smallest block: tensor cores take no smaller tile."""
@@ -59,7 +62,8 @@ class BlockMask:
     lists are made once, with the first launch: a mask that is written to afterwards must become a new `BlockMask`.
 
     Raises:
-        UsageError: a block size is not a power of two of at least 16, or the mask is not boolean with four dimensions.
+        UsageError: a block size is not a power of two of at least 16 and below 2**31, or the mask is not boolean with
+            four dimensions.
     """
 
     block_q: int
@@ -146,19 +150,29 @@ class BlockMask:
         dense = self.mask.repeat_interleave(self.block_q, 2).repeat_interleave(self.block_k, 3)
         return dense[:, :, :seqlen_q, :seqlen_k]
 
-    @cached_property
+    @property
     def rows(self) -> BlockLists:
         """For every block of queries the active blocks of keys: for the output and the gradient of the queries."""
-        return BlockLists.of(self.mask)
+        return self.keep("rows", lambda: BlockLists.of(self.mask))
 
-    @cached_property
+    @property
     def columns(self) -> BlockLists:
         """For every block of keys the active blocks of queries: for the gradients of keys and values."""
-        return BlockLists.of(self.mask.transpose(-1, -2))
+        return self.keep("columns", lambda: BlockLists.of(self.mask.transpose(-1, -2)))
+
+    def keep(self, key: object, make: Callable[[], Lists]) -> Lists:
+        """Return the lists of a key, made at its first use. Those that are made in a CUDA graph are not kept: their
+        memory is the graph's, and they hold nothing before a replay."""
+        found: Lists | None = self._kept.get(key)
+        if found is not None:
+            return found
+        made = make()
+        if not (self.mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+            self._kept[key] = made
+        return made
 
     @cached_property
-    def made(self) -> dict[tuple[object, ...], Tensor]:
-        """Lists of other kinds that kernels have made of the mask, by their own keys."""
+    def _kept(self) -> dict[object, Any]:
         return {}
 
     def check_fits(self, shape: AttentionShape) -> None:
@@ -190,10 +204,10 @@ class BlockMask:
 
 def _check_blocks(block_q: int, block_k: int) -> None:
     for name, size in (("block_q", block_q), ("block_k", block_k)):
-        if type(size) is not int or size < MIN_MASK_BLOCK or size & (size - 1):
+        if type(size) is not int or not MIN_MASK_BLOCK <= size <= MAX_SIZE or size & (size - 1):
             raise UsageError(
-                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK}, but got {name}={size!r}."
-                " Take 64 or 128."
+                f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK} and below 2**31, but got "
+                f"{name}={size!r}. Take 64 or 128."
             )
 
 

@@ -10,6 +10,24 @@ from blocktune.kernels.values.errors import UsageError, require_type
 UNLIMITED = -1
 """A side of a sliding window that has no bound."""
 
+MAX_SIZE = 2**31 - 1
+"""Of lengths and other sizes: what a kernel's 32-bit integers hold."""
+
+Window = tuple[int, int]
+"""(left, right) of a sliding window around the diagonal, in keys; `UNLIMITED` on a side without bound."""
+
+
+class Causal(StrEnum):
+    """Which keys a query may see.
+
+    With `UPPER_LEFT` query i sees keys 0..i, as in PyTorch's scaled_dot_product_attention. With `LOWER_RIGHT` query i
+    sees keys 0..i + seqlen_k - seqlen_q, as in FlashAttention. The two agree when seqlen_q equals seqlen_k.
+    """
+
+    NONE = "none"
+    UPPER_LEFT = "upper_left"
+    LOWER_RIGHT = "lower_right"
+
 
 class MaskKind(StrEnum):
     """Which mask tensor comes with a call."""
@@ -38,7 +56,8 @@ class CacheType(StrEnum):
 class Features:
     """The features of a call; by default there are none.
 
-    window: (left, right) of a sliding window around the diagonal, in keys; `UNLIMITED` on a side without bound.
+    window: (left, right) of a sliding window around the diagonal, in keys; `UNLIMITED` on a side without bound, as
+    sides become that no sequence is as long as.
     softcap: scores go through softcap * tanh(score / softcap). alibi: -slope * |distance to the diagonal| is added.
     dropout: probabilities are dropped at random. varlen: sequences are packed and `cu_seqlens` say where they begin;
     batch counts them, and seqlen_q and seqlen_k are the longest. cached: `cache_seqlens` say how many of the seqlen_k
@@ -50,7 +69,7 @@ class Features:
         UsageError: a value is out of range.
     """
 
-    window: tuple[int, int] | None = None
+    window: Window | None = None
     mask: MaskKind = MaskKind.NONE
     softcap: bool = False
     alibi: bool = False
@@ -74,7 +93,8 @@ class Features:
                     f"`window` must be (left, right) in keys, each >= 0, or {UNLIMITED} for no bound, but got "
                     f"{self.window!r}."
                 )
-            object.__setattr__(self, "window", None if window == (UNLIMITED, UNLIMITED) else window)
+            left, right = map(bounded_side, window)
+            object.__setattr__(self, "window", None if left == right == UNLIMITED else (left, right))
         if type(self.page_size) is not int or self.page_size < 0 or self.page_size & (self.page_size - 1):
             raise UsageError(f"`page_size` must be 0 or a power of two, but got page_size={self.page_size!r}.")
         if self.page_size and not self.cached:
@@ -133,7 +153,7 @@ class Features:
             try:
                 if name == "window":
                     left, right = value.split(":")
-                    values["window"] = _size(left), _size(right)
+                    values["window"] = int(left), int(right)
                 elif name == "page":
                     values["page_size"] = _size(value)
                 elif name == "kv":
@@ -155,10 +175,41 @@ class Features:
         return cls(**values)  # type: ignore[arg-type]
 
 
+def bounded_side(side: int) -> int:
+    """Return a side of a window, `UNLIMITED` where no sequence is as long."""
+    return UNLIMITED if side >= MAX_SIZE else side
+
+
+def canonical(
+    causal: Causal, window: Window | None, seqlen_q: int, seqlen_k: int, *, varies: bool
+) -> tuple[Causal, Window | None]:
+    """Return the causal mask and window of the same pairs that every spelling of them has in common.
+
+    Args:
+        causal: the mask; it bounds the right side.
+        window: around the diagonal, which is that of the lower right unless the mask is of the upper left.
+        seqlen_q: queries of the longest sequence.
+        seqlen_k: keys of the longest sequence.
+        varies: the lengths of other sequences differ, as in packed sequences and caches.
+    """
+    left, right = (UNLIMITED, UNLIMITED) if window is None else window
+    if causal is Causal.NONE and right == 0:
+        causal = Causal.LOWER_RIGHT
+    if causal is not Causal.NONE or right >= seqlen_q - 1:  # the first query sees the last key
+        right = UNLIMITED
+    if left >= (seqlen_q if causal is Causal.UPPER_LEFT else seqlen_k) - 1:  # the last query sees the first key
+        left = UNLIMITED
+    if causal is Causal.LOWER_RIGHT and seqlen_q == 1:
+        causal = Causal.NONE  # a single query stands at the last key
+    elif causal is Causal.LOWER_RIGHT and seqlen_q == seqlen_k and not varies:
+        causal = Causal.UPPER_LEFT  # the same, and the one that is tuned
+    return causal, None if left == right == UNLIMITED else (left, right)
+
+
 def _size(text: str) -> int:
     """Return a number of keys; one that no kernel can be given raises ValueError."""
     size = int(text)
-    if size >= 1 << 31:
+    if size > MAX_SIZE:
         raise ValueError(f"{text} takes more than 32 bits")
     return size
 

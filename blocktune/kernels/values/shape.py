@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from blocktune.kernels.values.errors import UsageError, require_type
-from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features
+from blocktune.kernels.values.features import MAX_SIZE, NO_FEATURES, UNLIMITED, Features, canonical
+from blocktune.kernels.values.features import Causal as Causal
 
 if TYPE_CHECKING:
     import torch
@@ -14,9 +15,6 @@ ELEMENT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float8_e4m3fn": 1}
 """Bytes per element of every data type that the kernels take."""
 
 FP8 = "float8_e4m3fn"
-
-MAX_SIZE = 2**31 - 1
-"""Of a shape in a file, which may be anyone's: what a kernel's 32-bit integers hold."""
 
 SHORT_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", FP8: "fp8"}
 
@@ -29,18 +27,6 @@ class Direction(StrEnum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
-
-
-class Causal(StrEnum):
-    """Which keys a query may see.
-
-    With `UPPER_LEFT` query i sees keys 0..i, as in PyTorch's scaled_dot_product_attention. With `LOWER_RIGHT` query i
-    sees keys 0..i + seqlen_k - seqlen_q, as in FlashAttention. The two agree when seqlen_q equals seqlen_k.
-    """
-
-    NONE = "none"
-    UPPER_LEFT = "upper_left"
-    LOWER_RIGHT = "lower_right"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, init=False)
@@ -75,7 +61,7 @@ class AttentionShape:
         direction: Direction | str = Direction.FORWARD,
         features: Features | str = NO_FEATURES,
     ) -> None:
-        """Make a shape of values as callers have them.
+        """Make a shape of values as callers have them. Causal mask and window become the `canonical` ones.
 
         Args:
             batch: sequences.
@@ -91,8 +77,8 @@ class AttentionShape:
             features: the features, or their label.
 
         Raises:
-            UsageError: a size is not a positive integer, num_heads is not a multiple of num_heads_kv, or a name is
-                unknown.
+            UsageError: a size is not a positive integer of 31 bits, num_heads is not a multiple of num_heads_kv, or a
+                name is unknown.
         """
         sizes = {
             "batch": batch,
@@ -106,8 +92,7 @@ class AttentionShape:
         _require_sizes(sizes)
         mask, asked = _causal_named(causal), Features.parse(features) if isinstance(features, str) else features
         require_type("features", asked, Features, 'Write Features(softcap=True), or its label "softcap".')
-        if asked.window is not None and mask is not Causal.NONE:  # the mask bounds the right side
-            asked = replace(asked, window=(asked.window[0], UNLIMITED))
+        mask, asked = _canonical(mask, asked, sizes["seqlen_q"], sizes["seqlen_k"])
         kind = {"dtype": _dtype_named(dtype), "causal": mask, "features": asked}
         for name, value in (sizes | kind | {"direction": _member(Direction, "direction", direction)}).items():
             object.__setattr__(self, name, value)
@@ -218,11 +203,6 @@ class AttentionShape:
             raise UsageError(
                 f"A shape has no {', '.join(sorted(unknown))}. Its fields are {', '.join(sorted(_FIELDS))}."
             )
-        for name, value in data.items():
-            if isinstance(value, int) and value > MAX_SIZE:
-                raise UsageError(
-                    f"`{name} <= {MAX_SIZE}` must hold for a stored shape, but got one of {value.bit_length()} bits."
-                )
         missing = [name for name in _SIZES if name not in data]
         if missing:
             raise UsageError(f"A stored shape needs {', '.join(_SIZES)}, but {', '.join(missing)} is missing.")
@@ -247,6 +227,13 @@ def require_shape(given: Any) -> None:
     require_type("shape", given, AttentionShape, way_out)
 
 
+def _canonical(causal: Causal, features: Features, seqlen_q: int, seqlen_k: int) -> tuple[Causal, Features]:
+    """Return the causal mask and the features with the window that stand for all that mean the same."""
+    varies = features.varlen or features.cached
+    causal, window = canonical(causal, features.window, seqlen_q, seqlen_k, varies=varies)
+    return causal, features if window == features.window else replace(features, window=window)
+
+
 _FIELDS = tuple(field.name for field in fields(AttentionShape))
 _SIZES = _FIELDS[:7]
 _STORED_NAMES = {"dtype": tuple(ELEMENT_BYTES), "causal": tuple(Causal), "direction": tuple(Direction)}
@@ -256,6 +243,8 @@ def _require_sizes(sizes: dict[str, Any]) -> None:
     for name, value in sizes.items():
         if type(value) is not int or value <= 0:
             raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
+        if value > MAX_SIZE:
+            raise UsageError(f"`{name} <= {MAX_SIZE}` must hold, but got a number of {value.bit_length()} bits.")
     heads, heads_kv = sizes["num_heads"], sizes["num_heads_kv"]
     if heads % heads_kv:
         raise UsageError(

@@ -43,7 +43,8 @@ def tree_words(parents: Sequence[int | None]) -> "Tensor":
             )
         seen.append((0 if parent is None else seen[parent]) | 1 << draft)
     words = -(-len(parents) // WORD_BITS)
-    return torch.tensor([[_word(bits, word) for word in range(words)] for bits in seen], dtype=torch.int32)
+    rows = [[_word(bits, word) for word in range(words)] for bits in seen]
+    return torch.tensor(rows, dtype=torch.int32, device="cpu")
 
 
 def _word(bits: int, word: int) -> int:

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from blocktune.kernels.files.variables import PROCESSORS
 from blocktune.tuner.cluster.compile_task import take_in
 from blocktune.tuner.cluster.connection import processors_of
 from blocktune.tuner.compile.child_process import Child, ChildLostError, ChildTimeoutError
-from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE
 
 LISTEN_SECONDS = 1.0
 """How often a task looks for orders while its worker is silent."""
@@ -157,7 +157,7 @@ def _environment(node_id: str) -> dict[str, str]:
     import ray
 
     processors = str(processors_of(ray.nodes(), node_id))
-    return {PROCESSORS_VARIABLE: processors, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    return {PROCESSORS.name: processors, "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
 
 
 def _place() -> dict[str, str]:

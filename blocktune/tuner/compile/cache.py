@@ -15,6 +15,7 @@ from platformdirs import user_cache_dir
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import COMPILED_BYTES, read_json
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
@@ -48,7 +49,7 @@ class ResourceCache:
         """Return what was remembered, or None. A damaged entry is dropped with a warning."""
         path = self._path(key)
         try:
-            return _result(json.loads(path.read_bytes()))
+            return _result(read_json(path, COMPILED_BYTES))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as error:

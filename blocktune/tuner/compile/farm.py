@@ -16,9 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.files.reading import SYSTEM_BYTES, read_text
+from blocktune.kernels.files.variables import PROCESSORS
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
@@ -32,9 +33,6 @@ COMPILE_TIMEOUT_S = 60.0
 
 MAX_WORKERS = 32
 """A worker takes up to 1 GiB; a large machine is not filled by default."""
-
-PROCESSORS_VARIABLE = "BLOCKTUNE_PROCESSORS"
-"""Environment variable with the number of processors to use, for searches that share a machine."""
 
 
 class CompileFarm:
@@ -187,28 +185,19 @@ def default_workers() -> int:
 
 def processors() -> float:
     """Return the processors that this process may use: what it is bound to, what its container grants, and
-    `PROCESSORS_VARIABLE`, whichever is least."""
+    the variable `PROCESSORS`, whichever is least."""
     return min(len(os.sched_getaffinity(0)), _cpu_quota(), _granted())
 
 
 def _cpu_quota() -> float:
     """Return the processors that the control group of this container grants; infinite where it sets no limit."""
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = read_text(Path("/sys/fs/cgroup/cpu.max"), SYSTEM_BYTES).split()
     except (OSError, ValueError):
         return math.inf
     return math.inf if quota == "max" else int(quota) / int(period)
 
 
 def _granted() -> float:
-    """Return the processors that `PROCESSORS_VARIABLE` grants; infinite where it is not set.
-
-    Raises:
-        UsageError: it is no positive number.
-    """
-    text = os.environ.get(PROCESSORS_VARIABLE)
-    if not text:
-        return math.inf
-    if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"`{PROCESSORS_VARIABLE} >= 1` must hold, but it is {text!r}. Set a number or nothing.")
-    return int(text)
+    """Return the processors that the variable `PROCESSORS` grants; infinite where it is not set."""
+    return PROCESSORS.number() or math.inf

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.files.reading import COMPILED_BYTES, read_bytes
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.cache import write_in_one_step
 
@@ -41,12 +42,16 @@ def packed_code(folder: Path, most_bytes: int = MAX_BYTES) -> ShippedCode:
     tried again."""
     kernels: dict[str, dict[str, bytes]] = {}
     for place in sorted(path for path in (folder / KERNELS).glob("*") if path.is_dir()):
-        files = {file.name: zlib.compress(file.read_bytes(), _LEVEL) for file in place.iterdir() if file.is_file()}
+        files = {
+            file.name: zlib.compress(read_bytes(file, COMPILED_BYTES), _LEVEL)
+            for file in place.iterdir()
+            if file.is_file()
+        }
         most_bytes -= sum(map(len, files.values()))
         if most_bytes < 0:
             break
         kernels[place.name] = files
-    texts = {file.name: file.read_bytes() for file in (folder / RESULTS).glob("*.json")}
+    texts = {file.name: read_bytes(file, COMPILED_BYTES) for file in (folder / RESULTS).glob("*.json")}
     compiled = {name: text for name, text in texts.items() if json.loads(text)["outcome"] == Outcome.OK}
     return ShippedCode(kernels, {name: zlib.compress(text, _LEVEL) for name, text in compiled.items()})
 

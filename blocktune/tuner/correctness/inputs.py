@@ -6,6 +6,7 @@ as plain matrices, whatever the layout. Everything follows from the seed.
 
 import random
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -187,7 +188,7 @@ def _extras(
     def indices(values: Any) -> Any:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    starts = [indices([0, *torch.tensor(part).cumsum(0).tolist()]) if features.varlen else None for part in lengths]
+    starts = [indices([0, *accumulate(part)]) if features.varlen else None for part in lengths]
     table = None
     if features.page_size:
         pages = torch.randperm(_pages(shape), generator=generator, device=device)

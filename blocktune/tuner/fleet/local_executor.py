@@ -17,10 +17,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from blocktune.kernels.files.variables import PROCESSORS
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
-from blocktune.tuner.compile.farm import PROCESSORS_VARIABLE, processors
+from blocktune.tuner.compile.farm import processors
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 
 MAX_TAKEOVERS = 2
@@ -234,4 +235,4 @@ class _Worker:
 def _environment(device: DeviceSpec, share: int) -> dict[str, str]:
     """Return what makes a process see this GPU only, before it touches CUDA, and take this many processors."""
     assert device.uuid is not None
-    return {"CUDA_VISIBLE_DEVICES": canonical_uuid(device.uuid), PROCESSORS_VARIABLE: str(share)}
+    return {"CUDA_VISIBLE_DEVICES": canonical_uuid(device.uuid), PROCESSORS.name: str(share)}

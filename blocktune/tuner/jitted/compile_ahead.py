@@ -20,6 +20,7 @@ from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
+from blocktune.kernels.files.variables import AUTOTUNE
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import Plain, UserConfig
 from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
@@ -213,7 +214,7 @@ def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
 def worker_environment() -> dict[str, str]:
     """Return the environment of a process that imports what this one has imported, and tunes nothing itself."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "BLOCKTUNE_AUTOTUNE": "0"}
+    return {**os.environ, "PYTHONPATH": path, AUTOTUNE.name: "0"}
 
 
 def _answered(answer: Answer) -> Compiled | None:

@@ -24,6 +24,7 @@ from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.reading import DOCUMENT_BYTES, json_value, read_gzip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
@@ -37,9 +38,6 @@ from blocktune.tuner.measure.protocol import stopped_early
 FORMAT = "blocktune-sweep"
 FORMAT_VERSION = 1
 SUFFIX = ".sweep.json.gz"
-MAX_FILE_BYTES = 64 << 20
-"""Of the text inside: a file that unpacks to more is not read."""
-
 MAX_COLUMNS = 64
 
 FIRST_RACED = 2
@@ -228,18 +226,13 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _unpacked(path: Path) -> Any:
     """Return the JSON value in a gzip file that does not unpack to too much."""
     try:
-        with gzip.open(path) as file:
-            text = file.read(MAX_FILE_BYTES + 1)
-        document = json.loads(text) if len(text) <= MAX_FILE_BYTES else None
-    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, RecursionError) as error:
+        return json_value(read_gzip(path, DOCUMENT_BYTES))
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
         raise ImportRejectedError(
             f"{path} is not JSON in gzip, as sweeps are: {error}. Write it again by `tune sweeps`."
         ) from error
     except OSError as error:
         raise ImportRejectedError(f"{path} cannot be read: {error.strerror}. Name another file.") from error
-    if len(text) > MAX_FILE_BYTES:
-        raise ImportRejectedError(f"{path} is too large: a sweep has up to {MAX_FILE_BYTES >> 20} MiB of text.")
-    return document
 
 
 def _sweep(document: Any, path: Path) -> Sweep:

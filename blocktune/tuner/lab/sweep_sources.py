@@ -1,13 +1,12 @@
 """What recorded sweeps are of: how much was measured with the kernels as they are, and which kernels are missing."""
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files.reading import DOCUMENT_BYTES, json_value, read_gzip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import KERNELS, kernels_for
 from blocktune.kernels.values.shape import AttentionShape
@@ -35,8 +34,7 @@ def sources_of(paths: Iterable[Path], without: Collection[str] = ()) -> SweepSou
     older: Counter[str] = Counter()
     missing: Counter[str] = Counter()
     for path in paths:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            document = json.load(file)
+        document = json_value(read_gzip(path, DOCUMENT_BYTES))
         hashes = _hashes(document["columns"])
         older += Counter(name for name, found in hashes if name not in without and not _is_todays(name, found))
         missing += Counter(_competing(document) - {name for name, _ in hashes} - set(without))

@@ -1,6 +1,5 @@
 """The software that a measurement depends on, as found on this machine."""
 
-import os
 import subprocess
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -8,6 +7,7 @@ from pathlib import Path
 from runpy import run_path
 
 from blocktune.db.records.records import Environment, Regime
+from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.tuner.compile.compiler import ptxas_version
@@ -47,10 +47,6 @@ def predicting_environment(device: DeviceSpec) -> Environment:
     )
 
 
-COMMIT_VARIABLE = "BLOCKTUNE_COMMIT"
-"""Environment variable with the commit of the sources, for a copy of them that has no history."""
-
-
 _SOURCES = Path(__file__).resolve().parents[3]
 
 
@@ -61,11 +57,11 @@ def source_commit(root: Path = _SOURCES) -> str:
         root: the folder that holds the rooms.
 
     Returns:
-        What `COMMIT_VARIABLE` says, or Git; empty where neither knows, as in an installed package.
+        What the variable `COMMIT` says, or Git; empty where neither knows, as in an installed package.
     """
-    named = os.environ.get(COMMIT_VARIABLE)
+    named = COMMIT.text()
     if named or not (root / ".git").exists():
-        return named or ""
+        return named
     commit = _git(root, "rev-parse", "HEAD")
     return commit + ("+" if commit and _git(root, "status", "--porcelain", "--untracked-files=no") else "")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from blocktune.kernels.files.reading import COUNTER_BYTES, read_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import NO_FEATURES
@@ -60,7 +61,7 @@ def read_counters(path: Path) -> str:
     if path.suffix == REPORT:
         return _printed((_ncu(), "--import", str(path), *CSV))
     try:
-        return path.read_text()
+        return read_text(path, COUNTER_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{path} cannot be read: {reason}. Counters are a CSV or a report (*{REPORT}).") from error

@@ -12,7 +12,8 @@ import threading
 from triton.runtime.cache import triton_key
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.store_file import SqliteRows, user_store_path
+from blocktune.kernels.stored.places import user_store_path
+from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.tuned.frozen import is_given_winners
 from blocktune.kernels.tuned.settings import Settings

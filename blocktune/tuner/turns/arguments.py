@@ -62,7 +62,8 @@ def _loaded(description: Mapping[str, Any], folder: Path) -> Any:
     shape, strides = description["shape"], description["strides"]
     sizes = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
     content = (folder / description["file"]).read_bytes()
-    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
+    nothing = torch.empty(0, dtype=torch.uint8, device="cpu")
+    flat = torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else nothing
     dtype = getattr(torch, description["dtype"])
     values = flat.view(dtype).reshape(sizes)
     return _placed(values, sizes, strides, description).as_strided(shape, strides, _start(description, dtype))

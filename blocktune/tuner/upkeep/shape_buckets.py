@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from blocktune.db.exchange.document import shape_order
+from blocktune.db.exchange.document import shape_code, shape_order
 from blocktune.db.records.records import Best, Outcome, Trial
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -109,8 +109,7 @@ def _evidence(trials: Iterable[Trial]) -> dict[tuple[str, AttentionShape, str], 
 
 def _family(best: Best) -> tuple[Any, ...]:
     """Return what shapes that run the same code have in common, in an order of its own."""
-    shape = replace(best.shape, batch=1, num_heads=best.shape.group_size, num_heads_kv=1, seqlen_q=1, seqlen_k=1)
-    return best.device.key, shape_order(shape)
+    return best.device.key, shape_code(best.shape), best.shape.group_size
 
 
 def _partition(

@@ -12,13 +12,13 @@ from blocktune.cli.explain.ladder import _command
 from blocktune.cli.explain.ladder_file import LadderFile, ladder_tables, read_ladder
 from blocktune.cli.pages.pages import NO_LADDER, with_results
 from blocktune.db.records.records import Environment, Outcome
+from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
@@ -199,7 +199,7 @@ def test_a_wrong_step_ends_with_7(tune, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_file_grows_by_shapes_and_makes_the_page(tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COMMIT_VARIABLE, "c0ffee")
+    monkeypatch.setenv(COMMIT.name, "c0ffee")
     out = tmp_path / "h200.ladder.json"
     page = f"a\n<!-- results {out.name} -->\nold\n<!-- /results -->\n"
     assert NO_LADDER in with_results(page, tmp_path)

@@ -8,8 +8,8 @@ import pytest
 
 from blocktune.cli.lab_files.calibration import NOT_FITTED, block, calibration_document
 from blocktune.cli.pages.pages import with_results
+from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.measure.environment import COMMIT_VARIABLE
 from tests.tuner.lab.test_replay import sweep
 
 
@@ -22,7 +22,7 @@ def ranking(kind: str, kernel: str | None, correlation: float) -> dict[str, Any]
 
 
 def test_what_was_left_out_is_judged_with_both_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(COMMIT_VARIABLE, "c0ffee")
+    monkeypatch.setenv(COMMIT.name, "c0ffee")
     place = tmp_path / "h200.calibration.json"
     assert block(place) == NOT_FITTED
     judged = {

@@ -7,6 +7,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 
 import pytest
 
+from blocktune.cli.main import app
 from blocktune.db.exchange.document import document_from
 from blocktune.db.exchange.importing import records_from
 from blocktune.kernels.files.foreign_text import MAX_CHARACTERS, shown
 from blocktune.kernels.values.errors import ImportRejectedError
+from tests.support.command_line import CliRunner
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
 EXIT_CODES = (0, 2, 3, 4, 5, 7)
@@ -168,3 +171,48 @@ def test_words_of_the_command_line_are_spelt(tune) -> None:
         result = tune(*words)
         require_harmless(result)
         assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql+psycopg://user:hunter2@host/name",
+        "postgresql+psycopg:/user:hunter2@host/name",
+        "postgresql://:hunter2@host/name?sslmode=require",
+        "postgresql://user:p:hunter2@@host/name",
+        "sqlite:///o.db?password=hunter2",
+        "postgresql://host/name?x=1&PASSWORD=hunter2&y=2",
+        "x" * (MAX_CHARACTERS - 30) + " postgresql://user:hunter2" + "2" * 100 + "@host/name",
+    ],
+)
+def test_passwords_of_urls_are_hidden(url: str) -> None:
+    text = shown(f"Got unexpected extra argument ({url})")
+    assert "hunter2" not in text
+    assert "***" in text or len(text) > MAX_CHARACTERS
+
+
+def test_what_is_no_password_stays() -> None:
+    for text in (
+        "https://example.org:8080/x",
+        "mail user@host",
+        "a:b@c",
+        "n=5 @ 3",
+        "postgresql://user@host:5432/name",
+    ):
+        assert shown(text) == text
+
+
+def test_hiding_takes_no_long_time() -> None:
+    began = time.process_time()
+    for text in ("a://b:" * 40_000, "a" * 200_000 + "@=", "password=" * 30_000 + "@"):
+        shown(text, 200_000)
+    assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize("command", ["report URL", "calibrate URL --out x.json", "kernels URL", "verify URL", "gc URL"])
+def test_a_forgotten_flag_shows_no_password(command: str, tmp_path: Path) -> None:
+    url = "postgresql+psycopg://user:hunter2@127.0.0.1:1/name?password=hunter2"
+    done = CliRunner().invoke(app, command.replace("URL", url).replace("x.json", str(tmp_path / "x.json")).split())
+    assert done.exit_code in EXIT_CODES
+    assert "hunter2" not in done.output
+    assert done.output.strip()

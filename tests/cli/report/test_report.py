@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.report.page import door
+from blocktune.cli.report.sources import Sources
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.miss_file import append_misses
 from blocktune.tuner.candidates.shape_defaults import complete_shape
@@ -222,3 +223,10 @@ def test_all_documents_of_the_fixture_are_shown(data: dict[str, Any]) -> None:
     page = data["data"]
     shown = {view["name"] for kind in ("bench", "ladder", "replay", "noise") for view in page[kind]}
     assert shown == set(DOCUMENTS) - {"h200.json"}
+
+
+def test_a_place_may_be_the_url_of_a_database(tune: Any, winner: Any) -> None:
+    tune.store(winner())
+    sources = Sources()
+    sources.add(f"sqlite:///{tune.db}")
+    assert [best.config for best in sources.winners] == [winner().config]

@@ -76,7 +76,7 @@ def test_sizes_that_are_given_are_taken_and_not_named() -> None:
 
 
 def test_the_two_kinds_of_causal_exclude_each_other() -> None:
-    assert ShapeFlags(seq=8, dim=64, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
+    assert ShapeFlags(seq=8, seq_k=16, dim=64, causal_lower_right=True).shape().causal is Causal.LOWER_RIGHT
     with pytest.raises(UsageError, match="`--causal` and `--causal-lower-right` exclude each other"):
         ShapeFlags(seq=8, dim=64, causal=True, causal_lower_right=True).shape()
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.exchange.document import MAX_FILE_BYTES, document_from, load_document, save_document
+from blocktune.db.exchange.document import document_from, load_document, save_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts
 from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
+from blocktune.kernels.files.reading import DOCUMENT_BYTES
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
@@ -140,8 +141,8 @@ def test_a_file_that_is_no_json(tmp_path: Path, content: bytes) -> None:
 def test_a_file_that_is_too_large(tmp_path: Path) -> None:
     file = tmp_path / "large.json"
     with file.open("wb") as opened:
-        opened.truncate(MAX_FILE_BYTES + 1)
-    with pytest.raises(ImportRejectedError, match="64 MiB"):
+        opened.truncate(DOCUMENT_BYTES + 1)
+    with pytest.raises(ImportRejectedError, match="it is larger than 64 MiB"):
         load_document(file)
 
 

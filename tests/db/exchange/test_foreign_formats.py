@@ -165,12 +165,12 @@ def test_vllm_files_tell_decoding_and_features_apart(best: Best) -> None:
     rows = [
         replace(best, shape=SHAPE),
         replace(best, shape=replace(SHAPE, seqlen_q=1)),
-        replace(best, shape=replace(SHAPE, features=Features(window=(127, 0)))),
+        replace(best, shape=replace(SHAPE, features=Features(window=(127, 3)))),
     ]
     names = exported_files(document(*rows), ExportFormat.VLLM)
     assert len(names) == 3
     assert any(",queries=1," in name for name in names)
-    assert any(",features=window_127_0," in name for name in names)
+    assert any(",features=window_127_3," in name for name in names)
 
 
 def test_flex_options_are_those_of_the_fastest_config_like_its_template(best: Best, trial: Trial) -> None:
@@ -223,7 +223,7 @@ def test_nothing_to_tell_is_said(best: Best, format_: ExportFormat) -> None:
 
 def test_vllm_files_of_several_versions_of_triton_name_none(best: Best) -> None:
     newer = replace(best.environment, triton="3.9.9")
-    rows = (best, replace(best, shape=replace(best.shape, seqlen_k=best.shape.seqlen_k * 2), environment=newer))
+    rows = (best, replace(best, shape=replace(best.shape, seqlen_k=best.shape.seqlen_k * 4), environment=newer))
     files = exported_files(
         document(*(replace(row, shape=replace(row.shape, seqlen_q=1)) for row in rows)), ExportFormat.VLLM
     )

@@ -51,3 +51,13 @@ def test_parquet_says_the_same() -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs pyarrow")
     rows = trial_rows(SWEEP.trials)
     assert parquet.read_table(io.BytesIO(parquet_bytes(rows))).to_pylist() == rows
+
+
+@pytest.mark.parametrize(
+    "text", ['=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(1)", "\t=1", "=cmd|' /C calc'!A0"]
+)
+def test_no_cell_is_a_formula(text: str) -> None:
+    """A spreadsheet would run what a stranger has written into a device's name or an error."""
+    rows = [{"error": text, "time_us": -1.5}]
+    (read,) = csv.DictReader(io.StringIO(csv_text(rows)))
+    assert read == {"error": f"'{text}", "time_us": "-1.5"}

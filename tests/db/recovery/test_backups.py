@@ -3,6 +3,8 @@
 import os
 import sqlite3
 import stat
+import subprocess
+import sys
 import time
 from contextlib import closing
 from dataclasses import replace
@@ -112,12 +114,43 @@ def test_where_none_can_be_made_the_work_goes_on(
     assert list(filled.parent.glob(".*backing-up")) == []
 
 
-def test_one_process_at_a_time_and_a_killed_one_hinders_for_an_hour(filled: Path) -> None:
+HOLD = """
+import fcntl, os, sys, time
+descriptor = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
+fcntl.flock(descriptor, fcntl.LOCK_EX)
+os.write(descriptor, b"half a backup")
+print("held", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_one_process_at_a_time_makes_a_backup_and_a_killed_one_hinders_nobody(filled: Path) -> None:
     unfinished = filled.with_name(f".{filled.name}.backing-up")
-    unfinished.touch()
+    command = (sys.executable, "-c", HOLD, str(unfinished))
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert back_up(filled) is None
+        assert unfinished.read_bytes() == b"half a backup"
+        process.kill()
+    journal = unfinished.with_name(f"{unfinished.name}-journal")
+    journal.write_bytes(b"of a killed process")
+    backup = back_up(filled)
+    assert backup is not None
+    with closing(sqlite3.connect(backup)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    assert not unfinished.exists()
+    assert not journal.exists()
+
+
+def test_a_backup_that_another_process_has_finished_meanwhile_is_left_alone(
+    filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backups, "_is_at", lambda *_: False)
+    unfinished = filled.with_name(f".{filled.name}.backing-up")
+    unfinished.write_bytes(b"whole")
     assert back_up(filled) is None
-    age([unfinished], 2 * 3600)
-    assert back_up(filled) is not None
+    assert unfinished.read_bytes() == b"whole"
 
 
 def test_the_newest_backup_takes_the_place_of_a_damaged_store(filled: Path, bests: list[Best], trial: Trial) -> None:

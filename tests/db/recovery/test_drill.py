@@ -14,6 +14,7 @@ from blocktune.db.recovery import drill as drill_module
 from blocktune.db.recovery.drill import DAMAGES, drill
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.support.stores.odd_values import odd_file
 
 
 @pytest.fixture
@@ -72,3 +73,9 @@ def test_it_needs_a_sound_file(filled: Path, tmp_path: Path) -> None:
         connection.execute("UPDATE trial SET time_us = 1.5 WHERE id = 1")
     with pytest.raises(StoreError, match="damaged"):
         drill(filled)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "socket", "endless"])
+def test_what_is_no_file_is_refused_at_once(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"is (not a file|a directory)"):
+        drill(odd_file(tmp_path, kind))

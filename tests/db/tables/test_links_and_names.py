@@ -14,8 +14,8 @@ from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.stored.places import user_place
 from blocktune.kernels.stored.sources import UserConfigs
-from blocktune.kernels.stored.store_file import user_place
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.open_folders import let_everyone_through
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from tests.differential.cases.case import Case
+from tests.differential.cases.tensors import placed
 
 SPARE = 2
-"""Entries of a cache that no index picks."""
+"""Entries of a cache that no index picks, and rows that a slice of it leaves out."""
 MOST_PADDING = 5
 UNREAD = 7.0
 """What stands where no key is, before the call."""
@@ -18,11 +19,13 @@ UNREAD = 7.0
 @dataclass(frozen=True, slots=True)
 class Cache:
     """lengths, padding: int64 [batch], rows of every entry that are filled, those of the padding among them, and the
-    rows of that. table, index: as the call gets them. angles: float64 [positions, width / 2], already rounded."""
+    rows of that. pages: those of every entry; table, index: as the call gets them. angles: float64 [positions, width /
+    2], already rounded."""
 
     case: Case
     lengths: Tensor
     padding: Tensor
+    pages: Tensor | None
     table: Tensor | None
     index: Tensor | None
     angles: Tensor | None
@@ -36,7 +39,7 @@ class Cache:
             return torch.randperm(count, generator=generator, device=device)
 
         count = case.seqlen_k // kind.page_size if kind.page_size else 0
-        table = shuffled(case.batch * count).view(case.batch, count).int() if count else None
+        pages = shuffled(case.batch * count).view(case.batch, count).int() if count else None
         index = shuffled(case.batch + SPARE)[: case.batch].int() if kind.picked else None
         padding = shuffled(MOST_PADDING * case.batch)[: case.batch] // case.batch if kind.padded else None
         padding = torch.zeros(case.batch, dtype=torch.int64, device=device) if padding is None else padding
@@ -45,18 +48,29 @@ class Cache:
             positions = case.seqlen_k + MOST_PADDING + case.seqlen_q
             angles = torch.rand(positions, case.rotary // 2, generator=generator, device=device).double() * 6.0
         lengths = torch.tensor(case.cached, device=device) + padding
-        return cls(case, lengths, padding, table, index, angles)
+        table = None
+        if pages is not None:
+            pages[:, : _shared_rows(case) // kind.page_size] = pages[:1, : _shared_rows(case) // kind.page_size]
+            table = table_of(pages, lengths + case.appended, case)
+        return cls(case, lengths, padding, pages, table, index, angles)
 
     def arguments(self, dtype: torch.dtype) -> dict[str, Any]:
         """What the call gets besides queries, caches and new rows, of a computation in this type."""
-        given: dict[str, Any] = {"cache_seqlens": self.lengths.int(), "block_table": self.table}
-        given |= {"cache_batch_idx": self.index, "num_splits": self.case.num_splits}
+        lengths = self.case.cached[0] if self.case.one_length else self.lengths.int()
+        given: dict[str, Any] = {"cache_seqlens": lengths, "block_table": self.table}
+        given["cache_batch_idx"] = self.index
         if self.case.kind.padded:
             given["cache_leftpad"] = self.padding.int()
         if self.angles is not None:
             cos, sin = self.angles.cos().to(dtype), self.angles.sin().to(dtype)
-            given |= {"rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": self.case.interleaved}
-        return given
+            given |= {"rotary_cos": cos, "rotary_sin": sin}
+        given = {name: placed(own, self.case) if isinstance(own, Tensor) else own for name, own in given.items()}
+        return given | {"num_splits": self.case.num_splits, "rotary_interleaved": self.case.interleaved}
+
+    def shared(self, keys: Tensor) -> Tensor:
+        """These keys or values [batch, heads, rows, columns], with those of the first entry in pages that all have."""
+        count = _shared_rows(self.case)
+        return torch.cat((keys[:1, :, :count].expand(len(keys), -1, -1, -1), keys[:, :, count:]), 2) if count else keys
 
     def filled(self, keys: Tensor) -> Tensor:
         """The cache with these keys or values [batch, heads, rows, columns], without those that the call appends."""
@@ -67,11 +81,19 @@ class Cache:
             rows[torch.arange(len(new), device=rows.device)[:, None], new] = rows.new_full((), UNREAD)
         return self.placed(rows)
 
+    def sliced(self, cache: Tensor) -> Tensor:
+        """The cache, if the case says so as a part of the rows of a longer one."""
+        if not self.case.sliced:
+            return cache
+        longer = cache.new_zeros(cache.shape[0], cache.shape[1] + SPARE, *cache.shape[2:])
+        part = longer[:, : cache.shape[1]]
+        return part.copy_(cache)
+
     def placed(self, rows: Tensor) -> Tensor:
         """Rows [batch, rows, heads, columns] where the cache has them."""
-        if self.table is not None:
+        if self.pages is not None:
             cache = torch.empty_like(rows.unflatten(1, (-1, self.case.kind.page_size)).flatten(0, 1))
-            cache[self.table.long().flatten()] = rows.unflatten(1, (-1, self.case.kind.page_size)).flatten(0, 1)
+            cache[self.pages.long().flatten()] = rows.unflatten(1, (-1, self.case.kind.page_size)).flatten(0, 1)
             return cache
         if self.index is None and not self.case.kind.padded:
             return rows
@@ -96,7 +118,9 @@ class Cache:
         if self.angles is None:
             return query, key
         rows = torch.arange(query.shape[2], device=query.device)
-        told_apart = self.case.kind.causal or self.case.window != (-1, -1)
+        is_moved = self.table is None and (self.index is not None or self.case.kind.padded)
+        capacity = key.shape[2] + is_moved * MOST_PADDING
+        told_apart = self.case.kind.causal or any(0 <= side < capacity for side in self.case.window)
         query = self._rotated(query, self.lengths[:, None] + (rows if told_apart else rows * 0))
         every = torch.arange(key.shape[2], device=key.device)
         new = self.new_places()
@@ -115,3 +139,18 @@ class Cache:
         product = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * unit)
         product = product.flatten(-2) if self.case.interleaved else product.mT.flatten(-2)
         return torch.cat((product.to(tensor.dtype), rest), -1)
+
+
+def table_of(pages: Tensor, lengths: Tensor, case: Case) -> Tensor:
+    """The block table as a call gets it: something else where an entry of this length needs no page."""
+    strange = {"minus": -1, "beyond": pages.numel(), "largest": 2**31 - 1}
+    if case.unused not in strange:
+        return pages
+    places = torch.arange(pages.shape[1], device=pages.device) * case.kind.page_size
+    return pages.masked_fill(places >= lengths[:, None], strange[case.unused])
+
+
+def _shared_rows(case: Case) -> int:
+    """How many rows lie in pages that belong to all entries: whole pages, to which nothing is appended."""
+    page = case.kind.page_size
+    return min(case.cached) // page * page if case.shared else 0

@@ -3,51 +3,9 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from enum import StrEnum
 from typing import Any, Self
 
-
-class Entry(StrEnum):
-    """The functions that are called."""
-
-    SDPA = "attention"
-    FLASH = "flash_attn_func"
-    VARLEN = "flash_attn_varlen_func"
-    KVCACHE = "flash_attn_with_kvcache"
-
-
-class Mode(StrEnum):
-    """The circumstances of a call."""
-
-    EAGER = "eager"
-    NO_GRAD = "no_grad"
-    INFERENCE = "inference_mode"
-    AUTOCAST = "autocast"
-    STREAM = "stream"
-    GRAPH = "graph"
-    THREADS = "threads"
-
-
-class Values(StrEnum):
-    """What stands in query, key and value."""
-
-    NORMAL = "normal"
-    LARGE = "large"  # 1e4 times a normal number
-    TINY = "tiny"  # 1e-4 times a normal number
-    CONSTANT = "constant"
-    ZEROS = "zeros"
-    SPIKES = "spikes"  # a few elements of 1e4 among normal ones
-    INF = "inf"  # a few elements of +-inf
-    NAN = "nan"  # one element that is no number
-
-
-class Alignment(StrEnum):
-    """How the rows of the tensors lie in memory, which decides what Triton compiles."""
-
-    NATURAL = "natural"  # dense
-    PADDED = "padded"  # rows of a multiple of 16 elements, beginning at one
-    ODD = "odd"  # rows of an odd number of elements, beginning at an odd one
-    MIXED = "mixed"  # every tensor its own
+from tests.differential.cases.enums import PACKED_SEQUENCES, Alignment, Entry, Mode, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +14,14 @@ class CompileClass:
 
     heads_kv, group: key heads, and query heads for each of them. square: as many queries as keys. lengths: `any`,
     `odd` or `sixteen` (multiples of 16). order: of batch, head and row in memory, or `any`. regime: `few` queries,
-    `short`, `medium` or `long`; octave: of `few` and `long`, the logarithm of the fewest keys. mask: `none`, `boolean`,
-    `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query, key) the mask has, as
-    `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the mask's rows have an odd length
-    in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked, padded: an index picks the entries of a
-    contiguous cache, whose first rows hold no keys. cache_type: of a cache of 8 bits; scales: what its numbers are
-    multiplied with, one `number`, or one for each of the `heads`, for each head of the `batch`, for all `tokens`, or
-    `none` at all.
+    `tiny`, `short`, `medium` or `long`; octave: of `few` and `long`, the logarithm of the fewest keys. mask:
+    `none`, `boolean`, `additive` (of the type) or `float32`. mask_sizes: which dimensions of (batch, head, query,
+    key) the mask has, as `bhqk` with 1 for one element for all; of batch and head cases may differ, unless the
+    mask's rows have an odd length in memory (mask_row_odd). page_size: of a cache, and of packed keys. picked,
+    padded: an index picks the entries of a contiguous cache, whose first rows hold no keys. cache_type: of a cache
+    of 8 bits; scales: what its numbers are multiplied with, one `number`, or one for each of the `heads`, for each
+    head of the `batch`, for all `tokens`, or `none` at all. traced: the calls go through PyTorch's tools, which
+    takes seconds a case.
     """
 
     entry: Entry
@@ -95,6 +54,17 @@ class CompileClass:
     padded: bool = False
     cache_type: str = ""
     scales: str = ""
+    traced: bool = False
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether sequences are packed one after the other."""
+        return self.entry in PACKED_SEQUENCES
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the call takes PyTorch's arguments: masks, and causal from the upper left."""
+        return self.entry in (Entry.SDPA, Entry.TRANSFORMERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +89,15 @@ class Case:
     """One call. The sizes of packed sequences are in `sequences`, (queries, keys) each; cached: keys of every entry.
 
     num_splits: of the keys in a cache. rotary: how many numbers of a head are turned, interleaved: pairs of neighbours.
+    slack: how much longer than the truth the longest packed sequences are said to be. unused: what stands in the places
+    of a block table that no key needs, shared: the first pages belong to all entries. one_length: cache_seqlens is one
+    number for all. apart: tensors beside query, key and value have other numbers between theirs.
 
-    hidden: `some` pairs at random, `rows`: some queries see no key, `all`, `none`. wrong: what makes the call wrong.
+    hidden: `some` pairs at random, `rows`: some queries see no key, `all`, `none`, `left` and `right` padding. hides:
+    what an additive mask has for hidden pairs, `infinity`, the `least` number of the mask's type, that of the tensors
+    (`least_of_type`), or `mixed`. stray: one element of an additive mask is that number. needs: which of query, key,
+    value, ALiBi's slopes (a) and sinks (s) require gradients. dynamic: sizes are symbols to a compiler. unwritten: rows
+    of a part that sees no key are not numbers. wrong: what makes the call wrong.
     """
 
     kind: CompileClass
@@ -147,6 +124,16 @@ class Case:
     num_splits: int = 0
     rotary: int = 0
     interleaved: bool = False
+    slack: tuple[int, int] = (0, 0)
+    unused: str = ""
+    shared: bool = False
+    one_length: bool = False
+    sliced: bool = False
+    apart: bool = False
+    hides: str = "infinity"
+    stray: str = ""
+    dynamic: bool = False
+    unwritten: bool = False
     wrong: str = ""
 
     @property
@@ -166,7 +153,7 @@ class Case:
         for name in ("query", "key", "value", "grad"):
             if name in values:
                 values[name] = Layout(**values[name])
-        for name, make in (("values", Values), ("mode", Mode), ("window", tuple), ("cached", tuple)):
+        for name, make in (("values", Values), ("mode", Mode), ("window", tuple), ("cached", tuple), ("slack", tuple)):
             if name in values:
                 values[name] = make(values[name])
         if "sequences" in values:

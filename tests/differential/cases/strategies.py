@@ -1,20 +1,16 @@
 """The cases of a compile class, as Hypothesis draws them."""
 
 from collections.abc import Callable, Iterator
-from math import isqrt
 from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.differential.cases.case import Alignment, Case, CompileClass, Entry, Layout, Mode, Values
+from tests.differential.cases.case import Case, CompileClass, Layout
 from tests.differential.cases.classes import UNIT
 from tests.differential.cases.drawing import CASES_APART, drawn, rarely, weighted
-
-MAX_PAIRS = 1 << 21
-"""(query, key) pairs of all heads of a case: the truth holds about ten float64 of each."""
-
-MAX_ELEMENTS = 1 << 22
-"""Of query, or of key, or of value."""
+from tests.differential.cases.enums import HOOKED, QKV, TRACED, Alignment, Entry, Mode, Values
+from tests.differential.cases.features import features, masks
+from tests.differential.cases.limits import MAX_ELEMENTS, MAX_PAIRS
 
 WRONGS = (
     "head_dim", "length", "key_type", "mask_type", "mask_shape", "mask_and_causal", "heads", "dropout", "rank",
@@ -28,6 +24,7 @@ _VALUES = weighted({
     Values.NORMAL: 12, Values.LARGE: 1, Values.TINY: 1, Values.CONSTANT: 1, Values.ZEROS: 1, Values.SPIKES: 1.5,
     Values.INF: 1, Values.NAN: 1,
 })  # fmt: skip
+_SCALES = weighted({None: 4, 0.1: 1, 1.0: 1, 0.037: 1, 2.5: 0.5, 20.0: 0.25, 1e-30: 0.25, 0.0: 0.5, -0.2: 0.5})
 
 
 def drawn_cases(kind: CompileClass, number: int, most: int, first: int = 0) -> Iterator[tuple[int, Case]]:
@@ -51,15 +48,17 @@ def cases(draw: Callable[[Any], Any], kind: CompileClass) -> Case:
     values["values"] = draw(_VALUES)
     if kind.cache_type and values["values"] in (Values.INF, Values.NAN):  # of which 8 bits know nothing
         values["values"] = Values.NORMAL
-    values["scale"] = draw(weighted({None: 4, 0.1: 1, 1.0: 1, 0.037: 1, 0.0: 0.15, -0.2: 0.15, 2.5: 0.3}))
+    values["scale"] = draw(_SCALES)
     values["mode"] = draw(_modes(kind))
+    values["dynamic"] = values["mode"] in TRACED and draw(weighted({False: 3, True: 1}))
     if kind.gradients:
-        values["needs"] = draw(st.sampled_from(("qkv", "qkv", "qkv", "q", "k", "v", "qk", "qv", "kv")))
+        values["needs"] = draw(_needs(kind))
         values["deterministic"] = kind.entry in (Entry.FLASH, Entry.VARLEN) and draw(rarely())
-    if kind.mask != "none":
-        values |= draw(_masks(kind))
-    if kind.entry is not Entry.SDPA:
-        values |= draw(_features(kind, values))
+    if kind.mask != "none" or kind.entry is Entry.MERGE:
+        values |= draw(masks(kind))
+    values |= draw(features(kind, values))
+    if kind.entry is Entry.MERGE and values["values"] not in (Values.TINY, Values.ZEROS):
+        values["values"] = Values.NORMAL  # parts are rounded
     if kind.refusals:
         values["wrong"] = draw(st.sampled_from(WRONGS))
     return Case(**values)
@@ -77,6 +76,8 @@ def _lengths(draw: Callable[[Any], Any], kind: CompileClass) -> tuple[int, int]:
     """Queries and keys."""
     if kind.regime == "few":
         found = draw(_around(1, 16)), draw(_around(1 << kind.octave, 2 << kind.octave))
+    elif kind.regime == "tiny":
+        found = draw(_around(1, 40)), draw(_around(1, 40))
     elif kind.regime == "short":
         found = draw(_around(1, 130)), draw(_around(1, 130))
     elif kind.regime == "medium":
@@ -92,7 +93,7 @@ def _lengths(draw: Callable[[Any], Any], kind: CompileClass) -> tuple[int, int]:
         found = (found[0] | bool(found[0]), found[1] | bool(found[1]))
     elif kind.lengths == "sixteen":
         found = (-(-found[0] // UNIT) * UNIT, -(-found[1] // UNIT) * UNIT)
-    return found
+    return (found[1], found[1]) if kind.entry in QKV else found
 
 
 def _bounded(batch: int, seqlen_q: int, seqlen_k: int, kind: CompileClass) -> dict[str, int]:
@@ -146,80 +147,26 @@ def _grad_layouts(draw: Callable[[Any], Any], kind: CompileClass) -> Layout:
 
 @st.composite
 def _modes(draw: Callable[[Any], Any], kind: CompileClass) -> Mode:
-    modes = {Mode.EAGER: 8.0, Mode.STREAM: 1.0, Mode.GRAPH: 1.0, Mode.THREADS: 1.0}
-    if not kind.gradients:
-        modes |= {Mode.NO_GRAD: 1, Mode.INFERENCE: 2}
+    if kind.refusals:
+        return Mode.EAGER
+    if kind.traced:
+        traced: Mode = draw(st.sampled_from(TRACED))
+        return traced
+    modes = {Mode.EAGER: 8.0, Mode.WARMED: 1.0, Mode.GRAPH: 2.0, Mode.THREADS: 1.0, Mode.TWO_STREAMS: 1.0}
+    modes |= dict.fromkeys((Mode.STREAM, Mode.DEFAULTS, Mode.FIRST_GRAPH, Mode.POOL, Mode.EMPTIED), 0.5)
+    modes |= dict.fromkeys(HOOKED, 0.5) if kind.gradients else {Mode.NO_GRAD: 1, Mode.INFERENCE: 2}
     is_dense = kind.alignment is Alignment.NATURAL  # as what autocast converts to
     if kind.dtype != "float32" and kind.entry is Entry.SDPA and is_dense:
         modes[Mode.AUTOCAST] = 1
     found: Mode = draw(weighted(modes))
-    return Mode.EAGER if kind.refusals else found
-
-
-@st.composite
-def _masks(draw: Callable[[Any], Any], kind: CompileClass) -> dict[str, Any]:
-    sizes = kind.mask_sizes
-    if not kind.mask_row_odd:
-        sizes = draw(st.sampled_from(("bh", "b1", "1h", "11"))) + sizes[2:]
-    return {
-        "mask_sizes": sizes,
-        "hidden": draw(weighted({"some": 6, "rows": 2, "all": 1, "none": 1})),
-    }
-
-
-@st.composite
-def _features(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any]) -> dict[str, Any]:
-    """What the functions of FlashAttention have beside PyTorch's."""
-    found: dict[str, Any] = {}
-    if kind.window:
-        side = st.one_of(st.sampled_from((0, 1, 63, 64, 65)), st.integers(0, 400))
-        left, right = draw(side), draw(side)
-        unbounded = draw(st.sampled_from(("", "right") if kind.causal else ("", "", "left", "right")))
-        found["window"] = (-1 if unbounded == "left" else left, -1 if unbounded == "right" else right)
-    if kind.softcap:
-        found["softcap"] = draw(st.sampled_from((1.0, 15.0, 50.0)))
-    if kind.entry is Entry.VARLEN:
-        count = draw(st.integers(1, 4))
-        most = isqrt(MAX_PAIRS // (kind.heads_kv * kind.group)) // count  # the truth has all pairs of the packed tokens
-        lengths = [st.integers(0, min(sizes[name], most)) for name in ("seqlen_q", "seqlen_k")]
-        sequences = [(draw(lengths[0]), draw(lengths[1])) for _ in range(count)]
-        found |= {"batch": 1, "sequences": _filled_up(sequences, kind)}
-    if kind.entry is Entry.KVCACHE:
-        found |= draw(_caches(kind, sizes))
     return found
 
 
-def _filled_up(sequences: list[tuple[int, int]], kind: CompileClass) -> tuple[tuple[int, int], ...]:
-    """The sequences, the last of them longer until there are as many tokens as the class has lengths."""
-    totals = [sum(lengths) for lengths in zip(*sequences, strict=True)]
-    if kind.lengths == "any":
-        missing = [0, 0]
-    elif kind.lengths == "odd":
-        missing = [(total + 1) % 2 for total in totals]
-    else:
-        missing = [-total % UNIT for total in totals]
-    queries, keys = sequences[-1]
-    return *sequences[:-1], (queries + missing[0], keys + missing[1])
-
-
 @st.composite
-def _caches(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, Any]) -> dict[str, Any]:
-    """How much of the cache is full, and how much is appended."""
-    page, is_extreme = kind.page_size, sizes["values"] not in (Values.NORMAL, Values.TINY, Values.ZEROS)
-    capacity = max(sizes["seqlen_k"], 1)
-    capacity = -(-capacity // page) * page if page else capacity
-    batch, queries = max(sizes["batch"], 1), max(sizes["seqlen_q"], 1)
-    most = MAX_PAIRS // (batch * kind.heads_kv * kind.group * capacity)  # queries, since pages have raised the capacity
-    queries = max(1, min(queries, most))
-    appended = draw(st.sampled_from((0, min(queries, capacity))))
-    if kind.alignment is not Alignment.NATURAL or kind.scales == "tokens":
-        appended = 0  # what is appended to is dense, and scales of tokens come with their tokens
-    full = st.one_of(st.just(capacity - appended), st.integers(0, capacity - appended))
-    cached = tuple(draw(full) for _ in range(batch))
-    sizes = {"batch": batch, "seqlen_q": queries, "seqlen_k": capacity}
-    sizes["num_splits"] = draw(weighted({0: 3, 1: 1, 3: 0.5, 16: 0.5}))
-    may_turn = appended and kind.head_dim > 1 and not kind.cache_type  # what is turned is no number of 8 bits
-    if may_turn and not is_extreme and draw(st.booleans()):  # it may overflow
-        half = kind.head_dim // 2
-        sizes |= {"rotary": 2 * draw(st.sampled_from((half, -(-half // 2)))), "interleaved": draw(st.booleans())}
-    return sizes | {"appended": appended, "cached": cached, "scale": draw(st.sampled_from((None, 0.1)))}
+def _needs(draw: Callable[[Any], Any], kind: CompileClass) -> str:
+    """Which tensors require gradients."""
+    found: str = draw(st.sampled_from(("qkv", "qkv", "qkv", "q", "k", "v", "qk", "qv", "kv")))
+    for letter, has in (("a", kind.alibi), ("s", kind.sinks)):
+        if has and draw(st.booleans()):
+            found += letter
+    return found

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.differential.cases.case import Case, Entry, Layout, Mode, Values
+from tests.differential.cases.case import Case, Layout
+from tests.differential.cases.enums import Entry, Mode, Values
 
 DIMENSIONS = "bhs"
 LARGE, TINY = 1e4, 1e-4
@@ -32,6 +33,11 @@ class Inputs:
     sinks: Tensor | None
 
     @property
+    def wanted(self) -> list[Tensor]:
+        """Slopes and sinks, of which a gradient is wanted."""
+        return [each for each in (self.slopes, self.sinks) if each is not None and each.requires_grad]
+
+    @property
     def memories(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query.memory, self.key.memory, self.value.memory
 
@@ -42,7 +48,7 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
     kind = case.kind
     dtype = torch.float32 if case.mode is Mode.AUTOCAST else getattr(torch, kind.dtype)
     batch, rows_q, rows_k = case.batch, case.seqlen_q, case.seqlen_k
-    if kind.entry is Entry.VARLEN:
+    if kind.is_packed:
         batch, rows_q, rows_k = 1, *(sum(lengths) for lengths in zip(*case.sequences, strict=True))
     sizes_k = batch, case.kind.heads_kv, rows_k
     return Inputs(
@@ -51,9 +57,19 @@ def inputs_of(case: Case, device: torch.device) -> Inputs:
         _filled(view_of(sizes_k, kind.head_dim_v, case.value, dtype, generator), case, generator),
         view_of((batch, case.heads, rows_q), kind.head_dim_v, case.grad, dtype, generator).tensor,
         mask_of(case, dtype, generator) if kind.mask != "none" else None,
-        slopes_of(case, generator) if kind.alibi else None,
-        torch.randn(case.heads, generator=generator, device=device) * 2.0 if kind.sinks else None,
+        _wanted(slopes_of(case, generator), case, "a") if kind.alibi else None,
+        _wanted(sinks_of(case, dtype, generator), case, "s") if kind.sinks else None,
     )
+
+
+def _wanted(tensor: Tensor, case: Case, name: str) -> Tensor:
+    """The tensor, which requires a gradient if the case says so."""
+    return placed(tensor, case).requires_grad_(case.kind.gradients and name in case.needs)
+
+
+def placed(tensor: Tensor, case: Case) -> Tensor:
+    """The tensor, where the case says so with its numbers apart in memory."""
+    return torch.stack((tensor, tensor - 1), -1)[..., 0] if case.apart else tensor
 
 
 def view_of(
@@ -110,16 +126,50 @@ def mask_of(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Tenso
     rows, columns = (width, queries) if kind.mask_transposed else (queries, width)
     seen = torch.rand(batch, heads, rows, columns, generator=generator, device=device) > 0.3
     seen = (seen.mT if kind.mask_transposed else seen)[..., :keys]
-    if case.hidden == "rows" and queries:
-        seen[:, :, :: 1 + queries // 3] = False
-    elif case.hidden in ("all", "none"):
-        seen.fill_(case.hidden == "none")
+    hide(seen, case, generator)
     if kind.mask == "boolean":
         return seen
     bias = torch.randn(seen.shape, generator=generator, device=device)
     bias = torch.empty_strided(seen.shape, seen.stride(), device=device).copy_(bias)
-    bias = bias.masked_fill_(~seen, float("-inf"))
-    return bias.to(torch.float32 if kind.mask == "float32" else dtype)
+    own = torch.float32 if kind.mask == "float32" else dtype
+    bias = _hidden(bias, ~seen, torch.finfo(dtype if case.hides == "least_of_type" else own).min, case)
+    if case.stray and bias.numel():
+        bias[tuple(size // 2 for size in bias.shape)] = float(case.stray)
+    return bias.to(own)
+
+
+def hide(seen: Tensor, case: Case, generator: torch.Generator) -> None:
+    """Hides the case's kind of pairs in a mask [batch, heads, queries, keys]. Padding goes with a causal mask, as
+    transformers makes them."""
+    batch, _, queries, keys = seen.shape
+    if case.hidden == "rows" and queries:
+        seen[:, :, :: 1 + queries // 3] = False
+    elif case.hidden in ("all", "none"):
+        seen.fill_(case.hidden == "none")
+    elif case.hidden in ("left", "right"):
+        own = torch.arange(keys, device=seen.device)
+        padding = torch.randint(keys + 1, (batch, 1), generator=generator, device=seen.device)
+        real = own >= padding if case.hidden == "left" else own < keys - padding
+        rows = torch.arange(queries, device=seen.device)[:, None]
+        causal = own <= rows + (keys - queries) if queries > 1 else torch.ones_like(own, dtype=torch.bool)[None]
+        seen.copy_(real[:, None, None] & causal)
+
+
+def _hidden(bias: Tensor, where: Tensor, least: float, case: Case) -> Tensor:
+    """The mask with what hides a pair in these places."""
+    if case.hides == "infinity":
+        return bias.masked_fill(where, float("-inf"))
+    bias = bias.masked_fill(where, least)
+    if case.hides == "mixed":
+        odd = torch.arange(bias.shape[-1], device=bias.device) % 2 == 1
+        bias = bias.masked_fill(where & odd, float("-inf"))
+    return bias
+
+
+def sinks_of(case: Case, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """A logit of every head, in models of transformers of the type of the tensors."""
+    sinks = torch.randn(case.heads, generator=generator, device=generator.device) * 2.0
+    return sinks.to(dtype) if case.kind.entry is Entry.TRANSFORMERS else sinks
 
 
 def slopes_of(case: Case, generator: torch.Generator) -> Tensor:

@@ -6,9 +6,12 @@ from itertools import islice
 import pytest
 import torch
 
-from tests.differential.cases.case import Alignment, Case, CompileClass, Entry, Layout, class_from_json, class_to_json
-from tests.differential.cases.classes import MAX_DIM, NO_SCALES, SCALES, UNIT, dims_deck, planned_classes
-from tests.differential.cases.strategies import MAX_ELEMENTS, MAX_PAIRS, drawn_cases
+from tests.differential.cases.case import Case, CompileClass, Layout, class_from_json, class_to_json
+from tests.differential.cases.classes import MAX_DIM, NO_SCALES, SCALES, STEP, UNIT, dims_deck, planned_classes
+from tests.differential.cases.enums import Alignment, Entry
+from tests.differential.cases.features import SPLITS
+from tests.differential.cases.limits import MAX_ELEMENTS, MAX_PAIRS
+from tests.differential.cases.strategies import drawn_cases
 from tests.differential.cases.tensors import inputs_of, view_of
 
 CPU = torch.device("cpu")
@@ -40,18 +43,18 @@ def test_cases_differ(some: list[Case]) -> None:
 
 
 def test_everything_that_a_cache_takes_is_drawn() -> None:
-    kinds = [kind for kind in islice(planned_classes(13), 900) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
+    kinds = [kind for kind in islice(planned_classes(13), 800) if kind.entry in (Entry.KVCACHE, Entry.VARLEN)]
     caches = [kind for kind in kinds if kind.entry is Entry.KVCACHE]
-    assert {kind.page_size for kind in caches} == {0, 16, 48, 64, 256}
+    assert {kind.page_size for kind in caches} == {0, 1, 7, 16, 24, 48, 64, 100, 256, 512}
     assert {(kind.picked, kind.padded) for kind in caches if not kind.page_size} == {
         (False, False), (False, True), (True, False), (True, True),
     }  # fmt: skip
-    assert {kind.page_size for kind in kinds if kind.entry is Entry.VARLEN} == {0, 16, 48}
+    assert {kind.page_size for kind in kinds if kind.entry is Entry.VARLEN} == {0, 7, 16, 48, 128}
     assert {kind.sinks for kind in kinds} == {False, True}
     assert {kind.cache_type for kind in caches} == {"", "float8_e4m3fn", "int8"}
     assert {kind.scales for kind in caches} == {"", NO_SCALES, *SCALES}
     found = [case for number, kind in enumerate(caches) for _, case in drawn_cases(kind, number, 1)]
-    assert {case.num_splits for case in found} == {0, 1, 3, 16}
+    assert {case.num_splits for case in found} == set(SPLITS)
     assert {case.interleaved for case in found if case.rotary} == {False, True}
     assert all(case.rotary <= case.kind.head_dim for case in found)
 
@@ -60,16 +63,17 @@ def test_a_job_that_goes_on_draws_what_is_left_of_it(some: list[Case]) -> None:
     assert [case for _, case in drawn_cases(some[0].kind, 0, 4, 2)] == some[2:4]
 
 
-def test_every_head_dim_and_head_dim_v_comes_in_turns() -> None:
-    deck = dims_deck(random.Random(3))
+def test_every_multiple_of_8_and_other_widths_come_in_turns() -> None:
+    others = [1, 5, 71, 287]
+    deck = dims_deck(random.Random(3), others)
     for side in (0, 1):
-        assert {dims[side] for dims in deck} == set(range(1, MAX_DIM + 1))
+        assert {dims[side] for dims in deck} == {*range(STEP, MAX_DIM + 1, STEP), *others}
     assert 0.5 < sum(head_dim == head_dim_v for head_dim, head_dim_v in deck) / len(deck) < 0.75
 
 
 def test_sizes_are_bounded_and_strides_keep_to_their_class(some: list[Case]) -> None:
     for case in some:
-        if case.kind.entry is Entry.VARLEN:
+        if case.kind.is_packed:
             tokens = [sum(lengths) for lengths in zip(*case.sequences, strict=True)]
             assert case.heads * tokens[0] * tokens[1] <= 1.1 * MAX_PAIRS
         else:

@@ -18,6 +18,9 @@ WORKER = "tests.differential.runs.worker"
 ROOT = Path(__file__).parents[3]
 """The folder from which workers import it."""
 
+COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
+"""What workers tell PyTorch's compiler, which would start processes of its own in each of them."""
+
 MESSAGE_CHARACTERS = 1500
 
 MAX_FAILURES = 3
@@ -53,7 +56,7 @@ class Worker:
         self._setup, self._deadline = setup, deadline
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-        environment = os.environ | {"PYTHONPATH": path, "BLOCKTUNE_MISSES": "off"} | setup.environment
+        environment = os.environ | {"PYTHONPATH": path, "BLOCKTUNE_MISSES": "off", **COMPILER} | setup.environment
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER],
             stdin=subprocess.PIPE,
@@ -197,4 +200,5 @@ class Pool:
     def _say(self, job: Record, begun: Record, answer: Record) -> None:
         outcome = {name: value for name, value in answer.items() if name != "end"}
         with self._lock:
-            self._report({"case": begun["case"]} | outcome)
+            number = {"number": job["number"] + begun["begin"]} if "number" in job else {}
+            self._report({"case": begun["case"]} | number | outcome)

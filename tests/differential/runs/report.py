@@ -12,10 +12,14 @@ from typing import Any
 from blocktune.cli.pages.checks.differential_tables import FORMAT, GROUPS, SCHEMA, read_differential
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.values.errors import UsageError
+from tests.differential.runs.kinds import kind_of
 from tests.differential.truth.verdict import DIFFERENCES, FAILURES, Verdict
 
 KEPT = 200
-"""Failures that a report holds in full, and messages of other kinds."""
+"""Kinds of failures that a report holds, and messages of other kinds."""
+
+KEPT_OF_A_KIND = 3
+"""Failures of a kind that a report holds in full."""
 
 BINS = 50
 """Of the histogram of errors in parts of their bound."""
@@ -57,8 +61,8 @@ class Report:
         """How many of them failed."""
         return sum(self._document["verdicts"].get(str(verdict), 0) for verdict in FAILURES)
 
-    def add(self, record: Mapping[str, Any]) -> None:
-        """Counts one case."""
+    def add(self, record: Mapping[str, Any]) -> bool:
+        """Counts one case. Returns whether it is the first failure of its kind."""
         case, verdict = record["case"], Verdict(record["verdict"])
         kind, found = case["kind"], self._document
         found["cases"] += 1
@@ -77,10 +81,23 @@ class Report:
         for said in record.get("failed_launches", ()):
             _note(found["failed_launches"], said.partition(": ")[2], said, case)
         if verdict in FAILURES:
-            found["failures"] = [*found["failures"], dict(record)][:KEPT]
-        elif verdict in DIFFERENCES:
+            return self._keep(record)
+        if verdict in DIFFERENCES:
             said = record.get("message", "")
             _note(found["differences"], f"{verdict}: {said}", said, case)
+        return False
+
+    def _keep(self, record: Mapping[str, Any]) -> bool:
+        """Counts a failure among those of its kind, and keeps the first ones. Returns whether it is the first."""
+        kinds, kind = self._document.setdefault("kinds", {}), kind_of(record)
+        if kind not in kinds and len(kinds) >= KEPT:
+            return False
+        first = {"count": 0, "cases_before": self.cases} | {name: record.get(name) for name in ("seed", "number")}
+        row = kinds.setdefault(kind, first)
+        row["count"] += 1
+        if row["count"] <= KEPT_OF_A_KIND:
+            self._document["failures"].append(dict(record))
+        return bool(row["count"] == 1)
 
     def document(self, run: Mapping[str, Any], problems: list[str]) -> Document:
         """The report with this run: its seed, seconds, jobs and when it was."""
@@ -102,6 +119,7 @@ def _empty() -> Document:
         "head_dim_vs": [],
         "ratios": {},
         "failures": [],
+        "kinds": {},
         "differences": {},
         "failed_launches": {},
         "problems": [],

@@ -10,10 +10,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.differential.cases.case import Case, Mode, Values
+from tests.differential.cases.case import Case
+from tests.differential.cases.enums import CAPTURED, COMPILED, Mode, Values
 from tests.differential.cases.tensors import Inputs, inputs_of
-from tests.differential.runs.calls import Calls, Subject, calls_of, in_type
+from tests.differential.runs.calls import calls_of
 from tests.differential.runs.circumstances import called, entered, leaves_of
+from tests.differential.runs.problems import Calls, Subject, in_type
+from tests.differential.runs.tools import with_tools
 from tests.differential.truth.bounds import Comparison, compared
 from tests.differential.truth.oracle import Problem, truth_of
 from tests.differential.truth.refusals import refusal
@@ -48,7 +51,7 @@ def run_case(case: Case, device: torch.device, subject: Subject) -> Outcome:
     if case.kind.refusals:
         return _refused(case, device, subject)
     inputs = inputs_of(case, device)
-    calls = calls_of(case, inputs, subject)
+    calls = calls_of(case, inputs, with_tools(case, subject))
     try:
         results = called(case, inputs, calls.ours)
     except torch.OutOfMemoryError:
@@ -56,6 +59,8 @@ def run_case(case: Case, device: torch.device, subject: Subject) -> Outcome:
     except Exception as error:
         if is_lost(device):
             raise
+        if case.mode in COMPILED:
+            torch.compiler.reset()  # what it has begun to capture would meet the next case
         return Outcome(_verdict_of_error(case, inputs, calls, error), _named(error))
     outcome = _judged(case, inputs, calls, results)
     if outcome.verdict is Verdict.WRONG and _is_pytorchs(case, inputs, calls, results):
@@ -88,8 +93,10 @@ def is_lost(device: torch.device) -> bool:
 
 def _verdict_of_error(case: Case, inputs: Inputs, calls: Calls, error: Exception) -> Verdict:
     """Ours has raised: that is right where PyTorch raises, too, and where the documents say so."""
-    if case.mode is Mode.GRAPH and isinstance(error, ValueError) and "captured" in str(error):
+    if case.mode in CAPTURED and isinstance(error, ValueError) and "captured" in str(error):
         return Verdict.REFUSED  # packed sequences without a kernel
+    if case.mode is Mode.DTENSOR and isinstance(error, ValueError) and "DTensor" in str(error):
+        return Verdict.REFUSED
     default = calls.default
     if default is None:
         return Verdict.RAISED
@@ -144,12 +151,13 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
     truth = truth_of(problem, grad)
     theirs, wider = _theirs(case, inputs, calls, problem, grad)
     told = _differences(case, inputs, results, theirs)
-    poisoned = case.values in (Values.INF, Values.NAN)
+    poisoned = case.values in (Values.INF, Values.NAN) or bool(case.stray)
+    names = ["out", *"qkv", *(name for name in "as" if name in needed)]
     comparisons = []
     chosen = ["out", *needed]
     for result in results if not told else ():
         for name, ours in zip(chosen, result, strict=True):
-            index = 0 if name == "out" else 1 + "qkv".index(name)
+            index = names.index(name)
             size = truth.score_size if index < 2 else truth.score_size.amax() if truth.score_size.numel() else 0.0
             comparisons.append(
                 compared(
@@ -161,6 +169,7 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
                     size,
                     dtype,
                     poisoned=poisoned,
+                    strict=bool(case.stray),
                     wider=wider,
                 )
             )
@@ -184,6 +193,9 @@ def _theirs(
         theirs = [out.detach()]
         if grad is not None:
             theirs += torch.autograd.grad(out, leaves, grad.to(out.dtype), materialize_grads=True)
+    if grad is not None and inputs.wanted:  # whose terms no one keeps in 16 bits
+        wide = in_type(case, calls.problem(*leaves).wide(torch.float32))
+        theirs += torch.autograd.grad(wide, inputs.wanted, grad.float(), materialize_grads=True)
     wider = None
     if problem.query.dtype is not torch.float32 and not bool(out.isfinite().all()):
         wider = in_type(case, problem.to(torch.float32)).to(problem.query.dtype)
@@ -204,12 +216,12 @@ def computed_in_the_type() -> Iterator[None]:
 def _differences(case: Case, inputs: Inputs, results: list[tuple[Tensor, ...]], theirs: list[Tensor]) -> str:
     """What is wrong with the results besides their values; empty where nothing is."""
     leaves = leaves_of(case, inputs)
-    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    wanted = [leaf for leaf in (*leaves, *inputs.wanted) if leaf.requires_grad]
     for out, *gradients in results:
         expected = theirs[0]
         if (out.shape, out.dtype, out.device) != (expected.shape, expected.dtype, expected.device):
             return f"the output is {_kind_of(out)}, and PyTorch's {_kind_of(expected)}"
-        if case.mode is not Mode.GRAPH and out.requires_grad != bool(wanted):
+        if case.mode not in CAPTURED and out.requires_grad != bool(wanted):
             return f"requires_grad of the output is {out.requires_grad}"
         for leaf, gradient in zip(wanted, gradients, strict=True):
             if (leaf.shape, leaf.dtype) != (gradient.shape, gradient.dtype):

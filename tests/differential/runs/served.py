@@ -13,7 +13,7 @@ class ServedBy:
 
         attention.reload()
         self._dispatcher = attention
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, tuple[Any, int]] = {}
         self._log = _Failures()
         logger = logging.getLogger("blocktune")
         logger.handlers[:] = [self._log]
@@ -23,8 +23,8 @@ class ServedBy:
         """The kernels whose plans were called since the last question, sorted; `pytorch` for PyTorch's."""
         names = set()
         for plan in self._plans():
-            if plan.calls > self._counts.get(id(plan), 0):
-                self._counts[id(plan)] = plan.calls
+            if plan.calls > self._counts.get(id(plan), (plan, 0))[1]:
+                self._counts[id(plan)] = plan, plan.calls  # which keeps it, so that no other plan has its id
                 config = plan.explanation.config
                 names.add("pytorch" if config is None else str(config.kernel))
         return sorted(names) or ["pytorch"]

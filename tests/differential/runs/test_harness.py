@@ -12,7 +12,8 @@ import torch
 from blocktune.cli.pages.checks.differential_tables import read_differential
 from blocktune.kernels.values.errors import UsageError
 from tests.differential.__main__ import fuzz, main
-from tests.differential.cases.case import Case, CompileClass, Entry, class_to_json
+from tests.differential.cases.case import Case, CompileClass, class_to_json
+from tests.differential.cases.enums import Entry
 from tests.differential.cases.strategies import drawn_cases
 from tests.differential.runs.parent import Pool, Setup
 from tests.differential.runs.report import Report

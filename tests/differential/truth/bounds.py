@@ -6,7 +6,8 @@ An element of ours may differ from the truth (float64 of the same inputs) by
 
 E is PyTorch's own largest error in the tensor: of scaled_dot_product_attention by its MATH backend, with everything
 computed in the type (`allow_fp16_bf16_reduction_math_sdp`), which is what "in the type" means; the fused backends have
-errors of their own with some masks. For functions that PyTorch has not, it is the definition computed in the type.
+errors of their own with some masks. For functions that PyTorch has not, and float32 masks, which PyTorch rounds, it is
+the definition computed in the type, except for soft caps, which are float32.
 
 The rest is a floor, since E is luck where a tensor has few elements. M is the sum of the magnitudes of the terms that
 make the element: rounding probabilities and results to the type (a relative eps / 2 each) changes it by no more than
@@ -22,7 +23,7 @@ Where a value is not finite:
 * Truth finite, PyTorch not: the type overflows on the way. Ours must be right in the output, by the bound with E of the
   definition computed in float32 and rounded. Gradients are excused: their factors are stored in the type.
 * Truth and PyTorch both not finite: the output must not be finite either: a NaN that a query sees is not swallowed. In
-  gradients it spreads as the order of the computation has it.
+  gradients it spreads as the order of the computation has it; but of a NaN in a mask, by the row.
 * Inputs that are not finite excuse ours where truth and PyTorch disagree: a hidden NaN may come through, as 0 * NaN, or
   not. Where an output is finite nevertheless and the truth is, it must be right.
 """
@@ -64,10 +65,12 @@ def compared(
     dtype: torch.dtype,
     *,
     poisoned: bool,
+    strict: bool = False,
     wider: Tensor | None = None,
 ) -> Comparison:
     """ours against the truth. dtype: the type of the computation; wider: the definition in float32, of an output;
-    poisoned: whether an input is not finite. score_size broadcasts to the tensor."""
+    poisoned: whether an input is not finite; strict: what is no number may not be swallowed in gradients, either.
+    score_size broadcasts to the tensor."""
     if not ours.numel():
         return Comparison(name, 0.0, 0.0, 0.0, 0, 0)
     is_output = name == "out"
@@ -93,7 +96,7 @@ def compared(
         judged = right if is_output else known
     error = torch.where(judged & present, (ours - truth).abs(), 0.0)
     ratio = (error / bound).amax()
-    swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & is_output
+    swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & (is_output or strict)
     found = torch.stack((ratio, error.amax(), own, lost.sum().double(), swallowed.sum().double())).tolist()
     return Comparison(name, found[0], found[1], found[2], int(found[3]), int(found[4]))
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 NOTHING = float("-inf")
+ABSORBING = -1e30
+"""A bias below it leaves nothing of what it is added to: a row that has no other gives its keys one weight, exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,8 @@ class Problem:
     """What is to be computed: query [batch, heads, rows, columns], key and value with heads_kv of them.
 
     seen: bool, broadcastable to the scores, or None; bias is added to the scaled scores, in float64. sinks: [heads], a
-    logit that joins the softmax of every row of a head.
+    logit that joins the softmax of every row of a head. slopes: what the bias was made of. Slopes and sinks may
+    require gradients.
     """
 
     query: Tensor
@@ -27,12 +30,22 @@ class Problem:
     bias: Tensor | None = None
     softcap: float = 0.0
     sinks: Tensor | None = None
+    slopes: Tensor | None = None
+
+    @property
+    def wanted(self) -> list[Tensor]:
+        """Slopes and sinks, of which a gradient is wanted."""
+        return [each for each in (self.slopes, self.sinks) if each is not None and each.requires_grad]
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        """The same in another type."""
+        """The same in another type, of new tensors."""
+        query, key, value = (tensor.detach() for tensor in (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value).wide(dtype)
+
+    def wide(self, dtype: torch.dtype) -> "Problem":
+        """The same in another type, differentiable."""
         bias = None if self.bias is None else self.bias.to(dtype)
-        tensors = (tensor.detach().to(dtype) for tensor in (self.query, self.key, self.value))
-        query, key, value = tensors
+        query, key, value = (tensor.to(dtype) for tensor in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value, bias=bias)
 
 
@@ -64,18 +77,19 @@ def plain_attention(problem: Problem) -> Tensor:
 
 
 def truth_of(problem: Problem, grad: Tensor | None) -> Truth:
-    """The output, and with `grad` the gradients of query, key and value."""
+    """The output, and with `grad` the gradients of query, key and value, and of slopes and sinks that require one."""
     exact = problem.to(torch.float64)
     leaves = tuple(tensor.requires_grad_(grad is not None) for tensor in (exact.query, exact.key, exact.value))
     exact = replace(exact, query=leaves[0], key=leaves[1], value=leaves[2])
     out = attention(exact)
     gradients: tuple[Tensor, ...] = ()
     if grad is not None:
-        gradients = torch.autograd.grad(out, leaves, grad.double(), materialize_grads=True)
+        options = {"materialize_grads": True, "retain_graph": bool(exact.wanted)}
+        gradients = torch.autograd.grad(out, (*leaves, *exact.wanted), grad.double(), **options)
     with torch.no_grad():
         finite = _finite(exact)
         magnitudes = _magnitudes(finite, _weights(exact).nan_to_num(0.0), None if grad is None else grad.double())
-        return Truth((out.detach(), *gradients), magnitudes, _score_size(finite))
+        return Truth((out.detach(), *gradients), magnitudes, _score_size(finite) + _capped_size(exact))
 
 
 def _finite(problem: Problem) -> Problem:
@@ -85,21 +99,33 @@ def _finite(problem: Problem) -> Problem:
     return replace(problem, query=query, key=key, value=value)
 
 
-def _weights(problem: Problem) -> Tensor:
-    """The probabilities of the keys; rows that see none are zero."""
+def log_sum_exp(problem: Problem) -> Tensor:
+    """The logarithm of the sum of a row's exponentials, float32 [batch, heads, rows]; -inf for rows that see none."""
+    scores = _scores(problem.wide(torch.float32))
+    empty = (scores == NOTHING).all(-1)
+    return torch.logsumexp(scores.masked_fill(empty[..., None], 0.0), -1).masked_fill(empty, NOTHING)
+
+
+def _scores(problem: Problem) -> Tensor:
+    """The scores of all pairs, -inf for those that are hidden."""
     key = _repeated(problem.key, problem)
     scores = problem.query @ key.mT * problem.scale
     if problem.softcap:
-        scores = problem.softcap * torch.tanh(scores / problem.softcap)
+        wide = scores.to(torch.promote_types(scores.dtype, torch.float32))  # 16 bits would leave nothing of a large cap
+        scores = (problem.softcap * torch.tanh(wide / problem.softcap)).to(scores.dtype)
     if problem.bias is not None:
         scores = scores + problem.bias
-    if problem.seen is not None:
-        scores = torch.where(problem.seen, scores, NOTHING)
+    return scores if problem.seen is None else torch.where(problem.seen, scores, NOTHING)
+
+
+def _weights(problem: Problem) -> Tensor:
+    """The probabilities of the keys; rows that see none are zero."""
+    scores = _scores(problem)
     if not scores.shape[-1]:
         return scores
     highest = scores.detach().amax(-1, keepdim=True)
     sinks = None if problem.sinks is None else problem.sinks.to(scores.dtype)[None, :, None, None]
-    highest = highest if sinks is None else torch.maximum(highest, sinks)
+    highest = highest if sinks is None else torch.maximum(highest, sinks.detach())
     highest = torch.where(highest == NOTHING, 0.0, highest)
     raised = torch.exp(scores - highest)
     total = raised.sum(-1, keepdim=True)
@@ -130,8 +156,15 @@ def _score_size(problem: Problem) -> Tensor:
     longest = _repeated(problem.key, problem).norm(dim=-1).amax(-1)[..., None, None]
     size = problem.query.norm(dim=-1, keepdim=True) * longest * abs(problem.scale)
     if problem.bias is not None and problem.bias.numel():
-        size = size + torch.where(problem.bias.isfinite(), problem.bias, 0.0).abs().max()
+        counts = problem.bias.isfinite() & (problem.bias > ABSORBING)
+        size = size + torch.where(counts, problem.bias, 0.0).abs().max()
     return size
+
+
+def _capped_size(problem: Problem) -> float:
+    """What a soft cap makes of infinite scores."""
+    is_finite = bool(problem.query.isfinite().all() and problem.key.isfinite().all())
+    return 0.0 if is_finite else problem.softcap
 
 
 def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple[Tensor, ...]:
@@ -145,13 +178,30 @@ def _magnitudes(problem: Problem, weights: Tensor, grad: Tensor | None) -> tuple
         return (out,)
     upstream = grad.abs()
     inner = upstream @ value.mT
-    inner = weights * (inner + (weights * inner).sum(-1, keepdim=True)) * abs(problem.scale)
+    by_row = (weights * inner).sum(-1, keepdim=True)
+    by_score = weights * (inner + by_row)
+    inner = by_score * abs(problem.scale)
     return (
         out,
         inner @ key,
         _folded(inner.mT @ problem.query.abs(), problem.key),
         _folded(weights.mT @ upstream, problem.value),
+        *_of_features(problem, by_score, (1.0 - weights.sum(-1, keepdim=True)).clamp(min=0.0) * by_row),
     )
+
+
+def _of_features(problem: Problem, by_score: Tensor, by_sink: Tensor) -> list[Tensor]:
+    """Those of slopes and sinks. by_score, by_sink: those of a bias [batch, heads, rows, keys], and of a row's sink."""
+    found = []
+    for leaf in problem.wanted:
+        if leaf is problem.sinks:
+            found.append(by_sink.sum((0, 2, 3)))
+            continue
+        with torch.enable_grad():
+            assert problem.bias is not None
+            sums = torch.autograd.grad(problem.bias, leaf, by_score.sum_to_size(problem.bias.shape))
+        found.append(sums[0].abs())
+    return found
 
 
 def _folded(tensor: Tensor, like: Tensor) -> Tensor:

@@ -63,6 +63,9 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception]]] = [
     (func, {"q": Q[None]}, RuntimeError),
     (func, {"alibi_slopes": torch.ones(3)}, RuntimeError),
     (func, {"window_size": (1, 2, 3)}, RuntimeError),
+    (func, {"window_size": (-2, 0)}, RuntimeError),
+    (varlen, {"window_size": (0, -(2**70))}, RuntimeError),
+    (cache, {"window_size": (-3, -7)}, RuntimeError),
     (func, {"q": Q[0]}, IndexError),
     (func, {"k": K[0, 0]}, IndexError),
     (func, {"q": [1.0]}, TypeError),
@@ -96,6 +99,11 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], type[Exception]]] = [
     (cache, {"cache_seqlens": numbers(1, 33)}, RuntimeError),
     (cache, {"cache_seqlens": numbers(1, 65), "block_table": PAGES}, RuntimeError),
     (cache, {"cache_seqlens": 33}, RuntimeError),
+    (cache, {"cache_seqlens": -1}, RuntimeError),
+    (cache, {"cache_seqlens": 2**31}, RuntimeError),
+    (cache, {"cache_seqlens": 2**70}, RuntimeError),
+    (cache, {"cache_seqlens": 32, "k": K[:, :1], "v": K[:, :1]}, RuntimeError),
+    (cache, {"num_splits": 2**70}, RuntimeError),
     (cache, {"cache_seqlens": "33"}, TypeError),
     (cache, {"k": K[:, :1]}, RuntimeError),
     (cache, {"k": K[:, 0], "v": K[:, 0]}, IndexError),
@@ -143,6 +151,25 @@ def test_other_numbers_may_be_of_any_kind(number: Callable[[float], Any]) -> Non
 def test_lengths_may_be_of_any_kind(number: Callable[[int], Any]) -> None:
     torch.testing.assert_close(varlen(max_seqlen_q=number(6), max_seqlen_k=number(6)), varlen(), rtol=0.0, atol=0.0)
     torch.testing.assert_close(cache(cache_seqlens=np.int32(20)), cache(cache_seqlens=20), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("length", [7, 2**31 - 1, 2**31, 2**63, 2**70, np.uint64(2**63)])
+def test_a_longest_sequence_may_be_longer_than_there_are_tokens(length: Any) -> None:
+    torch.testing.assert_close(varlen(max_seqlen_q=length, max_seqlen_k=length), varlen(), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize("entry", [func, varlen, cache])
+def test_a_wrong_window_is_called_by_its_name(entry: Callable[..., Any]) -> None:
+    for window in ((-3, -7), (0, -2), (1, 2, 3)):
+        with pytest.raises(UsageError, match=r"^`window_size` must be"):
+            entry(window_size=window)
+
+
+def test_a_number_of_rows_is_checked_in_every_call() -> None:
+    cache(cache_seqlens=20)
+    for rows in (-1, 33, 2**31):
+        with pytest.raises(UsageError, match=f"`0 <= cache_seqlens <= 32` must hold with 0 new rows, but got {rows}"):
+            cache(cache_seqlens=rows)
 
 
 def test_a_switch_may_be_a_number_as_for_flash_attention() -> None:

@@ -93,3 +93,22 @@ def test_other_sizes_are_refused(wrong: dict[str, Tensor]) -> None:
     given |= {"out_b": torch.zeros(2, 5, 3, 8), "lse_b": torch.zeros(2, 3, 5)}
     with pytest.raises(UsageError):
         merge_partial(**given | wrong)
+
+
+@pytest.mark.parametrize("nothing", [float("-inf"), float("inf")])
+@pytest.mark.parametrize("left_over", [float("nan"), float("inf")])
+def test_what_a_row_without_keys_holds_changes_nothing(left_over: float, nothing: float) -> None:
+    """Producers leave such rows unwritten, and FlashAttention-2 writes inf for their log-sum-exp."""
+    outs, sums = torch.randn(2, 1, 3, 2, 4, dtype=WIDE), torch.randn(2, 1, 2, 3, dtype=WIDE)
+    outs[0, :, :2], sums[0, ..., :2] = left_over, nothing
+    outs[1, :, 1], sums[1, ..., 1] = left_over, nothing
+    leaves = [tensor.clone().requires_grad_() for tensor in (outs[0], sums[0], outs[1], sums[1])]
+    out, lse = merge_partial(*leaves)
+    assert torch.equal(out[:, 0], outs[1, :, 0])
+    assert torch.equal(lse[..., 0], sums[1, ..., 0])
+    assert not out[:, 1].any()
+    assert bool(lse[..., 1].isneginf().all())
+    gradients = torch.autograd.grad((out.sum(), lse[..., ::2].sum()), leaves)
+    assert all(bool(one.isfinite().all()) for one in gradients)
+    assert not gradients[0][:, :2].any()
+    assert not gradients[1][..., :2].any()

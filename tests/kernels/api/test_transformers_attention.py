@@ -277,6 +277,12 @@ def test_a_window_without_a_mask_is_kept(queries: int) -> None:
     torch.testing.assert_close(taken, wanted.transpose(1, 2))
 
 
+@pytest.mark.parametrize("window", [0, -1, -(2**40)])
+def test_a_window_without_keys_is_refused(window: int) -> None:
+    with pytest.raises(UsageError, match=f"`sliding_window >= 1` must hold, but got {window}"):
+        transformers_attention(SimpleNamespace(is_causal=True), *qkv(4, 9), None, sliding_window=window)  # type: ignore[arg-type]
+
+
 def test_a_window_without_direction_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="sliding_window"):
         transformers_attention(SimpleNamespace(is_causal=False), *qkv(4, 9), None, sliding_window=3)  # type: ignore[arg-type]

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.resolver import Trial
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments, plain_call
 from blocktune.kernels.dispatch.torch_attention import torch_attention
+from blocktune.kernels.files.findings import findings_path, stored_findings
+from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.canary import problem_of
-from blocktune.kernels.selection.findings import findings_path, stored_findings
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.feature_tensors import NO_EXTRAS
+from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, config, pretend_h200, shape_like, tuned
 from tests.support.fakes.dispatch_fakes import tensors as dispatch_tensors
 
@@ -63,8 +63,10 @@ def problem(given: tuple[Tensor, Tensor, Tensor], spoil: Any = lambda out: None,
 
 def compared(launch: Any, given: tuple[Tensor, Tensor, Tensor], is_causal: bool, scale: float = 0.125) -> str | None:
     out = torch.empty_like(given[0])
-    launch(*given, out, None, scale)
-    return problem_of(CONFIG, shape_of(*given, is_causal), *given, out, scale)
+    call, results = (shape_of(*given, is_causal), NO_EXTRAS, scale), (*given, out, None)
+    rows = canary.sampled(*call, results)
+    launch(*results, scale)
+    return problem_of(CONFIG, *call, results, rows)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -153,7 +155,7 @@ def test_values_that_are_not_finite_are_not_compared() -> None:
 
 @pytest.mark.parametrize("word", ["0", "off", "OFF"])
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv(canary.VARIABLE, word)
+    monkeypatch.setenv(CANARY.name, word)
     assert problem(tensors(torch.float16), one_tile_missing) is None
     assert canary.counts == {}
 
@@ -162,7 +164,7 @@ def test_no_memory_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any) -> None:
         raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(canary, "_attention", full)
+    monkeypatch.setattr(canary, "samples", full)
     assert problem(tensors(torch.float16), one_tile_missing) is None
     assert stored_findings() == []
 
@@ -230,21 +232,3 @@ def test_an_exact_config_is_not_compared(kernel: LyingKernel) -> None:
     assert canary.counts == {}
     Dispatcher(ListSource([tuned(shape, config(), Origin.BORROWED)]))(*dispatch_tensors(shape))
     assert canary.counts == {"compared": 1}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "causal", "sums", "is_compared"),
-    [
-        ("bfloat16", Causal.UPPER_LEFT, False, True),
-        (FP8, Causal.UPPER_LEFT, False, False),
-        ("bfloat16", Causal.UPPER_LEFT, True, False),
-        ("bfloat16", Causal.LOWER_RIGHT, False, False),
-    ],
-)
-def test_what_the_canary_does_not_know_is_not_compared(
-    dtype: str, causal: Causal, sums: bool, is_compared: bool
-) -> None:
-    query, key, value = tensors(getattr(torch, dtype))
-    call = Call.of(causal=causal, scale=0.125)
-    shape = call.shape(query[:, :, 1:], key, value, Direction.FORWARD)
-    assert Trial.of(shape, query[:, :, 1:], key, value, call, sums=sums).is_plain is is_compared

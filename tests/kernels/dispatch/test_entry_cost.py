@@ -30,6 +30,7 @@ BARS = {
     "backward": Bar(ratio=1.0),
     "boolean mask": Bar(25, 1.0),
     "dropout": Bar(ratio=1.0),
+    "flash_attn_func": Bar(25),
     "window": Bar(25),
     "soft cap": Bar(25),
     "packed sequences": Bar(35),

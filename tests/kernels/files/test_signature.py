@@ -13,12 +13,14 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.files.json_pieces import canonical_text
-from blocktune.kernels.files.signature import VARIABLE, signed
+from blocktune.kernels.files.signature import signed
+from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs, UserConfigs, read_source
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.cli.conftest import Tune, tune, winner
+from tests.support.stores.odd_values import odd_file
 
 pytestmark = pytest.mark.triton_free
 
@@ -43,6 +45,7 @@ def keys(tmp_path: Path) -> Path:
         private = serialization.PrivateFormat.OpenSSH if ssh else serialization.PrivateFormat.PKCS8
         public = serialization.PublicFormat.OpenSSH if ssh else serialization.PublicFormat.SubjectPublicKeyInfo
         encoding = serialization.Encoding.OpenSSH if ssh else serialization.Encoding.PEM
+        (tmp_path / name).touch(mode=0o600)
         (tmp_path / name).write_bytes(key.private_bytes(serialization.Encoding.PEM, private, plain))
         (tmp_path / f"{name}.pub").write_bytes(key.public_key().public_bytes(encoding, public))
     return tmp_path
@@ -92,7 +95,7 @@ def test_strict_takes_signed_files_alone(
     rows, problems = read_source(LayeredConfigs(layers), H200, signed_by=keys / "one.pub")
     assert [row.shape for row in rows] == [winners[0].shape]
     assert ["signed by the owner" in problem for problem in problems] == [True, True]
-    monkeypatch.setenv(VARIABLE, str(keys / "other.pub"))
+    monkeypatch.setenv(TRUSTED_KEY.name, str(keys / "other.pub"))
     shape = winners[0].shape
     for strict in (True, False):
         warnings = Dispatcher(LayeredConfigs(layers), strict=strict).explain(shape, device=H200).warnings
@@ -110,6 +113,7 @@ def test_a_source_of_the_program_needs_no_signature(keys: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"no key", b"-----BEGIN PRIVATE KEY-----\n\n-----END PRIVATE KEY-----\n"])
 def test_what_is_no_key_is_named(keys: Path, winners: list[Best], content: bytes) -> None:
     path = frozen(keys, winners)
+    (keys / "bad").touch(mode=0o600)
     (keys / "bad").write_bytes(content)
     with pytest.raises(UsageError, match="Ed25519"):
         rows_in_file(path, signed_by=keys / "bad")
@@ -143,3 +147,28 @@ def test_without_the_package_its_name_is_said(tmp_path: Path) -> None:
 
 
 __all__ = ["tune", "winner"]  # fixtures of the command line's tests
+
+
+def test_a_private_key_that_others_can_read_signs_nothing(keys: Path, winners: list[Best], tune: Tune) -> None:
+    tune.store(*winners)
+    (keys / "one").chmod(0o640)
+    done = tune("freeze", keys / "out.json", "--sign", keys / "one")
+    assert done.exit_code == 2
+    assert "Others can read the private key" in done.stderr
+    assert not (keys / "out.json").exists()
+
+
+def test_a_key_that_others_can_write_proves_nothing(keys: Path, winners: list[Best]) -> None:
+    path = frozen(keys, winners)
+    for name in ("one", "one.pub"):
+        (keys / name).chmod(0o602)
+    with pytest.raises(StoreError, match="every user may write"):
+        rows_in_file(path, signed_by=keys / "one.pub")
+    with pytest.raises(StoreError, match="every user may write"):
+        frozen(keys, winners)
+
+
+@pytest.mark.parametrize("kind", ["missing", "pipe", "endless", "directory", "socket"])
+def test_a_key_that_is_no_file_is_named_at_once(keys: Path, winners: list[Best], kind: str) -> None:
+    with pytest.raises(UsageError, match=f"The key file .*{kind} cannot be read"):
+        rows_in_file(frozen(keys, winners), signed_by=odd_file(keys, kind))

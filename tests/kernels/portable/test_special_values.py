@@ -14,8 +14,10 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support.attention.feature_cases import shape_of, tensors
+from tests.support.attention.masked_rows import LOWEST, masked_rows
 from tests.support.triton_modes import DEVICE, runs
 
 # Infinities and their differences are what this is about; NumPy warns about them.
@@ -224,6 +226,68 @@ def test_16_bits_with_a_float32_mask(hidden: float) -> None:
     for config in BACKWARD:
         for found, right in zip(backward(shape, config, qkv, dout, extras), gradients, strict=True):
             close(found, right, TOLERANCE["float16"])
+
+
+LEAST = {"float32": torch.finfo(torch.float32).min, "bfloat16": torch.finfo(torch.bfloat16).min}
+LEAST |= {"float16": torch.finfo(torch.float16).min, "1e9": -1e9}
+
+
+@runs
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
+@pytest.mark.parametrize(
+    ("dtype", "mask_dtype", "least"),
+    [
+        ("float16", "float32", "float32"),
+        ("float16", "float32", "bfloat16"),
+        ("float16", "float32", "1e9"),
+        ("float16", "float16", "float16"),
+        ("float32", "float32", "float32"),
+    ],
+)
+@pytest.mark.parametrize("others", ["", "softcap", "window=40:20"])
+def test_rows_that_finite_numbers_hide(others: str, dtype: str, mask_dtype: str, least: str, causal: Causal) -> None:
+    """Their keys have equal probabilities, also in the backward, where the sum of dv says what they add up to."""
+    shape = shape_of(f"additive {others}".strip(), dtype=dtype, causal=causal)
+    qkv, dout = tensors(shape), drawn(shape)
+    mask = masked_rows(70, 90, LEAST[least], getattr(torch, mask_dtype), device=DEVICE)
+    extras = Extras(mask=mask, softcap=5.0 if shape.features.softcap else 0.0)
+    leaves = [tensor.double().requires_grad_() for tensor in qkv]
+    options: dict[str, Any] = {"causal": causal, "features": shape.features, "extras": deeper(extras)}
+    right, right_lse = attention_reference(*leaves, dtype=torch.float64, **options)
+    out, lse = forward(shape, KernelConfig.of("flash_fwd_general", TILE), qkv, extras)
+    tolerance = 8e-3 if least == "float16" else TOLERANCE[dtype]  # the log-sum-exp of 65504 is rounded to 2^-9
+    close(out, right.detach(), tolerance)
+    assert torch.equal(lse.isneginf(), right_lse.isneginf())
+    ordinary = right_lse > LOWEST
+    torch.testing.assert_close(lse[ordinary].double(), right_lse[ordinary].detach(), rtol=1e-6, atol=5e-3)
+    masked = ~ordinary & ~right_lse.isneginf()
+    assert (lse[masked] / torch.finfo(torch.float32).min - 1).abs().max() < 0.01 if masked.any() else least == "float16"
+    for config in BACKWARD:
+        gradients = backward(shape, config, qkv, dout, extras)
+        of_right = torch.autograd.grad(right, leaves, dout.double(), retain_graph=True)
+        for found, wanted in zip(gradients, of_right, strict=True):
+            close(found, wanted, tolerance)
+
+
+def deeper(extras: Extras) -> Extras:
+    """The extras with a mask beside whose lowest numbers float64 keeps no score, as float32 beside -1e9."""
+    assert extras.mask is not None
+    mask = extras.mask.double()
+    return replace(extras, mask=torch.where((mask < LOWEST) & (mask > -math.inf), -1e38, mask))
+
+
+@runs
+def test_a_mask_that_is_no_number_reaches_all_gradients_of_its_row() -> None:
+    shape = shape_of("additive", dtype="float16")
+    mask = torch.zeros(1, 1, 70, 90, device=DEVICE)
+    mask[..., 3, 1] = math.nan
+    qkv, extras = tensors(shape), Extras(mask=mask)
+    assert forward(shape, KernelConfig.of("flash_fwd_general", TILE), qkv, extras)[0][:, :, 3].isnan().all()
+    for config in BACKWARD:
+        dq, dk, dv = backward(shape, config, qkv, drawn(shape), extras)
+        assert torch.equal(dq.isnan().all(-1), (torch.arange(70, device=DEVICE) == 3).expand(dq.shape[:3]))
+        assert dk.isnan().all()
+        assert dv.isnan().all()
 
 
 @runs

@@ -201,6 +201,7 @@ def test_a_store_of_another_user_is_a_store_error(open_directory: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path; from blocktune.kernels.stored.sources import SqliteConfigs, "
         "read_source\n"
+        "import blocktune.kernels.stored.store_file\n"  # while the interpreter's own files can be read
         "from blocktune.kernels.hardware.device import device_named\n"
         "device = device_named('h200')\n"
         "if os.geteuid() == 0: os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"

@@ -23,8 +23,8 @@ from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.sources import SqliteConfigs, read_source, usable_rows
 from blocktune.kernels.values.errors import ImportRejectedError, StoreError
-from blocktune.kernels.values.features import Features, MaskKind
-from blocktune.kernels.values.shape import MAX_SIZE, Direction
+from blocktune.kernels.values.features import MAX_SIZE, Features, MaskKind
+from blocktune.kernels.values.shape import Direction
 from tests.support.fakes.dispatch_fakes import H200, best, shape_like
 
 pytestmark = pytest.mark.triton_free

@@ -1,6 +1,7 @@
 """Where the user's store is, and what the variable may name in its place."""
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore, default_store_path
 from blocktune.kernels.files.json_pieces import canonical_text
+from blocktune.kernels.stored.places import user_store_path
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import (
     LayeredConfigs,
@@ -16,8 +18,8 @@ from blocktune.kernels.stored.sources import (
     default_source,
     read_source,
 )
-from blocktune.kernels.stored.store_file import user_store_path
 from blocktune.kernels.values.errors import StoreError, UsageError
+from tests.programs import python
 from tests.support.fakes.dispatch_fakes import (
     H200,
     ListSource,
@@ -80,15 +82,15 @@ def test_the_variable_may_name_a_frozen_file(frozen: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "is missing"),
+        (None, "No such file"),
         ("{", "is not JSON"),
         ("[]", "format and schema"),
         ("[" * 100_000, "is not JSON"),
         ("changed", "changed after it was frozen"),
         ("NaN", "changed after it was frozen"),
-        ("folder", "Is a directory"),
-        ("pipe", "is not a file"),
-        ("", "is empty"),
+        ("folder", "it is a directory"),
+        ("pipe", "it is a pipe"),
+        ("", "is not JSON"),
         ("binary", "cannot be read"),
     ],
 )
@@ -119,3 +121,26 @@ def test_a_server_is_not_read_and_its_password_not_shown(monkeypatch: pytest.Mon
     with pytest.raises(StoreError, match="SQLite files and results files") as caught:
         SqliteConfigs().configs(H200)
     assert "secret" not in str(caught.value)
+
+
+WITHOUT_SQLITE = """
+import sys
+sys.modules["_sqlite3"] = None
+import torch
+from blocktune import attention
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs, read_source
+query = torch.randn(1, 2, 16, 64)
+wanted = torch.nn.functional.scaled_dot_product_attention(query, query, query)
+torch.testing.assert_close(attention(query, query, query), wanted)
+rows, problems = read_source(JsonConfigs(), device_named("h200"))
+assert rows and not problems, problems
+(problem,) = read_source(SqliteConfigs("some.db"), device_named("h200"))[1]
+print(problem)
+"""
+
+
+def test_only_who_reads_a_store_needs_sqlite() -> None:
+    done = subprocess.run(python(WITHOUT_SQLITE), capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert "_sqlite3" in done.stdout

@@ -96,9 +96,11 @@ def test_strides_are_zero_where_one_list_serves_all() -> None:
     assert mask.strides(mask.rows) == (0, 40, 8)
 
 
-@pytest.mark.parametrize("size", [8, 48, 0, -64, 64.0])
+@pytest.mark.parametrize("size", [8, 48, 0, -64, 64.0, 2**31, 2**40])
 def test_block_sizes(size: Any) -> None:
-    with pytest.raises(UsageError, match=r"`block_k` of a BlockMask must be a power of two of at least 16, but got"):
+    with pytest.raises(
+        UsageError, match=r"`block_k` of a BlockMask must be a power of two of at least 16 and below 2\*\*31, but got"
+    ):
         BlockMask(64, size, torch.ones(1, 1, 2, 2, dtype=torch.bool))
     with pytest.raises(UsageError, match="`block_q` of a BlockMask"):
         BlockMask.from_dense(torch.ones(64, 64, dtype=torch.bool), block_q=size, block_k=64)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.triton_free
 
 LABELS = {
     "": Features(),
-    "window=127:0": Features(window=(127, 0)),
+    "window=127:3": Features(window=(127, 3)),
     "window=-1:5": Features(window=(-1, 5)),
     "boolean": Features(mask=MaskKind.BOOLEAN),
     "window=4:4 additive softcap alibi dropout": Features(
@@ -41,11 +41,12 @@ def test_labels_are_canonical_and_read_back(label: str, features: Features) -> N
 
 @pytest.mark.parametrize(("label", "features"), LABELS.items())
 def test_a_shape_travels_as_json_with_its_features(label: str, features: Features) -> None:
-    document = shape(features=features).to_json()
+    long = shape(seqlen_q=200, seqlen_k=260, features=features)  # no side reaches past all of the keys
+    document = long.to_json()
     assert document.get("features", "") == label
     assert ("features" in document) is bool(features)  # documents from before there were features stay as they are
-    assert AttentionShape.from_json(document) == shape(features=features)
-    assert label in shape(features=features).label
+    assert AttentionShape.from_json(document) == long
+    assert label in long.label
 
 
 def test_names_are_what_a_kernel_must_know() -> None:
@@ -65,6 +66,12 @@ def test_an_8_bit_cache_has_half_of_the_bytes() -> None:
 def test_a_window_without_bounds_is_none() -> None:
     assert Features(window=(-1, -1)) == NO_FEATURES
     assert Features.parse("window=-1:-1").label == ""
+
+
+@pytest.mark.parametrize("side", [2**31 - 1, 2**31, 2**63, 10**40])
+def test_a_side_that_no_sequence_is_as_long_as_is_no_bound(side: int) -> None:
+    assert Features(window=(side, side)) == Features.parse(f"window={side}:{side}") == NO_FEATURES
+    assert Features.parse(f"window={side}:5") == Features(window=(-1, 5))
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""Programs that check kernels: machine code, memory and races, counters, special values."""
+"""Programs that check kernels: machine code, memory and races, counters, special values, head dimensions."""

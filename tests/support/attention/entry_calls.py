@@ -86,6 +86,7 @@ def entry_calls(device: str, dispatcher: Dispatcher = attention) -> dict[str, Ca
         "backward": backward,
         "boolean mask": lambda: both(three(), torch.rand(MASK, device=device) > 0.3),
         "dropout": lambda: both(three(), dropout_p=0.1),
+        "flash_attn_func": flash,
         "window": lambda: flash(window_size=(32, 0)),
         "soft cap": lambda: flash(softcap=20.0),
         "ALiBi": lambda: flash(alibi_slopes=torch.rand(4, device=device)),

@@ -3,6 +3,12 @@
 import torch
 
 from blocktune.kernels.hopper.biases.mask_pass import KEYS, ROWS
+from tests.support.attention.masked_rows import LOWEST
+
+
+def bounded(mask: torch.Tensor) -> torch.Tensor:
+    """An additive mask with its lowest finite numbers as the kernels count them."""
+    return torch.where((mask < LOWEST) & (mask > float("-inf")), -(2.0**50), mask.float()).to(mask.dtype)
 
 
 def laid_out(mask: torch.Tensor) -> torch.Tensor:
@@ -14,7 +20,7 @@ def laid_out(mask: torch.Tensor) -> torch.Tensor:
     batch, heads, queries, keys = mask.shape
     sizes = batch, heads, -(-queries // ROWS) * ROWS, -(-keys // KEYS) * KEYS
     whole = torch.full(sizes, False if boolean else float("-inf"), dtype=mask.dtype)
-    whole[:, :, :queries, :keys] = mask
+    whole[:, :, :queries, :keys] = mask if boolean else bounded(mask)
     tiles = whole.view(batch, heads, -1, ROWS, sizes[3] // KEYS, KEYS).transpose(3, 4)
     if boolean:  # row | eight keys | pair | key of it
         pairs = tiles.reshape(*tiles.shape[:4], ROWS, 16, 4, 2).transpose(-3, -2).flatten(-2)

@@ -71,12 +71,20 @@ def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device 3 is the current one, and each device has one stream."""
     monkeypatch.setattr("torch._C._cuda_getDevice", lambda: 3, raising=False)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 100 + (index or 0), raising=False)
+    pretend_side_thread(monkeypatch)
 
 
-def pretend_kernels(monkeypatch: pytest.MonkeyPatch) -> Calls:
+def pretend_side_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that outlives a call is allocated on the calling thread, on the CPU."""
+    monkeypatch.setattr("blocktune.kernels.base.scratch.run_on_side_thread", lambda task, device: task())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+
+
+def pretend_kernels(monkeypatch: pytest.MonkeyPatch, calls: Calls | None = None) -> Calls:
     """The CPU as an H200 whose kernels are neither compiled nor run. Return the arguments of all direct launches, which
-    the test may clear; a map is a text with what it was encoded of."""
-    calls: Calls = []
+    the test may clear; a map is a text with what it was encoded of. They are appended to `calls` if it is given."""
+    calls = [] if calls is None else calls
 
     def run(self: Any, *arguments: Any, **options: Any) -> Compiled:
         del self, options
@@ -101,6 +109,6 @@ def pretend_kernels(monkeypatch: pytest.MonkeyPatch) -> Calls:
     for module in (obstacles, dispatcher, appending):
         monkeypatch.setattr(module, "KERNEL_DEVICE", "cpu")
     monkeypatch.setattr(resolver, "current_device", lambda index: device_named("h200"))
-    monkeypatch.setattr(canary, "problem_of", lambda *_: None)
+    monkeypatch.setattr(canary, "sampled", lambda *_: None)
     monkeypatch.setattr(engine, "_may_repeat", lambda *_: True)
     return calls

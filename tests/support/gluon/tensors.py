@@ -237,6 +237,7 @@ GL = types.SimpleNamespace(
     arange=lambda start, stop, layout: Tile(torch.arange(start, stop, dtype=torch.int32)),
     zeros=lambda shape, dtype, layout: _filled(shape, 0, dtype, layout),
     full=_filled,
+    cast=lambda value, dtype: value.to(dtype),
     join=lambda a, b: Tile(torch.stack((a.data, b.data), -1)),
     split=lambda tile: tuple(Tile(half) for half in tile.data.unbind(-1)),
     inline_asm_elementwise=assembled,

@@ -187,8 +187,8 @@ def test_no_gzip_no_json_and_too_much_are_rejected(tmp_path: Path, monkeypatch: 
         with pytest.raises(ImportRejectedError, match=path.name):
             load_sweep(path)
     path.write_bytes(whole)
-    monkeypatch.setattr(sweep_file, "MAX_FILE_BYTES", 1000)
-    with pytest.raises(ImportRejectedError, match="too large"):
+    monkeypatch.setattr(sweep_file, "DOCUMENT_BYTES", 1024)
+    with pytest.raises(ImportRejectedError, match="it is larger than 1 KiB"):
         load_sweep(path)
 
 

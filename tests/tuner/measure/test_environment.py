@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.tuner.measure.environment import COMMIT_VARIABLE, source_commit
+from blocktune.kernels.files.variables import COMMIT
+from blocktune.tuner.measure.environment import source_commit
 from tests.programs import ROOT
 
 pytestmark = pytest.mark.triton_free
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.triton_free
 @pytest.fixture
 def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with one commit."""
-    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(COMMIT.name, raising=False)
     (tmp_path / "kernel.py").write_text("one\n")
     who = ("-c", "user.name=tester", "-c", "user.email=tester@example.org")
     for command in (("init", "-q"), ("add", "kernel.py"), (*who, "commit", "-q", "-m", "first")):
@@ -32,12 +33,12 @@ def test_a_clone_names_its_commit_and_whether_it_was_changed(clone: Path) -> Non
 
 
 def test_the_sources_that_run_are_those_that_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(COMMIT.name, raising=False)
     assert source_commit() == source_commit(ROOT)
 
 
 def test_a_copy_without_history_names_what_it_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(COMMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(COMMIT.name, raising=False)
     assert source_commit(tmp_path) == ""
-    monkeypatch.setenv(COMMIT_VARIABLE, "c0ffee")
+    monkeypatch.setenv(COMMIT.name, "c0ffee")
     assert source_commit(tmp_path) == "c0ffee"

@@ -10,8 +10,9 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from blocktune.autoload import VARIABLE, install_by_environment
-from blocktune.kernels.tuned.settings import STRICT_VARIABLE, Settings
+from blocktune.autoload import install_by_environment
+from blocktune.kernels.files.variables import AUTOTUNE, STRICT
+from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned import ahead
 from blocktune.tuner.tuned.install import install, uninstall
 from tests.support.fakes.fake_triton import FakeGpu
@@ -77,7 +78,7 @@ def test_nothing_begins_ahead_where_the_store_knows_the_package(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The environment begins nothing by itself: processes without a kernel inherit it."""
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(AUTOTUNE.name, "1")
     install_by_environment()
     scale_kernel[(1,)](torch.ones(1000), 1000, 2.0)  # which is tuned, and stored
     install()
@@ -103,7 +104,7 @@ def test_nor_do_processes_that_tune_nothing(compiler: Compiler, monkeypatch: pyt
             install()
             decorate()
         ahead._packages.clear()
-    monkeypatch.setenv(STRICT_VARIABLE, "1")
+    monkeypatch.setenv(STRICT.name, "1")
     install()
     decorate()
     assert not compiler.started

@@ -1,7 +1,6 @@
 """The file that a differential check writes (`make fuzz OUT=results/DEVICE.differential.json`), and the tables that
 are made of it: how many cases ran, on what, which kernels served them, and every case that failed."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ BOUNDS = (0.5, 0.9, 0.99)
 """Shares of the cases whose largest error is said in parts of the bound."""
 
 FAILURES_SHOWN = 20
+"""Kinds of failures, the most frequent first."""
 
 
 def block(path: Path) -> str:
@@ -51,11 +51,7 @@ def tables(document: Mapping[str, Any]) -> str:
     parts = [_summary(document), _errors(document)]
     parts += [_counts(heading, document["by"][name]) for name, heading in GROUPS.items()]
     if document["failures"]:
-        shown = document["failures"][:FAILURES_SHOWN]
-        more = len(document["failures"]) - len(shown)
-        lines = [f"- {each['verdict']}: {_reason(each)}" for each in shown]
-        lines += [f"- and {more} more" if more else ""]
-        parts.append("Failed:\n\n" + "\n".join(filter(None, lines)))
+        parts.append("Failed:\n\n" + "\n".join(_failures(document.get("kinds", {}))))
     if document["failed_launches"]:
         rows = document["failed_launches"].values()
         lines = [f"- {row['count']}: {_in_a_line(row['message'])}" for row in rows]
@@ -118,12 +114,16 @@ def _counts(heading: str, rows: Mapping[str, Mapping[str, int]]) -> str:
     return markdown_table((heading, "cases", "failed"), cells)
 
 
-def _reason(failure: Mapping[str, Any]) -> str:
-    """Return why a case failed, and the case."""
-    said = failure.get("message") or ", ".join(
-        f"{each['name']} is wrong by {each['ratio']:.3g} times the bound" for each in failure.get("comparisons", ())[:3]
-    )
-    return f"{_in_a_line(said)}: `{json.dumps(failure['case'], separators=(',', ':'))}`"
+def _failures(kinds: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return a line for every kind of failure, with what runs its first case again."""
+    ordered = sorted(kinds.items(), key=lambda row: (-row[1]["count"], row[0]))
+    shown = [
+        f"- {row['count']} times: {_in_a_line(kind)} (`--seed {row['seed']} --case {row['number']}`, found after "
+        f"{row['cases_before']} cases)"
+        for kind, row in ordered[:FAILURES_SHOWN]
+    ]
+    more = len(ordered) - len(shown)
+    return [*shown, f"- and {more} kinds more"] if more else shown
 
 
 def _in_a_line(text: str) -> str:

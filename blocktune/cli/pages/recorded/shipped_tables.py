@@ -1,12 +1,12 @@
 """The table of a results file that ships: how many of its winners were measured with the kernels as they are now."""
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.document_tables import markdown_table
+from blocktune.cli.output.json_files import read_json
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 
@@ -24,7 +24,7 @@ def block(path: Path) -> str:
     Raises:
         UsageError: a winner is of a kernel that does not exist.
     """
-    return shipped_table(json.loads(path.read_text())) if path.exists() else NO_WINNERS
+    return shipped_table(read_json(path)) if path.exists() else NO_WINNERS
 
 
 def shipped_table(document: Mapping[str, Any]) -> str:

@@ -1,5 +1,7 @@
 """Whether a query and the caches of a call fit each other."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from blocktune.kernels.api.cache.descales import Descales
@@ -13,15 +15,17 @@ def check_cache(
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor | None,
-    sinks: Tensor | None = None,
     descales: Descales | None = None,
+    others: Sequence[Tensor | None] = (),
 ) -> None:
     """Check query [batch, num_heads, seqlen_q, head_dim] and the caches as `flash_attn_with_kvcache` takes them.
+
+    others: the call's other tensors of floating-point numbers.
 
     Raises:
         UsageError: they do not fit each other, a block table is invalid, or a gradient is needed.
     """
-    if needs_gradients(query, k_cache, v_cache, sinks):
+    if needs_gradients(query, k_cache, v_cache, *others):
         raise UsageError(
             "Attention over a cache computes no gradients, but a tensor requires one. Call it under torch.no_grad(), "
             "or another entry point."

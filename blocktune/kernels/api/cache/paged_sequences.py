@@ -39,19 +39,28 @@ class Tokens:
         return cls(sequence, token - bounds.long()[sequence])
 
 
-def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, batch: int, dispatcher: Dispatcher) -> None:
-    """Check the pages of packed queries [1, num_heads, tokens, head_dim].
+def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, dispatcher: Dispatcher) -> None:
+    """Check the pages of packed queries [1, num_heads, tokens, head_dim], over keys of sequences with these bounds.
 
     Raises:
-        UsageError: the tensors do not fit each other, or the table is not int32 [sequences, max_pages] or names a page
-            that is not there.
+        UsageError: the tensors do not fit each other, the table is not int32 [sequences, max_pages], names a page that
+            is not there or too few for the keys.
     """
     check_dimensions("[pages, page_size, heads, dim]", k=k, v=v)
     check_sizes(query, *(pages.transpose(1, 2)[:1] for pages in (k, v)), names="q, k and v")
-    CacheRows.of(query.new_empty(batch, 0), None, None, table)
+    lengths = lengths_of(bounds)
+    rows = CacheRows.of(lengths, None, None, table)
     if not is_compiling():
-        call = Call.of(causal=Causal.NONE, scale=1.0, block_table=table, lengths=(batch, 1, 1))
-        dispatcher.check(query, k, v, call)
+        k_pages, v_pages, pages = rows.as_pages(k, v)
+        sizes, page_size = (lengths.shape[0], 1, rows.capacity(k)), k_pages.shape[1]
+        tensors = {"block_table": pages, "cache_seqlens": lengths}
+        call = Call.of(causal=Causal.NONE, scale=1.0, page_size=page_size, lengths=sizes, **tensors)
+        dispatcher.check(query, k_pages, v_pages, call)
+
+
+def lengths_of(bounds: Tensor) -> Tensor:
+    """Return the lengths of sequences with these bounds, int32 [sequences]."""
+    return (bounds[1:] - bounds[:-1]).contiguous()
 
 
 def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +69,9 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
     size, pages = k.shape[1], table.shape[1]
     tokens = Tokens.of(bounds, table.shape[0] * min(longest, pages * size))
     page = table.long()[tokens.sequence, (tokens.place // size).clamp(max=pages - 1)]
+    is_key = tokens.place < lengths_of(bounds)[tokens.sequence]  # after them the table may hold anything
     row = tokens.place % size
+    page = page.where(is_key, 0)
     return k[page, row], v[page, row]
 
 
@@ -69,7 +80,7 @@ def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[s
     dropout, and the batch decides by its longest sequence."""
     few = 0 < longest <= FEW_QUERIES and query.numel() > 0
     is_plain = not asked.get("dropout_p") and not asked.get("num_splits")
-    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"))
+    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
 
 
 def over_pages(
@@ -102,7 +113,7 @@ def over_pages(
         k_pages.transpose(1, 2),
         v_pages.transpose(1, 2),
         lse=lse,
-        cache_seqlens=(bounds_k[1:] - bounds_k[:-1]).contiguous(),
+        cache_seqlens=lengths_of(bounds_k),
         block_table=pages,
         page_size=k_pages.shape[1],
         lengths=(table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),

@@ -3,7 +3,7 @@
 It is made of the ops of ops.py with our autograd function around them. Dynamo traces and guards nothing of that.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,11 @@ from blocktune.kernels.dispatch.autograd import NOTHING, OfCall, attended
 from blocktune.kernels.dispatch.graphs.graph_call import BLOCKS, DRAWN, TENSORS, GraphCall
 from blocktune.kernels.dispatch.graphs.ops import INPUTS, LIBRARY
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.obstacles import is_transformed
+from blocktune.kernels.dispatch.launches.results import in_order_of
+from blocktune.kernels.dispatch.obstacles import is_transformed, needs_gradients
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 
 _GIVEN = TENSORS[: TENSORS.index(DRAWN)]
@@ -91,8 +93,26 @@ def _attend(
     all_given = tuple(given.values())
     if is_transformed():
         return mathematics(query, key, value, call.call(all_given, lengths), lse=lse)
+    if needs_gradients(given.get("mask"), given.get("alibi_slopes")):
+        _check_biases(given)
+        out, sums = mathematics(query, key, value, call.call(all_given, lengths), lse=lse)
+        return in_order_of(query, out), sums
     out, sums = attended(TracedCall(call, lengths), query, key, value, all_given, NOTHING)
     return out, query.new_empty(0) if sums is None else sums
+
+
+def _check_biases(given: Mapping[str, Tensor]) -> None:
+    """Check that a graph can hold the mathematics of a call whose mask or slopes require a gradient.
+
+    Raises:
+        UsageError: it cannot, since they read numbers on the host.
+    """
+    if DRAWN in given or "cu_seqlens_q" in given:
+        kind = "dropout" if DRAWN in given else "packed sequences"
+        raise UsageError(
+            f"A compiled graph with {kind} computes no gradient of masks and slopes, but one requires it. Detach it, "
+            "or call attention outside the graph (torch.compiler.disable)."
+        )
 
 
 class TracedCall:

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from blocktune.kernels.dispatch.graphs.engines import engine_of
+from blocktune.kernels.dispatch.graphs.flops import backward_flops, forward_flops
 from blocktune.kernels.dispatch.graphs.graph_call import graph_call
 from blocktune.kernels.dispatch.launches.results import empty_output, new_gradients
 
@@ -89,15 +91,22 @@ def _fake_backward(query: Tensor, key: Tensor, value: Tensor, *others: Any) -> t
     return new_gradients(query, key, value, packed=False)
 
 
-def _define(name: str, arguments: str, results: int, kernel: Any, fake: Any, tags: Sequence[torch.Tag]) -> None:
+def _define(
+    name: str, arguments: str, results: int, kernel: Any, fake: Any, flops: Any, tags: Sequence[torch.Tag]
+) -> None:
     """Define an op on tensors."""
     LIBRARY.define(f"{name}({arguments}) -> ({', '.join(['Tensor'] * results)})", tags=tags)
     for device in DEVICES:
         LIBRARY.impl(name, kernel, device)
     torch.library.register_fake(f"blocktune::{name}", fake, lib=LIBRARY)
+    register_flop_formula(getattr(torch.ops.blocktune, name), get_raw=True)(flops)
 
 
 for _kind, _tags in _TAGS.items():
-    _define(f"attention_forward{_kind}", f"{INPUTS}, {_ASKED}", 2, _forward, _fake_forward, _tags)
-    _results = "Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse"
-    _define(f"attention_backward{_kind}", f"{INPUTS}, {_results}, {_ASKED}", 3, _backward, _fake_backward, _tags)
+    _own = _forward, _fake_forward, forward_flops
+    _define(f"attention_forward{_kind}", f"{INPUTS}, {_ASKED}", 2, *_own, _tags)
+    _results, _own = (
+        "Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse",
+        (_backward, _fake_backward, backward_flops),
+    )
+    _define(f"attention_backward{_kind}", f"{INPUTS}, {_results}, {_ASKED}", 3, *_own, _tags)

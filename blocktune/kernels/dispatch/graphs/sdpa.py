@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils.flop_counter import register_flop_formula
 
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.graphs.attend import attend
 from blocktune.kernels.dispatch.graphs.engines import engine_of
+from blocktune.kernels.dispatch.graphs.flops import plain_flops
 from blocktune.kernels.dispatch.graphs.ops import DEVICES, INPUTS, LIBRARY
 from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.dispatch.obstacles import is_transformed, layout_obstacle, needs_gradients
@@ -174,6 +176,7 @@ def _define() -> tuple[Any, Any]:
         LIBRARY.impl("attention_plain", _plain, device)
     torch.library.register_fake("blocktune::attention_plain", _fake_plain, lib=LIBRARY)
     own = torch.ops.blocktune
+    register_flop_formula(own.attention_plain, get_raw=True)(plain_flops)
     return own.scaled_dot_product_attention.default, own.attention_plain.default
 
 

@@ -1,10 +1,15 @@
 """What computes one direction of the calls of a kind: a config that is bound and its results' memory; or PyTorch."""
 
+from collections.abc import Sequence
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.launches.layout import Layout
+from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, is_given, laid_out_anew, memory_layout
 from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
@@ -17,14 +22,23 @@ from blocktune.kernels.values.shape import Direction
 class KernelPlan:
     """One of our kernels computes one direction of a call, with a config that is bound and was launched once."""
 
-    __slots__ = ("_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
+    __slots__ = ("_layouts", "_sums", "_takes_extras", "calls", "explanation", "is_packed", "launch")
 
-    def __init__(self, explanation: Explanation, launch: Launch, call: Call, direction: Direction, sums: bool) -> None:
+    def __init__(
+        self,
+        explanation: Explanation,
+        launch: Launch,
+        call: Call,
+        direction: Direction,
+        sums: bool,
+        inputs: Sequence[Tensor],
+    ) -> None:
         self.explanation = explanation
         self.launch = launch
         self.calls = 0
         self._sums = sums
         self.is_packed = call.features.varlen
+        self._layouts = tuple(map(memory_layout, (*inputs, *filter(is_given, call.tensors))))
         self._takes_extras = takes_extras(call, direction) or adds_sinks(call, direction)
 
     def forward(
@@ -34,6 +48,14 @@ class KernelPlan:
         out, lse = self.new_results(query, value)
         self.start_forward(query, key, value, out, lse, scale, extras)
         return out, lse
+
+    def as_planned(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return query, key, value, output and the tensors of the extras with the layout that the plan was made for:
+        what a user's hooks have saved and restored may be laid out in any way."""
+        return tuple(
+            tensor if fits_layout(tensor, layout) else laid_out_anew(tensor, layout)
+            for tensor, layout in zip(tensors, self._layouts, strict=True)
+        )
 
     def new_results(self, query: Tensor, value: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return memory for output and log-sum-exp."""
@@ -103,16 +125,25 @@ Plan = KernelPlan | TorchPlan
 class ByTorch:
     """Calls of one kind without a mask, served by PyTorch's attention with these options."""
 
-    __slots__ = ("_options", "_plan")
+    __slots__ = ("_layout", "_options", "_plan")
     drops = False  # PyTorch draws the pairs itself
 
     def __init__(self, plan: TorchPlan, options: SdpaArguments) -> None:
         self._plan = plan
-        self._options = options[3:]
+        self._options = options[3:]  # the tensors are not kept
+        self._layout = Layout.HEADS_FIRST
+
+    def laid_out(self, layout: Layout) -> "ByTorch":
+        """Return the same calls with tensors of another layout."""
+        other = copy(self)
+        other._layout = layout
+        return other
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
-        return torch_attention(SdpaArguments(query, key, value, *self._options)), None
+        query, key, value = self._layout.inside(query, key, value)
+        out = torch_attention(SdpaArguments(query, key, value, *self._options))
+        return self._layout.outside(out), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:

@@ -12,8 +12,9 @@ from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.launches.plans import adds_sinks, takes_extras
 from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
 from blocktune.kernels.portable.sinks.results import with_sink_pass
+from blocktune.kernels.selection import canary
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,19 @@ class Trial:
     """A call that configs are tried with.
 
     shape: of one direction. arguments: all of a launch without sinks: query, key, value and output, then what this
-    direction has.
+    direction has. compared: whether the output may be compared with attention: the tensors hold what the call is about.
     """
 
     call: Call
     shape: AttentionShape
     arguments: tuple[Any, ...]
+    compared: bool = True
 
     @classmethod
-    def of(cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool) -> "Trial":
+    def of(
+        cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool,
+        compared: bool = True,
+    ) -> "Trial":  # fmt: skip
         """Return the trial of a call, with memory of its own. sums: a forward leaves the log-sum-exp."""
         packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
         out, lse = new_results(query, value, packed=packed, sums=sums or is_backward)
@@ -38,15 +43,28 @@ class Trial:
         if is_backward:
             gradients = new_gradients(query, key, value, packed=packed)
             inputs = (query, key, value, out.zero_(), torch.zeros_like(lse), torch.zeros_like(out), *gradients)
-        return cls(call, shape, (*inputs, call.scale, *extras))
+        return cls(call, shape, (*inputs, call.scale, *extras), compared)
 
     @property
-    def is_plain(self) -> bool:
-        """Whether tensors of 16 bits or more give an output without log-sum-exp, features and sinks, which the canary
-        knows."""
-        lse, *rest = self.arguments[4:]
-        knows = self.shape.causal is not Causal.LOWER_RIGHT and self.shape.dtype != FP8
-        return knows and lse is None and len(rest) == 1
+    def device_index(self) -> int | None:
+        """The CUDA index of the tensors' device."""
+        index: int | None = self.arguments[0].device.index
+        return index
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """Query, key, value, output and log-sum-exp, and of a backward the gradients."""
+        return self.arguments[: 5 if self.shape.direction is Direction.FORWARD else 9]
+
+    def rows(self) -> canary.Rows | None:
+        """Return the rows by which a first use is checked, and fill in what a backward needs for them; or None."""
+        if not self.compared:
+            return None
+        return canary.sampled(self.shape, self.call.extras, self.call.scale, self.results)
+
+    def problem(self, config: KernelConfig, rows: canary.Rows | None) -> str | None:
+        """Return how the results of a config differ from attention in these rows; or None."""
+        return canary.problem_of(config, self.shape, self.call.extras, self.call.scale, self.results, rows)
 
     def launched(self, kernel: AttentionKernel, config: KernelConfig) -> Launch:
         """Return the shortest launcher of a kernel with a config, after it has computed the call."""

@@ -11,6 +11,7 @@ from triton.experimental.gluon import language as gl
 from blocktune.kernels.base.direct_launch import Describe
 from blocktune.kernels.base.feature_arguments import check_extras, lse_strides, mask_bytes
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.layout import (
@@ -101,7 +102,8 @@ class BackwardLaunch(BackwardLauncher):
         plain, device = is_plain(shape), q.device
         before, middle, after = self._before(out, dout, pins), self._middle(device, pins), self._after(dq, pins)
         join, keys = self._join(dk, dv, pins), key_rows(shape, self.parts)
-        strides, strides_dq = (*out.stride()[:3], *dout.stride()[:3]), dq.stride()[:3]
+        strides, _ = in_units((*out.stride()[:3], *dout.stride()[:3]))
+        strides_dq, _ = in_units(dq.stride()[:3])
         upper, lower = bounds_of(shape)
         sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
         wide, registers = is_wide(shape), adds_registers(shape, self.persistent)
@@ -162,7 +164,8 @@ class BackwardLaunch(BackwardLauncher):
             return Step(prepare_kernel, (rows.count // PASS_ROWS,), rest, options, pins=pins)
         programs = rows.longest // PASS_ROWS
         additive = shape.features.mask is MaskKind.ADDITIVE
-        rest = programs, shape.head_dim_v, width_of(shape), PASS_ROWS, BLOCK_M, additive
+        _, unit = in_units((*out.stride()[:3], *dout.stride()[:3]))
+        rest = programs, shape.head_dim_v, width_of(shape), PASS_ROWS, BLOCK_M, additive, unit
         grid = (programs * shape.num_heads * shape.batch,)
         return Step(prepare_rows_kernel, grid, rest, options, pins=pins)
 
@@ -195,7 +198,8 @@ class BackwardLaunch(BackwardLauncher):
         programs = rows.longest // BLOCK_M
         parts = 2 if is_deferred(shape) else width_of(shape) // part
         grid = (programs * parts * shape.num_heads * shape.batch,)
-        rest = programs, shape.head_dim, width_of(shape), part, is_deferred(shape)
+        _, unit = in_units(dq.stride()[:3])
+        rest = programs, shape.head_dim, width_of(shape), part, is_deferred(shape), unit
         return Step(finish_rows_kernel, grid, rest, options, pins=pins)
 
     def _join(self, dk: Any, dv: Any, pins: bool) -> tuple[Step, ...]:
@@ -204,8 +208,8 @@ class BackwardLaunch(BackwardLauncher):
         if self.parts == 1:
             return ()
         blocks = gradient_blocks(shape)
-        strides = *dk.stride()[:3], *dv.stride()[:3]
-        constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.parts
+        strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
+        constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.parts, unit
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
         grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
         return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)

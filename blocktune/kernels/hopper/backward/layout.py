@@ -42,8 +42,10 @@ WIDE = 192
 """The fewest columns of queries and keys where a head is wider than 128."""
 PANEL = 64
 """Columns of a panel, of which wider heads than 128 are made."""
-MIN_HEAD_DIM = 40
-"""Below, half of the narrowest product or more would be zeros."""
+MIN_HEAD_DIM = 24
+"""Below, the portable kernels are as fast."""
+NARROW_HEADS = 32
+"""Of which half of the narrowest product or more is zeros."""
 HEAD_DIM_DIVISOR = 8
 """16 bytes, what the copy engine moves."""
 LENGTH_DIVISOR = 128

@@ -7,6 +7,9 @@ for any.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.masked_rows import is_masked_row, log2_keys
+from blocktune.kernels.portable.forward.tiles import in_elements
+
 
 @triton.jit
 def compared_with(lse):
@@ -22,6 +25,18 @@ def compared_with(lse):
     size = tl.abs(log2)
     raised = log2 + tl.where(size < 4194304.0, 0.0, size * 0.00000095367431640625)
     return tl.where(blind, 1e30, raised)
+
+
+@triton.jit
+def masked_row(lse, kept_share):
+    """What scores in base 2 are compared with in a row whose keys all count as -2^50
+    (kernels/portable/forward/masked_rows.py): -2^52 (1 + log2(keys) / 64), which `limited_exponents` in
+    kernels/hopper/biases/of_keys.py reads. The logarithm takes up the share of pairs that dropout keeps, unless that is
+    None."""
+    log2_sum = log2_keys(lse)
+    if kept_share is not None:
+        log2_sum += tl.log2(kept_share)
+    return (log2_sum + 64.0) * -70368744177664.0
 
 
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q"])
@@ -117,15 +132,17 @@ def prepare_rows_kernel(
     stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm, stride_lb, stride_lh,
     num_heads, seqlen_q, rows, programs,
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-    ADDITIVE: tl.constexpr,
+    ADDITIVE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
 
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
     of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
     None, or where packed sequences begin, int32. slopes, kept_share: of ALiBi and dropout, None without
-    (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may have a log-sum-exp near the end of float32.
+    (kernels/hopper/biases/of_keys.py). ADDITIVE: rows may be masked ones (`masked_row`).
     """
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
     whole: tl.constexpr = 256 if WIDTH > 128 else WIDTH  # a power of two
     program = tl.program_id(0)
     if program == 0:
@@ -151,8 +168,6 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    if ADDITIVE:  # such rows vanish, where infinities would leave NaN
-        value = tl.where(blind, value, tl.maximum(value, -1e30))
     compared = compared_with(value)
     if slopes is not None:
         own = tl.load(slopes + batch.to(tl.int64) * slope_batch + head * slope_head)
@@ -160,6 +175,8 @@ def prepare_rows_kernel(
     if kept_share is not None:
         compared += tl.log2(kept_share)
         slope *= kept_share
+    if ADDITIVE:
+        compared = tl.where(is_masked_row(value), masked_row(value, kept_share), compared)
     if lse_factor is not None:
         tl.store(delta + flat, -slope)
         tl.store(lse_log2 + flat, compared * lse_factor)
@@ -175,10 +192,11 @@ def prepare_rows_kernel(
 @triton.jit(do_not_specialize=["num_heads", "seqlen_q", "rows", "programs"])
 def finish_rows_kernel(
     dq_sums, dq, cu_q, scale, stride_b, stride_h, stride_m, num_heads, seqlen_q, rows, programs,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """`finish_kernel` for any lengths: a program for a part of 64 queries, PART columns of WIDTH; arguments as in
     `prepare_rows_kernel`."""
+    stride_b, stride_h, stride_m = in_elements(stride_b, stride_h, stride_m, UNIT)
     parts: tl.constexpr = 64 // PART if TRANSPOSED else WIDTH // PART
     program = tl.program_id(0)
     part = program % parts
@@ -212,13 +230,15 @@ def finish_rows_kernel(
 def join_parts_kernel(
     dk_sums, dv_sums, dk, dv, scale, stride_kb, stride_kh, stride_km, stride_vb, stride_vh, stride_vm,
     num_heads_kv, seqlen_k, blocks,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
 
     A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
     blocks: of 64 keys of a head, whole tiles.
     """
+    stride_kb, stride_kh, stride_km = in_elements(stride_kb, stride_kh, stride_km, UNIT)
+    stride_vb, stride_vh, stride_vm = in_elements(stride_vb, stride_vh, stride_vm, UNIT)
     if tl.program_id(1) == 0:
         join_parts(
             dk_sums, dk, scale, stride_kb, stride_kh, stride_km, num_heads_kv, seqlen_k, blocks, HEAD_DIM, WIDTH, PARTS

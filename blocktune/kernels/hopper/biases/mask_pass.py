@@ -2,7 +2,8 @@
 
 A thread of a warpgroup has of every eight keys two, in two of 64 rows. So the pass cuts a mask into tiles of 64 queries
 and 128 keys. Of a boolean one each pair of keys that a thread has in a row becomes two bits of a word: [64, 4] words,
-one load a row for 128 keys, an eighth of the bytes. Of an additive one the values of a thread stand side by side. What
+one load a row for 128 keys, an eighth of the bytes. Of an additive one the values of a thread stand side by side,
+bounded as kernels/portable/forward/masked_rows.py says. What
 lies beyond the last key is hidden, so that no step of the attention asks for the end of the keys. Tiles that lie wholly
 outside a causal mask or a window are left out: what a step may read of them is hidden.
 
@@ -17,6 +18,7 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.feature_arguments import broadcast_strides
+from blocktune.kernels.portable.forward.masked_rows import bounded_mask
 
 ROWS = 64
 KEYS = 128
@@ -54,6 +56,7 @@ def lay_out_mask_kernel(
         tl.store(Laid + tile * (ROWS * 4) + places, words)
     else:
         values = tl.load(pointers, mask=(rows < seqlen_q) & (keys < seqlen_k), other=float("-inf"))
+        values = bounded_mask(values.to(tl.float32)).to(values.dtype)
         # warp | + 8 rows | lane / 4 | sixteen keys | + 8 keys | lane % 4 | pair
         values = tl.reshape(values, [4, 2, 8, KEYS // 16, 2, 4, 2])
         values = tl.reshape(tl.permute(values, (3, 0, 2, 5, 4, 1, 6)), [ROWS * KEYS])

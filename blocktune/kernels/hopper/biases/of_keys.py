@@ -153,8 +153,19 @@ def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.const
             x = x + alibi(x, slope, distance, False)
         exponents = gl.convert_layout(gl.reshape(x, exponents.shape), S_L)
     if OPTIONS.MASK_CODE == 2:
-        exponents = exponents + as_float32(loaded) * LOG2_E
+        exponents = limited_exponents(exponents + as_float32(loaded) * LOG2_E)
     return exponents
+
+
+@gluon.jit
+def limited_exponents(exponents):
+    """Exponents under an additive mask, of a masked row with n keys -log2(n) for every visible one.
+
+    These come out as -1.44 * 2^50 + 2^52 (1 + log2(n) / 64) (`masked_row` in kernels/hopper/backward/pre_and_post.py),
+    to the 2^-46th part of which an exponent of another row is 0. NaN and -inf stay.
+    """
+    LIMIT: gl.constexpr = 64.0 - 16.0 * 1.4426950408889634
+    return gl.minimum(exponents, LIMIT - exponents * 1.4210854715202004e-14)
 
 
 @gluon.jit

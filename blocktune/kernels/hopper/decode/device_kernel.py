@@ -9,7 +9,9 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from blocktune.kernels.hopper.decode.merges import finish_share, merge_warps, result_layout
 from blocktune.kernels.hopper.decode.tiles import (
+    in_elements,
     in_order,
+    in_words,
     key_layout,
     key_offsets,
     key_range,
@@ -45,16 +47,19 @@ def flash_decode_hopper_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
-    WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
-    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr,
+    HEAD_DIM: gl.constexpr, HEAD_DIM_V: gl.constexpr, WIDTH: gl.constexpr, WIDTH_V: gl.constexpr,
+    PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr, ROWS: gl.constexpr, BLOCK_N: gl.constexpr,
+    SPLITS: gl.constexpr, STREAM: gl.constexpr, UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
 ):  # fmt: skip
     """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
 
-    Q [batch, num_heads, seqlen_q, WIDTH]; K and V [batch, num_heads_kv, seqlen_k, WIDTH(_V)], or [pages, num_heads_kv,
-    PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q] or None. Work:
+    Q [batch, num_heads, seqlen_q, HEAD_DIM]; K and V [batch, num_heads_kv, seqlen_k, HEAD_DIM(_V)], or [pages,
+    num_heads_kv, PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q with HEAD_DIM_V; tiles have
+    WIDTH(_V) columns, filled up with zeros; Lse [batch, num_heads, seqlen_q] or None. Work:
     the workspace, and Counter: zeros, one for each (key head, batch), and zeros at the end; both None with one split.
     Lengths int32 [batch] or None: all have seqlen_k keys. Sinks: a logit for each of num_heads that joins the softmax
-    of its rows, or None. Strides of K and V are in words of 32 bits. CAUSAL: query i sees the keys up to i + d, where d
+    of its rows, or None. Strides of K and V are in UNIT_KV words of 32 bits, those of Q
+    and Out in UNIT elements. CAUSAL: query i sees the keys up to i + d, where d
     is 0 (FROM_START) or length - seqlen_q.
     """
     W: gl.constexpr = gl.num_warps()
@@ -70,6 +75,10 @@ def flash_decode_hopper_kernel(
     V_ROWS: gl.constexpr = outer_layout(V_L)
     PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
     OUT: gl.constexpr = result_layout(W, ROWS)
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_kb, stride_kh, stride_kn = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
+    stride_vb, stride_vh, stride_vn = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
     rows = group_size * seqlen_q
@@ -90,7 +99,7 @@ def flash_decode_hopper_kernel(
     # they would arrive last, and the first product waits for them. Branches, here and in the loop, because ptxas moves
     # no load across them: else it issues loads where it expects them to be needed.
     # [W, WIDTH, ROWS]
-    q = load_queries(Q, q_offsets, W, WIDTH, Q_B)
+    q = load_queries(Q, q_offsets, W, HEAD_DIM, WIDTH, Q_B)
     # [W, KEYS, WIDTH / 32, 4, 4] words of K, [W, KEYS, WIDTH_V / 64, 8, 4] of V
     k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
     v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
@@ -100,8 +109,8 @@ def flash_decode_hopper_kernel(
     if first < stop:
         k_offsets = key_offsets(first, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
         v_offsets = key_offsets(first, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
-        k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
-        v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+        k = load_words(k_base, k_offsets, HEAD_DIM, WIDTH // 32, STREAM, K_L)
+        v = load_words(v_base, v_offsets, HEAD_DIM_V, WIDTH_V // 64, STREAM, V_L)
         k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
@@ -122,7 +131,7 @@ def flash_decode_hopper_kernel(
         scores = mma_v2(keys_of(k, q.dtype, K_A), q, nothing)
         if tile + 1 < stop:
             k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
-            k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
+            k = load_words(k_base, k_offsets, HEAD_DIM, WIDTH // 32, STREAM, K_L)
             k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
         p, maximum, sums, factor = probabilities(scores, last, maximum, sums, tile, scale_log2, W, KEYS)
         p = gl.convert_layout(p.to(q.dtype), P_B)
@@ -130,7 +139,7 @@ def flash_decode_hopper_kernel(
         acc = mma_v2(values_of(v, q.dtype, V_A), p, acc * factor[:, None, :])
         if tile + 1 < stop:
             v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
-            v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+            v = load_words(v_base, v_offsets, HEAD_DIM_V, WIDTH_V // 64, STREAM, V_L)
             v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
 
     # [ROWS, WIDTH_V], [ROWS], [ROWS]
@@ -138,5 +147,6 @@ def flash_decode_hopper_kernel(
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
     finish_share(
-        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, SPLITS, OUT
-    )
+        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, HEAD_DIM_V,
+        SPLITS, OUT,
+    )  # fmt: skip

@@ -1,8 +1,8 @@
 """Decoding on Hopper in one launch: every warp has keys of its own in registers, and the last block merges the shares.
 
-The device functions are in tiles.py and merges.py of this folder. This kernel takes 16-bit types, head dimensions of
-64 and 128, full or causal, over contiguous keys, a cache of which every entry is filled to its own length, or pages,
-and leaves everything else to `flash_decode`.
+The device functions are in tiles.py and merges.py of this folder. This kernel takes 16-bit types, head dimensions that
+are multiples of 8 up to 128, full or causal, over contiguous keys, a cache of which every entry is filled to its own
+length, or pages, and leaves everything else to `flash_decode`.
 """
 
 from collections.abc import Mapping
@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.feature_arguments import sinks_of
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
-from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxCost
+from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, register_tile, shared_tile
+from blocktune.kernels.base.scratch import scratch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
@@ -23,14 +24,16 @@ from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_ke
 from blocktune.kernels.hopper.decode.strides import WORD_BYTES, example_strides, sizes, trailing, word_stride
 from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode
-from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.shares import fastest_splits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 WIDTHS = (64, 128)
-"""Head dimensions: a warp loads 64 columns of a value at once, and more than 128 leave no registers for a tile."""
+"""Columns of a tile: a warp loads 64 of a value at once, and more than 128 leave no registers for a tile. What a head
+has less is filled up with zeros."""
+ALIGNED_ELEMENTS = 8
+"""Of a head: a thread loads 16 bytes or none."""
 HALF_TILE = 8
 """Rows of a product's smallest tile; block_m is two of them."""
 MAX_ROWS = 2 * HALF_TILE
@@ -43,6 +46,8 @@ DEFAULT_TILE = (128, 8)
 """block_n and num_warps of a block that is alone on its multiprocessor."""
 LARGE_TILE, MANY_KEYS = (256, 8), 2048
 """That of blocks which read this many keys of 64 columns or more: 4 to 6 % faster on an H200."""
+FEW_BYTES = 96
+"""Columns of the wider tile up to which two blocks took 2 to 8 % less time than one on an H200."""
 PAIRED_KEYS = 1024
 """Keys that each of two blocks of a multiprocessor reads at least; with fewer, merging costs what a second gains."""
 LONG_STREAM_BYTES = 1 << 28
@@ -79,6 +84,7 @@ class FlashDecodeHopper(AttentionKernel):
     follows_shape: ClassVar[tuple[str, ...]] = ("splits", "stream")
 
     function: ClassVar[Any] = flash_decode_hopper_kernel
+    head_dims: ClassVar[range | tuple[int, ...]] = range(MIN_HEAD_DIM, WIDTHS[-1] + 1, ALIGNED_ELEMENTS)
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if limits.cc != (9, 0):
@@ -86,8 +92,8 @@ class FlashDecodeHopper(AttentionKernel):
         if shape.element_bytes != 2:
             return f"{self.name} computes float16 and bfloat16, but got {shape.dtype}"
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
-            if dim not in WIDTHS:
-                return f"`{name} in {WIDTHS}` must hold for {self.name}, but got {name}={dim}"
+            if dim not in self.head_dims:
+                return f"`{name} in {self.head_dims}` must hold for {self.name}, but got {name}={dim}"
         rows = packed_rows(shape)
         if rows > MAX_ROWS:
             return f"`group_size * seqlen_q <= {MAX_ROWS}` must hold for {self.name}, but got {rows} rows"
@@ -112,7 +118,7 @@ class FlashDecodeHopper(AttentionKernel):
             )
         if _workspace(config, shape) > MAX_WORKSPACE:
             return (
-                f"`splits * rows * (head_dim_v + 2) <= {MAX_WORKSPACE}` must hold for {self.name}, but got "
+                f"`splits * rows * (columns of a tile + 2) <= {MAX_WORKSPACE}` must hold for {self.name}, but got "
                 f"{_workspace(config, shape)}. Take fewer splits.",
             )
         return ()
@@ -120,7 +126,7 @@ class FlashDecodeHopper(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes where the warps' outputs, maxima and sums meet, in float32."""
         del limits
-        return config.num_warps * rows_of_tile(shape) * (shape.head_dim_v + 2) * 4
+        return config.num_warps * rows_of_tile(shape) * (tile_width(shape.head_dim_v) + 2) * FLOAT32_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return what was best on an H200 or within 6 % of it: shares that keep all multiprocessors busy with a block
@@ -140,10 +146,12 @@ class FlashDecodeHopper(AttentionKernel):
 
     def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
         """Return block_n and num_warps of blocks of which a multiprocessor holds two, where these are faster than one
-        that is larger: over many entries of their own lengths, which end at different times, and with 16 rows of 128
-        columns, over which a warp takes long enough for the keys of another one to arrive."""
+        that is larger: over many entries of their own lengths, which end at different times, where the columns of a
+        tile are so few that one has too few bytes on the way, and with 16 rows of 128 columns, over which a warp takes
+        long enough for the keys of another one to arrive."""
         many = shape.batch * shape.num_heads_kv > MULTIPROCESSORS // 2
-        if shape.features.cached and many and rows_of_tile(shape) == HALF_TILE:
+        sparse = WIDTHS[0] < max(shape.head_dim, shape.head_dim_v) <= FEW_BYTES
+        if (sparse or (shape.features.cached and many)) and rows_of_tile(shape) == HALF_TILE:
             return DEFAULT_TILE[0], 4
         return None if _is_narrow(shape) or rows_of_tile(shape) == HALF_TILE else (4 * MIN_KEYS, 4)
 
@@ -167,17 +175,17 @@ class FlashDecodeHopper(AttentionKernel):
         """Return the tiles: every warp has keys, queries and an output of its own; their outputs meet in shared memory
         at the end."""
         n, short, tile_rows = config.block_n, shape.element_bytes, rows_of_tile(shape)
-        rows = config.num_warps * tile_rows
+        rows, width, width_v = config.num_warps * tile_rows, tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         return OnChip(
             tiles=(
-                register_tile("Q", rows, shape.head_dim, short),
-                register_tile("K", n, shape.head_dim, shape.kv_bytes),
-                register_tile("V", n, shape.head_dim_v, shape.kv_bytes),
+                register_tile("Q", rows, width, short),
+                register_tile("K", n, width, shape.kv_bytes),
+                register_tile("V", n, width_v, shape.kv_bytes),
                 register_tile("S", n, tile_rows, FLOAT32_BYTES),
                 register_tile("P", n, tile_rows, short, reuses=True),
-                register_tile("O", rows, shape.head_dim_v, FLOAT32_BYTES),
+                register_tile("O", rows, width_v, FLOAT32_BYTES),
                 *(register_tile(name, rows, 1, FLOAT32_BYTES) for name in "ml"),
-                shared_tile("O of all warps", rows, shape.head_dim_v, FLOAT32_BYTES),
+                shared_tile("O of all warps", rows, width_v, FLOAT32_BYTES),
                 *(shared_tile(f"{name} of all warps", rows, 1, FLOAT32_BYTES) for name in "ml"),
             ),
             num_warps=config.num_warps,
@@ -206,10 +214,12 @@ class FlashDecodeHopper(AttentionKernel):
         return arguments | example_strides(shape) | sizes(shape) | self.constants(config, shape)
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        """Return the constexpr arguments, in order."""
+        """Return the constexpr arguments, in order; the units of the strides follow them."""
         return {
-            "WIDTH": shape.head_dim,
-            "WIDTH_V": shape.head_dim_v,
+            "HEAD_DIM": shape.head_dim,
+            "HEAD_DIM_V": shape.head_dim_v,
+            "WIDTH": tile_width(shape.head_dim),
+            "WIDTH_V": tile_width(shape.head_dim_v),
             "PAGE_SIZE": shape.features.page_size,
             "CAUSAL": shape.causal is not Causal.NONE,
             "FROM_START": shape.causal is Causal.UPPER_LEFT,
@@ -250,6 +260,11 @@ class FlashDecodeHopper(AttentionKernel):
         )
 
 
+def tile_width(head_dim: int) -> int:
+    """Return the columns of a tile that holds heads of this dimension."""
+    return next(width for width in WIDTHS if width >= head_dim)
+
+
 def rows_of_tile(shape: AttentionShape) -> int:
     """Return the rows of the tile of a key head's rows: a product's smallest, or two of them.
 
@@ -281,7 +296,7 @@ def packed_rows(shape: AttentionShape) -> int:
 
 def _is_narrow(shape: AttentionShape) -> bool:
     """Return whether keys and values have the fewest columns."""
-    return max(shape.head_dim, shape.head_dim_v) == WIDTHS[0]
+    return max(shape.head_dim, shape.head_dim_v) <= WIDTHS[0]
 
 
 def _fills(shape: AttentionShape, splits: int, wanted: int) -> bool:
@@ -298,12 +313,13 @@ def _key_bytes(shape: AttentionShape) -> int:
 def _workspace(config: KernelConfig, shape: AttentionShape) -> int:
     """Return the floats of all shares' outputs, maxima and sums."""
     rows = shape.batch * shape.num_heads * shape.seqlen_q
-    return config.parameters["splits"] * rows * (shape.head_dim_v + 2)
+    return config.parameters["splits"] * rows * (tile_width(shape.head_dim_v) + 2)
 
 
 def _words(config: KernelConfig, shape: AttentionShape) -> int:
     """Return the registers of a thread for keys and values of a tile, queries of 16 bits, scores and output."""
     keys, rows = config.block_n // config.num_warps, rows_of_tile(shape)
-    key_bytes = keys * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes
-    row_bytes = rows * (shape.head_dim * shape.element_bytes + (shape.head_dim_v + keys) * FLOAT32_BYTES)
+    width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
+    key_bytes = keys * (width + width_v) * shape.kv_bytes
+    row_bytes = rows * (width * shape.element_bytes + (width_v + keys) * FLOAT32_BYTES)
     return (key_bytes + row_bytes) // (WARP_SIZE * WORD_BYTES)

@@ -3,7 +3,7 @@
 The warps' results meet in shared memory. With SPLITS > 1 the block writes what it has to the workspace, and the last of
 a tile's blocks, which a counter finds, merges the shares: there is no second launch.
 
-The workspace is float32: o [splits, total_rows, HEAD_DIM_V], then m [total_rows, splits], then l likewise, with
+The workspace is float32: o [splits, total_rows, WIDTH], then m [total_rows, splits], then l likewise, with
 total_rows = batch * num_heads * seqlen_q. m is a maximum in base 2, l = sum 2^(s - m), o = sum 2^(s - m) v.
 """
 
@@ -135,10 +135,10 @@ def merge_parts(
 
 @gluon.jit
 def store_result(
-    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, WIDTH: gl.constexpr,
+    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, DIM: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
-    """The finished rows, divided by their sums; zeros and -inf where a row saw no key. out is the output of the first
-    query head of the group; lse may be None. sinks: of the rows, like l, or None."""
+    """The finished rows, DIM columns of them, divided by their sums; zeros and -inf where a row saw no key. out is the
+    output of the first query head of the group; lse may be None. sinks: of the rows, like l, or None."""
     LN_2: gl.constexpr = 0.6931471805599453
     ROWS: gl.constexpr = o.shape[0]
     LAYOUT: gl.constexpr = o.type.layout
@@ -154,7 +154,7 @@ def store_result(
     offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
     # [ROWS, WIDTH]
     result = o / gl.convert_layout(total, PER_ROW)[:, None]
-    inside = (own < rows)[:, None] & (columns >= 0)[None, :]
+    inside = (own < rows)[:, None] & ((columns >= 0) if DIM == WIDTH else (columns < DIM))[None, :]
     gl.store(out + offsets[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
     if lse is not None:
         once = gl.arange(0, ROWS, l.type.layout)
@@ -168,10 +168,10 @@ def store_result(
 @gluon.jit
 def finish_share(
     work, counter, out, lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_h, stride_m,
-    SPLITS: gl.constexpr, OUT: gl.constexpr,
+    DIM: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr,
 ):  # fmt: skip
-    """Store what this block found, o [ROWS, WIDTH], m and l [ROWS]: the result, or its share, which the last of the
-    tile's blocks merges with those of all others."""
+    """Store what this block found, o [ROWS, WIDTH], m and l [ROWS]: DIM columns of the result, or its share, which the
+    last of the tile's blocks merges with those of all others."""
     ROWS: gl.constexpr = o.shape[0]
     WIDTH: gl.constexpr = o.shape[1]
     finished = SPLITS == 1
@@ -184,4 +184,4 @@ def finish_share(
         if SPLITS > 1:
             gl.store(counter, 0)
             o, m, l = merge_parts(work, place, rows, total_rows, ROWS, WIDTH, SPLITS, OUT)
-        store_result(out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, WIDTH)
+        store_result(out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, DIM, WIDTH)

@@ -83,6 +83,29 @@ def key_range(stop_key, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr):
 
 
 @gluon.jit
+def in_words(stride_b, stride_h, stride_n, UNIT: gl.constexpr):
+    """Strides of (batch, head, row) of keys or values in words, of those in units (kernels/base/specialize.py):
+    products of which the compiler knows that UNIT divides them. The keys of an entry are counted with 32 bits."""
+    if UNIT == 1:
+        return stride_b, stride_h, stride_n
+    else:
+        return gl.cast(stride_b, gl.int64) * UNIT, gl.cast(stride_h, gl.int64) * UNIT, stride_n * UNIT
+
+
+@gluon.jit
+def in_elements(stride_b, stride_h, stride_m, UNIT: gl.constexpr):
+    """Strides of (batch, head, row) in elements, of those in units."""
+    if UNIT == 1:
+        return stride_b, stride_h, stride_m
+    else:
+        return (
+            gl.cast(stride_b, gl.int64) * UNIT,
+            gl.cast(stride_h, gl.int64) * UNIT,
+            gl.cast(stride_m, gl.int64) * UNIT,
+        )
+
+
+@gluon.jit
 def words_of_head(tensor, batch, head_kv, stride_b, stride_h, PAGE_SIZE: gl.constexpr):
     """Where the words of a key head begin, in its entry, or in the whole cache if it has pages."""
     words = tensor.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_h
@@ -178,18 +201,23 @@ def load_pages(
 
 
 @gluon.jit
-def load_queries(base, offsets, W: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
-    """Q^T [W, WIDTH, rows], the same for every warp; offsets [rows]."""
+def load_queries(base, offsets, W: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
+    """Q^T [W, WIDTH, rows], the same for every warp, zeros from column DIM on; offsets [rows]."""
     # [WIDTH]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
     # [W, WIDTH]
     everyone = gl.full([W, WIDTH], 0, gl.int32, gl.SliceLayout(2, LAYOUT)) + columns[None, :]
-    return gl.load(base + offsets[None, None, :] + everyone[:, :, None])
+    pointers = base + offsets[None, None, :] + everyone[:, :, None]
+    if DIM == WIDTH:
+        return gl.load(pointers)
+    else:
+        return gl.load(pointers, mask=everyone[:, :, None] < DIM, other=0.0)
 
 
 @gluon.jit
-def load_words(base, offsets, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT: gl.constexpr):
-    """[W, keys, PARTS, lanes, 4]: the keys at these offsets [W, keys], two elements a word.
+def load_words(base, offsets, DIM: gl.constexpr, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT: gl.constexpr):
+    """[W, keys, PARTS, lanes, 4]: the keys at these offsets [W, keys], two elements a word; zeros from element DIM on,
+    a multiple of 8, which are not read.
 
     As words, because Triton keeps 16-bit elements that go round a loop each on its own, and to take a word apart is to
     wait for it: that belongs into the next iteration."""
@@ -201,10 +229,12 @@ def load_words(base, offsets, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT:
     # what is known when it is compiled comes last: it is the offset inside the instruction
     pointers = base + offsets[:, :, None, None, None] + lanes[None, None, None, :, None] * 4
     pointers = pointers + (parts[None, None, :, None, None] * (4 * LANES) + words[None, None, None, None, :])
-    if STREAM:
-        return gl.load(pointers, eviction_policy="evict_first")
+    POLICY: gl.constexpr = "evict_first" if STREAM else ""
+    if DIM == 8 * LANES * PARTS:
+        return gl.load(pointers, eviction_policy=POLICY)
     else:
-        return gl.load(pointers)
+        begin = parts[None, None, :, None, None] * (4 * LANES) + lanes[None, None, None, :, None] * 4
+        return gl.load(pointers, mask=begin < DIM // 2, other=0, eviction_policy=POLICY)
 
 
 @gluon.jit

@@ -10,6 +10,8 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from blocktune.kernels.hopper.decode.device_kernel import SIZES
 from blocktune.kernels.hopper.decode.merges import finish_share, merge_warps, result_layout
 from blocktune.kernels.hopper.decode.tiles import (
+    in_elements,
+    in_words,
     key_layout,
     key_offsets,
     key_range,
@@ -46,6 +48,7 @@ def flash_decode8_hopper_kernel(
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr, OF_TOKENS: gl.constexpr,
+    UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
 ):  # fmt: skip
     """`flash_decode_hopper_kernel` over K and V of e4m3 or int8.
 
@@ -68,6 +71,10 @@ def flash_decode8_hopper_kernel(
     PER_KEY: gl.constexpr = gl.SliceLayout(2, PRODUCT)
     PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
     OUT: gl.constexpr = result_layout(W, ROWS)
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_kb, stride_kh, stride_kn = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
+    stride_vb, stride_vh, stride_vn = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
     rows = group_size * seqlen_q
@@ -174,5 +181,6 @@ def flash_decode8_hopper_kernel(
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
     finish_share(
-        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, SPLITS, OUT
-    )
+        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, WIDTH_V,
+        SPLITS, OUT,
+    )  # fmt: skip

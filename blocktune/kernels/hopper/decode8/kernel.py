@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.decode.kernel import DEFAULT_TILE, HALF_TILE, FlashDecodeHopper, rows_of_tile
+from blocktune.kernels.hopper.decode.kernel import DEFAULT_TILE, HALF_TILE, WIDTHS, FlashDecodeHopper, rows_of_tile
 from blocktune.kernels.hopper.decode8.device_kernel import flash_decode8_hopper_kernel
 from blocktune.kernels.portable.decode8.kernel import ELEMENTS
 from blocktune.kernels.portable.decode8.launch import scale_strides
@@ -23,6 +23,7 @@ class FlashDecode8Hopper(FlashDecodeHopper):
     """More were not measured with 8-bit keys."""
     features: ClassVar[frozenset[str]] = FlashDecodeHopper.features | {"kv=e4m3", "kv=int8", "token_scales"}
     function: ClassVar[Any] = flash_decode8_hopper_kernel
+    head_dims = WIDTHS
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features.is_short:
@@ -45,7 +46,8 @@ class FlashDecode8Hopper(FlashDecodeHopper):
         return arguments | {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
 
     def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        return super().constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
+        own = super().constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
+        return {name: value for name, value in own.items() if not name.startswith("HEAD_DIM")}
 
     def leading(
         self, counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float,

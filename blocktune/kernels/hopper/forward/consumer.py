@@ -287,7 +287,8 @@ def consumer(
                     row = head.to(gl.int64) * lse_rows + begin_q
                 # [64]
                 rows = row_start + gl.arange(0, ROWS, ROW_S)
-                gl.store(lse + row + rows, log_sum_exp(top, total, sink, scales, ROW_S), mask=rows < length_q)
+                sums_of_rows = log_sum_exp(top, total, sink, scales, ROW_S, OPTIONS.MASK == 2)
+                gl.store(lse + row + rows, sums_of_rows, mask=rows < length_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)

@@ -145,7 +145,8 @@ class MaskedLaunch(Launcher):
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> None:
             addressed = take_addresses(lay_out, attend)
-            (tiles,) = space.parts(space.new(q.device), as_addresses=addressed)
+            memory = space.new(q.device)  # lives until both kernels are enqueued: between them zeros are allocated
+            (tiles,) = space.parts(memory, as_addresses=addressed)
             lay_out(extras.mask if addressed else mask_bytes(extras.mask), tiles)  # both have one address
             attend(*leading_with_extras(self.shape, q, k, v, out, lse, scale, extras, (tiles, *strides)))
 

@@ -15,8 +15,10 @@ WARPS = 4
 """Of a consumer; also what the producer takes: one warp that copies, and three idle ones up to a whole warpgroup."""
 WIDTHS = (64, 96, 128, 192, 256)
 """Head dimensions that tiles have; those between are filled up with zeros by the copy engine."""
-MIN_HEAD_DIM = 40
-"""Below, half of a tile or more would be zeros."""
+MIN_HEAD_DIM = 24
+"""Below, three quarters of a tile would be zeros."""
+NARROW_HEADS = 32
+"""Of which half of a tile or more is zeros: the portable kernels' rows are as long, or not much longer."""
 ALIGNED_ELEMENTS = 8
 """Of a head: the copy engine's rows begin at multiples of 16 bytes."""
 REGISTERS = {2: (240, 24), 3: (160, 32), 4: (112, 32)}

@@ -151,11 +151,16 @@ def row_sums(sums, top, sink, scales, ROW_S: gl.constexpr):
 
 
 @gluon.jit
-def log_sum_exp(top, total, sink, scales, ROW_S: gl.constexpr):
-    """The log-sum-exp [64] in natural units of the rows with these `row_sums`."""
+def log_sum_exp(top, total, sink, scales, ROW_S: gl.constexpr, ADDITIVE: gl.constexpr = False):
+    """The log-sum-exp [64] in natural units of the rows with these `row_sums`. ADDITIVE: that of a masked row is as
+    kernels/portable/forward/masked_rows.py has it."""
     LN_2: gl.constexpr = 0.6931471805599453
     # [64]
     log2_sum = row_maxima(top, scales, ROW_S) + gl.log2(total)
     if sink is not None:
         log2_sum = log2_with_sink(log2_sum, total, sink)
-    return log2_sum * LN_2
+    lse = log2_sum * LN_2
+    if ADDITIVE:
+        code = (gl.log2(total) + 1.0) * 0.000244140625 - 2.0
+        lse = gl.where(log2_sum < -5e14, code * 1.7014118346046923e38, lse)
+    return lse

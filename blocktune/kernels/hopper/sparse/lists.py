@@ -36,10 +36,7 @@ def walk_lists(mask: "BlockMask", shape: AttentionShape) -> "Tensor":
         UsageError: tiles do not make up the mask's blocks.
     """
     key = "hopper backward", shape.seqlen_q, shape.seqlen_k, shape.causal
-    found = mask.made.get(key)
-    if found is None:
-        found = mask.made[key] = _walk_lists(mask, shape)
-    return found
+    return mask.keep(key, lambda: _walk_lists(mask, shape))
 
 
 def list_strides(mask: "BlockMask", lists: "Tensor") -> tuple[int, int, int]:

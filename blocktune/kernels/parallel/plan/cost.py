@@ -4,13 +4,13 @@ A rank's steps follow each other; while one computes, the keys of the next trave
 the two. Trading heads for tokens overlaps with nothing. What all ranks wait for is the slowest of them.
 """
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
 import torch
 
+from blocktune.kernels.files.variables import LOCAL_RANKS
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.plan.blocks import Block
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, columns_of, possible, require_possible
@@ -65,7 +65,7 @@ NETWORK_BYTES_PER_S = 50e9
 
 def machine_of(device: torch.device) -> Machine:
     """Return the rates of a device and of the links between such devices."""
-    return _gpu(int(os.environ.get("LOCAL_WORLD_SIZE", 0))) if device.type == "cuda" else CPU
+    return _gpu(LOCAL_RANKS.number() or 0) if device.type == "cuda" else CPU
 
 
 @lru_cache(maxsize=8)

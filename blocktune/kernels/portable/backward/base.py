@@ -14,10 +14,16 @@ from blocktune.kernels.base.feature_arguments import (
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.base.flash_kernel import GROUP_BYTES, contiguous_strides, heads_per_group, padded_width
+from blocktune.kernels.base.flash_kernel import (
+    GROUP_BYTES,
+    all_strides,
+    contiguous_strides,
+    heads_per_group,
+    padded_width,
+)
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.base.precision import gradient_precision
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
@@ -36,7 +42,8 @@ def row_sums(out: Any, dout: Any, *, pins: bool) -> Step:
     these [batch, num_heads, rows, head_dim_v] with contiguous rows. Of packed sequences there are as many rows as
     tokens."""
     batch, num_heads, rows, head_dim_v = out.shape
-    rest = *out.stride()[:3], *dout.stride()[:3], num_heads, rows, head_dim_v, padded_width(head_dim_v), DELTA_ROWS
+    strides, unit = in_units((*out.stride()[:3], *dout.stride()[:3]))
+    rest = *strides, num_heads, rows, head_dim_v, padded_width(head_dim_v), DELTA_ROWS, unit
     grid = -(-rows // DELTA_ROWS), batch * num_heads
     return Step(delta_kernel, grid, rest, {"num_warps": DELTA_WARPS}, pins=pins)
 
@@ -50,7 +57,7 @@ def row_sums_spec(shape: AttentionShape) -> CompileSpec:
     """Return the compilation of `row_sums`."""
     tensor = TensorArgument(shape.dtype)
     arguments: dict[str, Any] = {"Out": tensor, "Dout": tensor, "Delta": TensorArgument("float32")}
-    arguments |= contiguous_strides(shape, "o") | gradient_strides(shape, "o", "do")
+    arguments |= named_in_units(contiguous_strides(shape, "o") | gradient_strides(shape, "o", "do"))
     arguments |= {"num_heads": shape.num_heads, "seqlen_q": shape.seqlen_q, "BLOCK_M": DELTA_ROWS}
     arguments |= {"HEAD_DIM_V": shape.head_dim_v, "WIDTH_V": padded_width(shape.head_dim_v)}
     return specialize(delta_kernel, arguments, {"num_warps": DELTA_WARPS})
@@ -90,7 +97,8 @@ class BackwardInputs:
         self._space = Workspace(sums, sums if exact else (0, torch.float32), (exact * dout.numel(), dout.dtype))
         if exact:
             divided = contiguous_steps(dout)
-            rest = *self.strides, *divided, *query_sizes(shape).values(), *statistics_constants(config, shape).values()
+            strides, unit = in_units((*self.strides, *divided))
+            rest = *strides, *query_sizes(shape).values(), *statistics_constants(config, shape).values(), unit
             options = {"num_warps": config.num_warps}
             self._ahead.append(Step(statistics_kernel, statistics_grid(config, shape), rest, options, pins=pins))
             self.strides = *inner, *divided
@@ -161,7 +169,8 @@ class FlashBackward(AttentionKernel):
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments = common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
-        arguments |= gradient_strides(shape, "k", "dk") | gradient_strides(shape, "v", "dv")
+        gradients = gradient_strides(shape, "k", "dk") | gradient_strides(shape, "v", "dv")
+        arguments |= named_in_units(input_strides(shape) | gradients)
         arguments |= {"Sums": self.sums_argument(config, shape)}
         arguments |= key_sizes(shape) | key_constants(config, shape, self.sums_code(config))
         return specialize(keys_kernel, arguments, launch_options(config))
@@ -181,12 +190,15 @@ def launch_options(config: KernelConfig) -> dict[str, int]:
 
 
 def common_arguments(shape: AttentionShape) -> dict[str, Any]:
-    """Return what both passes take before sizes and constants, to be compiled offline."""
+    """Return what both passes take before strides, sizes and constants, to be compiled offline."""
     arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Dout"), TensorArgument(shape.dtype))
     arguments |= dict.fromkeys(("Lse", "Delta"), TensorArgument("float32")) | example_arguments(shape)
-    for letter in "qkv":
-        arguments |= contiguous_strides(shape, letter)
-    return arguments | gradient_strides(shape, "o", "g")
+    return arguments
+
+
+def input_strides(shape: AttentionShape) -> dict[str, int]:
+    """Return the strides of what both passes read, to be compiled offline."""
+    return all_strides(shape, "qkv") | gradient_strides(shape, "o", "g")
 
 
 def key_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
@@ -222,7 +234,8 @@ def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSp
         return (row_sums_spec(shape),)
     own, numbers = TensorArgument(shape.dtype), TensorArgument("float32")
     arguments = {name: value for name, value in common_arguments(shape).items() if name != "Lse"}
-    arguments |= {"Highest": numbers, "Divided": own} | gradient_strides(shape, "o", "d")
+    arguments |= {"Highest": numbers, "Divided": own}
+    arguments |= named_in_units(input_strides(shape) | gradient_strides(shape, "o", "d"))
     arguments |= query_sizes(shape) | statistics_constants(config, shape)
     options = {"num_warps": config.num_warps}
     return row_sums_spec(shape), specialize(statistics_kernel, arguments, options)

@@ -14,7 +14,7 @@ from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, p
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.on_chip import Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
@@ -70,7 +70,8 @@ class FusedBackwardLaunch(BackwardLauncher):
         shape, config = self.shape, self.config
         inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
         constants = key_constants(config, shape, _sums_code(config))
-        rest = *inputs.strides, *dk.stride()[:3], *dv.stride()[:3], *key_sizes(shape).values(), *constants.values()
+        strides, unit = in_units((*inputs.strides, *dk.stride()[:3], *dv.stride()[:3]))
+        rest = *strides, *key_sizes(shape).values(), *constants.values(), unit
         described = ((SUMS, partial(_described_sums, _sums_block(config, shape))),) if copies(config) else ()
         keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), described, pins=pins)
 

@@ -17,7 +17,7 @@ from blocktune.kernels.portable.backward.gradients import (
 )
 from blocktune.kernels.portable.backward.sparse_gradients import load_row_values, store_matrix
 from blocktune.kernels.portable.forward.scores import tile_range
-from blocktune.kernels.portable.forward.tiles import load_matrix, locate_tile
+from blocktune.kernels.portable.forward.tiles import in_elements, load_matrix, locate_tile
 
 
 @triton.jit(do_not_specialize=RUN_TIME_INTEGERS)
@@ -30,7 +30,7 @@ def keys_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, SUMS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N rows of Dk and Dv for one key head, over all query heads that share it.
 
@@ -39,6 +39,12 @@ def keys_kernel(
     contiguous, of zeros: a pointer (SUMS 1), or a descriptor of [batch * num_heads, rows, HEAD_DIM] (SUMS 2).
     batch_heads counts key heads.
     """
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
+    stride_dkb, stride_dkh, stride_dkn = in_elements(stride_dkb, stride_dkh, stride_dkn, UNIT)
+    stride_dvb, stride_dvh, stride_dvn = in_elements(stride_dvb, stride_dvh, stride_dvn, UNIT)
     num_tiles_n = tl.cdiv(seqlen_k, BLOCK_N)
     turned, batch_head_kv = locate_tile(tl.program_id(0), num_tiles_n, batch_heads, head_group, CAUSAL)
     tile_n = num_tiles_n - 1 - turned if CAUSAL else turned  # the first keys are seen by most queries
@@ -101,9 +107,14 @@ def queries_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of Dq for one query head; arguments as in `keys_kernel`, batch_heads counts query heads."""
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
+    stride_dqb, stride_dqh, stride_dqm = in_elements(stride_dqb, stride_dqh, stride_dqm, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -158,10 +169,15 @@ def statistics_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """Highest, float32 like Delta: the row maxima that stand in the place of the log-sum-exp, inf for a row without
     keys. Divided and Delta: Dout and Delta over the row sums that belong to these maxima. Arguments as in
     `queries_kernel`; V and what dropout needs are not read."""
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
+    stride_db, stride_dh, stride_dm = in_elements(stride_db, stride_dh, stride_dm, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)

@@ -11,12 +11,15 @@ A log-sum-exp is rounded to 2^-24 of itself, and a probability is wrong by as mu
 thousands for scores of 1e8. None is ever above one. Where float32 should be as right as PyTorch's, the row's maximum
 stands in place of the log-sum-exp, found from the very same products (`statistics_kernel`), and dout and delta come
 divided by the row's sum: then the greatest exponent of a row is 0 to the bit.
+
+A row that an additive mask hides with finite numbers alone (masked_rows.py) has keys of equal probability.
 """
 
 import triton
 import triton.language as tl
 
 from blocktune.kernels.portable.backward.sparse_gradients import at_most_one, load_row_values
+from blocktune.kernels.portable.forward.masked_rows import is_masked_row, log2_keys
 from blocktune.kernels.portable.forward.scores import (
     full_row_range,
     full_tile_range,
@@ -60,7 +63,13 @@ def probabilities(
             qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
             window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS, EXACT,
         )  # fmt: skip
-        return at_most_one((scores - statistics) * log2_e), derivative
+        if MASK == 2 and not EXACT:
+            masked = is_masked_row(statistics)  # its keys are far above this reference, and so at the limit
+            reference = tl.where(masked, -2251799813685248.0, statistics)
+            p = at_most_one((scores - reference) * log2_e, tl.where(masked, -log2_keys(statistics), 0.0))
+        else:
+            p = at_most_one((scores - statistics) * log2_e)
+        return p, derivative
     else:
         scores, derivative = score_tile(
             qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from blocktune.kernels.base.flash_kernel import (
     LOG2_E,
     RUN_TIME_SIZES,
-    contiguous_strides,
+    all_strides,
     heads_per_group,
     padded_width,
 )
@@ -22,7 +22,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, 
 from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
@@ -73,15 +73,16 @@ class SparseBackwardLaunch(BackwardLauncher):
         mask, device = fitting_mask(extras, shape, q), q.device
         row_tiles = self._shifts(("block_m", mask.block_q), ("block_n", mask.block_k))
         column_tiles = self._shifts(("kv_block_n", mask.block_k), ("kv_block_m", mask.block_q))
-        strides = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
+        inner = tuple(stride for tensor in (q, k, v, dout) for stride in tensor.stride()[:3])
         sizes, space = tuple(run_time_sizes(shape).values()), Workspace((lse.numel(), torch.float32))
         sums = row_sums(out, dout, pins=pins)
         grid = (tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)
-        rest = *row_tiles, *strides, *dq.stride()[:3], *sizes, *dq_constants(self.config, shape).values()
+        strides, unit = in_units((*inner, *dq.stride()[:3]))
+        rest = *row_tiles, *strides, *sizes, *dq_constants(self.config, shape).values(), unit
         of_queries = Step(dq_kernel, grid, rest, options, pins=pins)
         grid = (tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)
-        rest = *column_tiles, *strides, *dk.stride()[:3], *dv.stride()[:3], *sizes
-        rest += tuple(dkv_constants(self.config, shape).values())
+        strides, unit = in_units((*inner, *dk.stride()[:3], *dv.stride()[:3]))
+        rest = *column_tiles, *strides, *sizes, *dkv_constants(self.config, shape).values(), unit
         of_keys = Step(dkv_kernel, grid, rest, options, pins=pins)
 
         def launch(
@@ -181,12 +182,13 @@ class FlashBackwardSparse(AttentionKernel):
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments = _common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
-        for letter, name in (("k", "dk"), ("v", "dv")):
-            arguments |= gradient_strides(shape, letter, name)
+        gradients = gradient_strides(shape, "k", "dk") | gradient_strides(shape, "v", "dv")
+        arguments |= named_in_units(_input_strides(shape) | gradients)
         return specialize(dkv_kernel, arguments | dkv_constants(config, shape), launch_options(config))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        arguments = _common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
+        arguments = _common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)}
+        arguments |= named_in_units(_input_strides(shape) | gradient_strides(shape, "q", "dq"))
         dq = specialize(dq_kernel, arguments | dq_constants(config, shape), launch_options(config))
         return dq, row_sums_spec(shape)
 
@@ -258,6 +260,9 @@ def _common_arguments(shape: AttentionShape) -> dict[str, Any]:
     arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Dout"), TensorArgument(shape.dtype))
     arguments |= {"Lse": numbers, "Delta": numbers, "Indices": lists, "Before": lists}
     arguments |= {"scale": 1.0, "scale_log2": 1.0} | dict.fromkeys(LIST_SIZES, 1) | run_time_sizes(shape)
-    for letter in "qkv":
-        arguments |= contiguous_strides(shape, letter)
-    return arguments | gradient_strides(shape, "o", "do")
+    return arguments
+
+
+def _input_strides(shape: AttentionShape) -> dict[str, int]:
+    """Return the strides of what both functions read, to be compiled offline."""
+    return all_strides(shape, "qkv") | gradient_strides(shape, "o", "do")

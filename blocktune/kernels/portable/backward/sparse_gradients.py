@@ -13,7 +13,7 @@ import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import RUN_TIME_SIZES
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, listed_tile, steps_before
-from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile
+from blocktune.kernels.portable.forward.tiles import in_elements, key_tiles, load_matrix, locate_tile
 
 
 @triton.jit
@@ -26,9 +26,9 @@ def load_row_values(base, rows, seqlen_q, other, CHECK_ROWS: tl.constexpr):
 
 
 @triton.jit
-def at_most_one(exponents):
-    """2 to these exponents, which rounding alone makes positive: probabilities. NaN stays NaN."""
-    return tl.exp2(tl.minimum(exponents, 0.0, propagate_nan=tl.PropagateNan.ALL))
+def at_most_one(exponents, highest=0.0):
+    """2 to these exponents, which rounding alone makes greater than the `highest`: probabilities. NaN stays NaN."""
+    return tl.exp2(tl.minimum(exponents, highest, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
@@ -121,9 +121,11 @@ def delta_kernel(
     Out, Dout, Delta,
     stride_ob, stride_oh, stride_om, stride_dob, stride_doh, stride_dom,
     num_heads, seqlen_q,
-    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Delta [batch, num_heads, seqlen_q] = rowsum(Dout * Out), float32."""
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_dob, stride_doh, stride_dom = in_elements(stride_dob, stride_doh, stride_dom, UNIT)
     batch_head = tl.program_id(1)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -145,9 +147,14 @@ def dq_kernel(
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED_K: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M rows of Dq for one (batch, head), with the lists of `BlockMask.rows`."""
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_dob, stride_doh, stride_dom = in_elements(stride_dob, stride_doh, stride_dom, UNIT)
+    stride_dqb, stride_dqh, stride_dqm = in_elements(stride_dqb, stride_dqh, stride_dqm, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -200,10 +207,16 @@ def dkv_kernel(
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED_Q: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_N rows of Dk and Dv for one (batch, key head), with the lists of `BlockMask.columns`: there a row of blocks
     is a block of keys, so that row_shift belongs to keys and tile_shift to queries."""
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_dob, stride_doh, stride_dom = in_elements(stride_dob, stride_doh, stride_dom, UNIT)
+    stride_dkb, stride_dkh, stride_dkn = in_elements(stride_dkb, stride_dkh, stride_dkn, UNIT)
+    stride_dvb, stride_dvh, stride_dvn = in_elements(stride_dvb, stride_dvh, stride_dvn, UNIT)
     num_tiles_n = tl.cdiv(seqlen_k, BLOCK_N)
     tile_n = tl.program_id(0) % num_tiles_n
     heads_kv = num_heads // group_size

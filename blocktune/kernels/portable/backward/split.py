@@ -14,7 +14,7 @@ from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SecondLaunch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.base import (
@@ -22,6 +22,7 @@ from blocktune.kernels.portable.backward.base import (
     FlashBackward,
     common_arguments,
     gradient_strides,
+    input_strides,
     key_constants,
     key_grid,
     key_sizes,
@@ -64,11 +65,11 @@ class SplitBackwardLaunch(BackwardLauncher):
         del scale
         shape, config = self.shape, self.config
         inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
-        rest = *inputs.strides, *dk.stride()[:3], *dv.stride()[:3], *key_sizes(shape).values()
-        rest += tuple(key_constants(config, shape, 0).values())
+        strides, unit = in_units((*inputs.strides, *dk.stride()[:3], *dv.stride()[:3]))
+        rest = *strides, *key_sizes(shape).values(), *key_constants(config, shape, 0).values(), unit
         keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), pins=pins)
-        rest = *inputs.strides, *dq.stride()[:3], *query_sizes(shape).values()
-        rest += tuple(_query_constants(config, shape).values())
+        strides, unit = in_units((*inputs.strides, *dq.stride()[:3]))
+        rest = *strides, *query_sizes(shape).values(), *_query_constants(config, shape).values(), unit
         queries = Step(queries_kernel, _query_grid(config, shape), rest, _query_options(config), pins=pins)
 
         def launch(
@@ -152,7 +153,8 @@ class FlashBackwardSplit(FlashBackward):
         )
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
-        arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)} | gradient_strides(shape, "q", "dq")
+        arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)}
+        arguments |= named_in_units(input_strides(shape) | gradient_strides(shape, "q", "dq"))
         arguments |= query_sizes(shape) | _query_constants(config, shape)
         return specialize(queries_kernel, arguments, _query_options(config)), *specs_before(config, shape)
 

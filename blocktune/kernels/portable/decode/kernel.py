@@ -14,6 +14,7 @@ from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
     IN_ORDER,
     WARPGROUP_ROWS,
+    all_strides,
     contiguous_strides,
     operand_widths,
     plain_bytes,
@@ -23,7 +24,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, SoftmaxC
 from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.portable.decode.defaults import OVERLAPPING_CC, default_decode_config, visible_keys
 from blocktune.kernels.portable.decode.launch import (
@@ -201,11 +202,8 @@ class FlashDecode(AttentionKernel):
         arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
         paired = is_paired(config)
         arguments |= {"Counter": indices if paired else None, "PAIRED": paired}
-        for letter in "qkvo":
-            arguments |= contiguous_strides(shape, letter)
-        if features.page_size:
-            arguments |= _paged_strides(shape)
-        return arguments | first_sizes(config, shape) | first_constants(config, shape)
+        strides = all_strides(shape, "qkvo") | (_paged_strides(shape) if features.page_size else {})
+        return arguments | named_in_units(strides) | first_sizes(config, shape) | first_constants(config, shape)
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         merge = self.bind(config, shape).merge

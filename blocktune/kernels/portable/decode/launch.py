@@ -9,9 +9,10 @@ from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_w
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
+from blocktune.kernels.base.scratch import scratch
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
-from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -152,8 +153,9 @@ def _pair_memory(device: Any, counters: int, workspace: int) -> tuple[Any, Any]:
 
 
 def trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
-    """Return the arguments that depend on sizes and strides only, `fixed` the last of them."""
-    return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
+    """Return the arguments that depend on sizes and strides only: strides, `fixed` and the unit of the strides."""
+    strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
+    return *strides, *fixed, unit
 
 
 def _merge_launch(config: KernelConfig, shape: AttentionShape, batch_invariant: bool) -> TritonLaunch:
@@ -216,8 +218,7 @@ def _bounds(shape: AttentionShape) -> tuple[int, int]:
     """Return (left, right) of the keys around the diagonal that a query sees, by window and causal mask; or
     `UNLIMITED`."""
     left, right = shape.features.window or (UNLIMITED, UNLIMITED)
-    reach = shape.seqlen_q + shape.seqlen_k  # a bound that lies further off bounds nothing, and might overflow
-    return min(left, reach), min(right, reach) if shape.causal is Causal.NONE else 0
+    return left, right if shape.causal is Causal.NONE else 0
 
 
 def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.softmax import online_step
+from blocktune.kernels.portable.forward.tiles import in_elements
 
 DECODE_SIZES = (
     "num_heads",
@@ -215,6 +216,7 @@ def flash_decode_kernel(
     PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr, PAIRED: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
 
@@ -229,6 +231,10 @@ def flash_decode_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     batch_head = tl.program_id(0) // row_tiles
     batch = (batch_head // num_heads_kv).to(tl.int64)
     head_kv = (batch_head % num_heads_kv).to(tl.int64)

@@ -27,6 +27,7 @@ from blocktune.kernels.portable.decode.tiles import (
 )
 from blocktune.kernels.portable.decode8.numbers import as_float16, in_range, two_columns
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
+from blocktune.kernels.portable.forward.tiles import in_elements
 
 SCALE_STRIDES = ("stride_ksb", "stride_ksn", "stride_ksh", "stride_vsb", "stride_vsn", "stride_vsh")
 """Of the scales of keys and of values: entry or page, row, head; not compiled in."""
@@ -191,6 +192,7 @@ def flash_decode8_kernel(
     PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
     SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr, OF_TOKENS: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """`flash_decode_kernel` over K and V of e4m3 or int8, and Q of 16 bits.
 
@@ -200,6 +202,10 @@ def flash_decode8_kernel(
     """
     if OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     batch_head = tl.program_id(0) // row_tiles
     batch = (batch_head // num_heads_kv).to(tl.int64)
     head_kv = (batch_head % num_heads_kv).to(tl.int64)

@@ -27,15 +27,15 @@ from blocktune.kernels.base.feature_arguments import (
     run_time_numbers,
     run_time_sizes,
 )
-from blocktune.kernels.base.flash_kernel import IN_ORDER, contiguous_strides, heads_per_group
+from blocktune.kernels.base.flash_kernel import IN_ORDER, all_strides, heads_per_group
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.general_tiles import attend_general
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.portable.forward.tiles import load_matrix, locate_tile, store_rows
+from blocktune.kernels.portable.forward.tiles import in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
@@ -58,13 +58,17 @@ def flash_fwd_general_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
     MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
     (batch, head, query, key); Slopes float32, strides (batch, head); kept_share: 1 - dropout_p. With CuQ and CuK int32
     [batch + 1] the sequences are packed: seqlen_q is the longest, and a program beyond its sequence has nothing to do.
     Lse has strides (batch, head) and one value for each query of a head.
     """
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -102,7 +106,7 @@ def flash_fwd_general_kernel(
     )  # fmt: skip
     if DROPOUT:
         acc = acc / kept_share
-    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V, MASK == 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +133,9 @@ class GeneralForwardLaunch(Launcher):
         del lse, scale
         check_extras(self.features, extras)
         of_features = *broadcast_strides(extras.mask, 4), *broadcast_strides(extras.alibi_slopes, 2)
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
+        strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
         packed, fixed_strides = self.features.varlen, lse_strides(q)
-        attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed), self.options, pins=pins)
+        attend = Step(flash_fwd_general_kernel, self.grid, (*strides, *self.fixed, unit), self.options, pins=pins)
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
             mask = extras.mask if attend.takes_addresses else mask_bytes(extras.mask)  # both have one address
@@ -207,8 +211,7 @@ class FlashForwardGeneral(AttentionKernel):
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype)) | {"Lse": None}
         arguments |= example_arguments(shape)
-        for letter in "qkvo":
-            arguments |= contiguous_strides(shape, letter)
+        arguments |= named_in_units(all_strides(shape, "qkvo"))
         arguments |= self.sizes(shape) | self.constants(config, shape)
         return specialize(flash_fwd_general_kernel, arguments, _DENSE.options(config))
 

@@ -18,12 +18,12 @@ from blocktune.kernels.base.flash_kernel import (
     LOG2_E,
     RUN_TIME_SIZES,
     FlashKernel,
-    contiguous_strides,
+    all_strides,
 )
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
-from blocktune.kernels.base.specialize import TensorArgument, specialize
-from blocktune.kernels.portable.forward.tiles import attend, load_matrix, locate_tile, store_rows
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
+from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -40,11 +40,17 @@ def flash_fwd_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out
-    like Q with HEAD_DIM_V; strides of (batch, head, row) in elements, the last is 1. Lse [batch, num_heads, seqlen_q]
-    or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one (batch, head).
+    like Q with HEAD_DIM_V; strides of (batch, head, row) in UNIT elements, the last is 1 element. Lse [batch,
+    num_heads, seqlen_q] or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one
+    (batch, head).
     """
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -98,8 +104,7 @@ class FlashForward(FlashKernel):
             "Lse": None,
             "scale_log2": 1.0,
         }
-        for letter in "qkvo":
-            arguments |= contiguous_strides(shape, letter)
+        arguments |= named_in_units(all_strides(shape, "qkvo"))
         arguments |= self.sizes(shape) | self.constants(config, shape)
         return specialize(flash_fwd_kernel, arguments, self.options(config))
 
@@ -115,4 +120,5 @@ def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float) -> tuple[
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
-    return *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3], *fixed
+    strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
+    return *strides, *fixed, unit

@@ -12,6 +12,8 @@ of 0, whatever `window_right` says.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.masked_rows import bounded_mask
+
 # No module-level tl.constexpr: see kernels/portable/forward/tiles.py.
 
 
@@ -61,12 +63,12 @@ def score_tile(
     """The final scores of a tile of raw products `qk`, and d(score before any bias) / d(scale * qk).
 
     The order is scale, softcap * tanh(score / softcap), minus slope * |distance to the diagonal|, plus the additive
-    mask, then -inf where the pair takes no part. The scores are in natural units. MASK: 0 none, 1 boolean (as uint8, 0
-    where the pair takes no part), 2 additive, any float type. mask_base: element (0, 0) of this batch and head, with
-    strides of (query, key) in elements, 0 where broadcast. CHECK_KEYS: the tile may reach beyond the last key; with a
-    mask tensor every tile may reach beyond the last query too, and is not read there. The derivative is [1, 1] without
-    SOFTCAP, and 0 where the pair takes no part. EXACT: the soft cap is as exact as float32 (`hyperbolic_tangent`). What
-    a flag leaves out is not read: pass anything.
+    mask (`bounded_mask`), then -inf where the pair takes no part. The scores are in natural units. MASK: 0 none, 1
+    boolean (as uint8, 0 where the pair takes no part), 2 additive, any float type. mask_base: element (0, 0) of this
+    batch and head, with strides of (query, key) in elements, 0 where broadcast. CHECK_KEYS: the tile may reach beyond
+    the last key; with a mask tensor every tile may reach beyond the last query too, and is not read there. The
+    derivative is [1, 1] without SOFTCAP, and 0 where the pair takes no part. EXACT: the soft cap is as exact as float32
+    (`hyperbolic_tangent`). What a flag leaves out is not read: pass anything.
     """
     scores = qk * scale
     derivative = tl.full([1, 1], 1.0, tl.float32)
@@ -84,7 +86,7 @@ def score_tile(
         if MASK == 1:
             scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
         else:
-            scores += tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+            scores += bounded_mask(tl.load(pointers, mask=inside, other=0.0).to(tl.float32))
     if CAUSAL or WINDOW or CHECK_KEYS:  # last: what a mask holds where nobody looks, NaN included, changes nothing
         seen = visible_tile(rows, columns, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW, CHECK_KEYS)
         scores = tl.where(seen, scores, float("-inf"))

@@ -19,18 +19,18 @@ from blocktune.kernels.base.flash_kernel import (
     IN_ORDER,
     LOG2_E,
     RUN_TIME_SIZES,
-    contiguous_strides,
+    all_strides,
     schedule_problem,
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import ForwardLoops, Visits
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.base.specialize import TensorArgument, specialize
+from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before, tile_shift
-from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile, store_rows
+from blocktune.kernels.portable.forward.tiles import in_elements, key_tiles, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
@@ -54,10 +54,15 @@ def flash_fwd_sparse_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """The tensors of `flash_fwd_kernel`, and Indices and Before [batch or 1, heads or 1, rows, num_blocks + 1], the
     lists of `BlockMask.rows`. This program computes BLOCK_M rows of one (batch, head), all in one row of blocks.
     """
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
@@ -106,8 +111,9 @@ class SparseForwardLaunch(Launcher):
             tile_shift("block_m", mask.block_q, self.config.block_m),
             tile_shift("block_n", mask.block_k, self.config.block_n),
         )
-        strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3])
-        attend = Step(flash_fwd_sparse_kernel, self.grid, (*shifts, *strides, *self.fixed), self.options, pins=pins)
+        strides, unit = in_units((*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3]))
+        rest = *shifts, *strides, *self.fixed, unit
+        attend = Step(flash_fwd_sparse_kernel, self.grid, rest, self.options, pins=pins)
 
         def launch(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras) -> None:
             mask = fitting_mask(extras, shape, q)
@@ -174,8 +180,7 @@ class FlashForwardSparse(AttentionKernel):
         tensor, numbers = TensorArgument(shape.dtype), TensorArgument("int32")
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), tensor) | {"Lse": None, "scale_log2": 1.0}
         arguments |= {"Indices": numbers, "Before": numbers} | dict.fromkeys(LIST_SIZES, 1)
-        for letter in "qkvo":
-            arguments |= contiguous_strides(shape, letter)
+        arguments |= named_in_units(all_strides(shape, "qkvo"))
         arguments |= _DENSE.sizes(shape) | _DENSE.constants(config, shape)
         return specialize(flash_fwd_sparse_kernel, arguments, _DENSE.options(config))
 

@@ -8,6 +8,7 @@ tensor.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.masked_rows import log_sum_exp
 from blocktune.kernels.portable.forward.softmax import (
     exact_step,
     fixed_step,
@@ -19,6 +20,21 @@ from blocktune.kernels.portable.forward.softmax import (
 
 # No module-level tl.constexpr here: Triton 3.6 hashes a function differently when such a global was already merged by
 # another kernel's hash, and code that was compiled ahead would not be found.
+
+
+@triton.jit
+def in_elements(stride_b, stride_h, stride_n, UNIT: tl.constexpr):
+    """Strides of (batch, head, row) in elements, of those in units (kernels/base/specialize.py): products of which the
+    compiler knows that UNIT divides them."""
+    if UNIT == 1:
+        return stride_b, stride_h, stride_n
+    else:
+        # 64 bits: what is short in units may be long in elements
+        return (
+            tl.cast(stride_b, tl.int64) * UNIT,
+            tl.cast(stride_h, tl.int64) * UNIT,
+            tl.cast(stride_n, tl.int64) * UNIT,
+        )
 
 
 @triton.jit
@@ -236,18 +252,22 @@ def attend(
 
 
 @triton.jit
-def store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V: tl.constexpr):
+def store_rows(
+    acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q,
+    HEAD_DIM_V: tl.constexpr, ADDITIVE: tl.constexpr = False,
+):  # fmt: skip
     """Divide acc [BLOCK_M, WIDTH_V] by the row sums and write it, with the natural log-sum-exp unless lse_base is None.
 
-    A row that saw no key has a sum of zero: its output is 0 and its log-sum-exp -inf.
+    A row that saw no key has a sum of zero: its output is 0 and its log-sum-exp -inf. ADDITIVE: a mask may have hidden
+    all keys of a row with finite numbers (masked_rows.py).
     """
     rows = row_start + tl.arange(0, acc.shape[0])
     columns = tl.arange(0, acc.shape[1])
     ln_2: tl.constexpr = 0.6931471805599453
     sums = tl.where(l_i == 0.0, 1.0, l_i)
     if lse_base is not None:
-        lse = tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(sums)) * ln_2)
-        tl.store(lse_base + rows, lse, mask=rows < seqlen_q)
+        lse = log_sum_exp(m_i, sums) if ADDITIVE else (m_i + tl.log2(sums)) * ln_2
+        tl.store(lse_base + rows, tl.where(l_i == 0.0, float("-inf"), lse), mask=rows < seqlen_q)
     pointers = out_base + rows.to(tl.int64)[:, None] * stride_om + columns[None, :]
     inside = (rows[:, None] < seqlen_q) & (columns[None, :] < HEAD_DIM_V)
     tl.store(pointers, (acc / sums[:, None]).to(out_base.dtype.element_ty), mask=inside)

@@ -18,16 +18,16 @@ from blocktune.kernels.base.flash_kernel import (
     RUN_TIME_SIZES,
     SWIZZLE_BYTES,
     FlashKernel,
-    contiguous_strides,
+    all_strides,
     operand_widths,
     product_unit,
 )
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.base.launch import TritonLaunch
-from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
+from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.portable.forward.tiles import attend, load_matrix, locate_tile, store_rows
+from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -43,10 +43,13 @@ def flash_fwd_tma_kernel(
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
     CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
+    UNIT: tl.constexpr,
 ):  # fmt: skip
     """As `flash_fwd_kernel`, with descriptors of K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)] whose
     blocks are [1, 1, BLOCK_N, WIDTH(_V)]. This program computes BLOCK_M rows of one (batch, head).
     """
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
     batch = batch_head // num_heads
     head = batch_head % num_heads
@@ -122,7 +125,7 @@ class FlashForwardTma(FlashKernel):
             "Lse": None,
             "scale_log2": 1.0,
         }
-        arguments |= contiguous_strides(shape, "q") | contiguous_strides(shape, "o")
+        arguments |= named_in_units(all_strides(shape, "qo"))
         arguments |= self.sizes(shape) | self.constants(config, shape)
         return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
 
@@ -167,4 +170,5 @@ def _describe(block: list[int], tensor: Any) -> Any:
 
 
 def _trailing(fixed: tuple[Any, ...], q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
-    return *q.stride()[:3], *out.stride()[:3], *fixed
+    strides, unit = in_units((*q.stride()[:3], *out.stride()[:3]))
+    return *strides, *fixed, unit

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.specialize import in_units
+from blocktune.kernels.portable.forward.tiles import in_elements
 
 MOST_ROWS = 64
 WARPS = 4
@@ -20,11 +22,14 @@ WARPS = 4
 def add_partial_kernel(
     Sum, Lse, Part, PartLse, Out, stride_sb, stride_sh, stride_sm, stride_lb, stride_lh, stride_pb, stride_ph,
     stride_pm, stride_ob, stride_oh, stride_om, num_heads, rows, tiles,
-    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of a head): BLOCK_M rows of Out = Sum with Part, [batch, num_heads, rows, HEAD_DIM_V] of any types,
     and of Lse float32 [batch, num_heads, rows], written again with PartLse float32 contiguous. Out may be Sum. The last
     dimension of each is contiguous. A row that saw no key stays as it is."""
+    stride_sb, stride_sh, stride_sm = in_elements(stride_sb, stride_sh, stride_sm, UNIT)
+    stride_pb, stride_ph, stride_pm = in_elements(stride_pb, stride_ph, stride_pm, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile = tl.program_id(0) % tiles
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = batch_head // num_heads, batch_head % num_heads
@@ -75,8 +80,9 @@ def launch_add_partial(before: Any, lse: Any, part: Any, part_lse: Any, after: A
     block_m = min(MOST_ROWS, 1 << (rows - 1).bit_length())
     tiles = -(-rows // block_m)
     part = part if part.stride(-1) == 1 else part.contiguous()
-    strides = *before.stride()[:3], *lse.stride()[:2], *part.stride()[:3], *after.stride()[:3]
+    strides, unit = in_units((*before.stride()[:3], *part.stride()[:3], *after.stride()[:3]))
+    strides = *strides[:3], *lse.stride()[:2], *strides[3:]
     add_partial_kernel[(tiles * batch * num_heads,)](
         before, lse, part, part_lse.contiguous(), after, *strides, num_heads, rows, tiles,
-        HEAD_DIM_V=head_dim_v, WIDTH_V=padded_width(head_dim_v), BLOCK_M=block_m, num_warps=WARPS,
+        HEAD_DIM_V=head_dim_v, WIDTH_V=padded_width(head_dim_v), BLOCK_M=block_m, UNIT=unit, num_warps=WARPS,
     )  # fmt: skip

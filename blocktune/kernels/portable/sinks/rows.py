@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import padded_width
+from blocktune.kernels.base.specialize import in_units
+from blocktune.kernels.portable.forward.tiles import in_elements
 
 MOST_ROWS = 64
 WARPS = 4
@@ -20,11 +22,12 @@ WARPS = 4
 @triton.jit(do_not_specialize=["num_heads", "rows", "tiles"])
 def add_sinks_kernel(
     Out, Lse, Sinks, stride_ob, stride_oh, stride_om, num_heads, rows, tiles,
-    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of a head): BLOCK_M rows of Out [batch, num_heads, rows, HEAD_DIM_V] and of Lse float32 [batch,
     num_heads, rows] contiguous are written again with Sinks [num_heads]. A row without keys keeps its zeros, and its
     log-sum-exp is the sink."""
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     tile = tl.program_id(0) % tiles
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     head = batch_head % num_heads
@@ -52,10 +55,12 @@ def add_sinks_kernel(
 @triton.jit(do_not_specialize=["num_heads", "rows", "tiles"])
 def sink_gradients_kernel(
     Out, Dout, Lse, Dlse, Sinks, Parts, stride_ob, stride_oh, stride_om, stride_gb, stride_gh, stride_gm,
-    num_heads, rows, tiles, HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr,
+    num_heads, rows, tiles, HEAD_DIM_V: tl.constexpr, WIDTH_V: tl.constexpr, BLOCK_M: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of a head): what BLOCK_M rows add to the gradient of their head's sink, into Parts float32 [batch,
     num_heads, tiles]. Dout like Out; Dlse like Lse, or None; arguments otherwise as in `add_sinks_kernel`, after it."""
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_gb, stride_gh, stride_gm = in_elements(stride_gb, stride_gh, stride_gm, UNIT)
     tile = tl.program_id(0) % tiles
     batch_head = (tl.program_id(0) // tiles).to(tl.int64)
     batch, head = batch_head // num_heads, batch_head % num_heads
@@ -86,7 +91,8 @@ def add_sinks(out: Any, lse: Any, sinks: Any) -> None:
     """Write output [batch, num_heads, rows, head_dim_v] and log-sum-exp, float32 [batch, num_heads, rows] or packed
     [num_heads, rows], again with sinks [num_heads]."""
     grid, sizes, constants = _launch(out)
-    add_sinks_kernel[grid](out, lse, sinks.contiguous(), *out.stride()[:3], *sizes, **constants, num_warps=WARPS)
+    strides, unit = in_units(out.stride()[:3])
+    add_sinks_kernel[grid](out, lse, sinks.contiguous(), *strides, *sizes, **constants, UNIT=unit, num_warps=WARPS)
 
 
 def sink_gradients(out: Any, lse: Any, grad: Any, grad_lse: Any, sinks: Any) -> Any:
@@ -95,9 +101,9 @@ def sink_gradients(out: Any, lse: Any, grad: Any, grad_lse: Any, sinks: Any) -> 
     grid, sizes, constants = _launch(out)
     parts = lse.new_empty((out.shape[0], out.shape[1], sizes[-1]))
     grad_lse = None if grad_lse is None else grad_lse.contiguous()
+    strides, unit = in_units((*out.stride()[:3], *grad.stride()[:3]))
     sink_gradients_kernel[grid](
-        out, grad, lse, grad_lse, sinks.contiguous(), parts, *out.stride()[:3], *grad.stride()[:3], *sizes,
-        **constants, num_warps=WARPS,
+        out, grad, lse, grad_lse, sinks.contiguous(), parts, *strides, *sizes, **constants, UNIT=unit, num_warps=WARPS,
     )  # fmt: skip
     return parts.sum((0, 2)).to(sinks.dtype)
 

@@ -33,6 +33,10 @@ REPORT: dict[str, Any] = {
     "head_dim_vs": [1, 64],
     "ratios": {"float16": {"bins": [300, 90, 9, 1, 0], "largest": 0.71}},
     "failures": [{"case": CASE, "verdict": "wrong", "comparisons": [{"name": "q", "ratio": 7.5}]}],
+    "kinds": {
+        "wrong attention, gradients, q": {"count": 1, "seed": 1, "number": 3007, "cases_before": 300},
+        "raised: a|b": {"count": 4, "seed": 2, "number": 12, "cases_before": 13},
+    },
     "differences": {},
     "failed_launches": {"x": {"count": 3, "message": "d64: flash_fwd <a|b> does not launch", "case": CASE}},
     "problems": [],
@@ -49,7 +53,10 @@ def test_the_tables_say_what_ran_and_what_failed() -> None:
     assert lines[0].endswith("wrong: 1.")
     assert "| `float16` | up to 0.20 | up to 0.40 | up to 0.60 | 0.71 |" in lines
     assert lines.index("| `graph` | 300 | 0 |") < lines.index("| `eager` | 100 | 1 |")
-    assert f"- wrong: q is wrong by 7.5 times the bound: `{json.dumps(CASE, separators=(',', ':'))}`" in lines
+    failed = lines[lines.index("Failed:") + 2 :]
+    assert failed[0].startswith("- 4 times: raised: a\\|b (`--seed 2 --case 12`")
+    assert failed[1].startswith("- 1 times: wrong attention, gradients, q (`--seed 1")
+    assert any(line.endswith("(`--seed 1 --case 3007`, found after 300 cases)") for line in lines)
     assert "- 3: d64: flash_fwd &lt;a\\|b> does not launch" in lines
 
 
@@ -57,6 +64,13 @@ def test_the_commits_of_all_runs_are_named() -> None:
     first, second = REPORT["runs"]
     runs = [first | {"commit": "0123456789abcdef"}, second | {"commit": "fedcba9876543210+"}, second]
     assert tables(REPORT | {"runs": runs}).splitlines()[0].endswith("wrong: 1. Commit 0123456789 and fedcba9876+.")
+
+
+def test_many_kinds_of_failures_are_counted() -> None:
+    row = REPORT["kinds"]["raised: a|b"]
+    text = tables(REPORT | {"kinds": {f"raised: {number}": row for number in range(25)}})
+    assert text.count("- 4 times: raised") == 20
+    assert "- and 5 kinds more" in text
 
 
 def test_a_check_without_failures_lists_none() -> None:

@@ -16,8 +16,10 @@ from torch.utils.checkpoint import checkpoint
 
 from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
 from blocktune.kernels.dispatch import obstacles, resolver
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
+from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import keep_mask, share_kept
@@ -374,14 +376,9 @@ def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, mo
     from blocktune.kernels.dispatch import engine
 
     leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
-    mask = torch.rand(20, KEYS) > 0.3
     for module in (resolver, engine, obstacles):
         monkeypatch.setattr(module, "is_capturing", lambda query: True)
-    with pytest.raises(UsageError, match="cannot capture the first call"):
-        dispatcher(*leaves, mask, enable_gqa=True)
     assert dispatcher(*leaves, dropout_p=0.5, enable_gqa=True).shape == leaves[0].shape
-    with pytest.raises(UsageError, match="cannot capture the first call"):
-        dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0)
     with pytest.raises(UsageError, match="cannot be captured"):
         dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0, dropout_p=0.5)
     with pytest.raises(UsageError, match="cannot be captured"):
@@ -394,3 +391,28 @@ def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, mo
     with pytest.raises(UsageError, match="lengths are read"):
         dispatcher.attend(*doubles, causal=Causal.NONE, scale=0.25, lengths=(1, 20, KEYS), **packed)
     assert kernels[0].launched == []
+
+
+def test_a_shape_that_is_new_in_a_capture_is_tried_beside_it_with_blank_tables(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def run(task: Callable[[], Any], device: torch.device) -> Any:
+        threads.append("side")
+        return task()
+
+    monkeypatch.setattr(resolver, "is_capturing", lambda query: True)
+    monkeypatch.setattr(resolver, "run_on_side_thread", run)
+    monkeypatch.setattr(canary, "sampled", None)  # what the graph will compute is not there yet
+    leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
+    ends = torch.tensor([0, 1, 7], dtype=torch.int32)[1:]  # not aligned
+    for _ in range(2):
+        dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0)
+    assert threads == ["side"]
+    assert not dispatcher.resolver.plans  # a call outside of the capture is compared
+    blank = Call.of(causal="none", scale=1.0, cache_seqlens=ends, lengths=(2, 20, KEYS)).blank()
+    lengths = blank.extras.cache_seqlens
+    assert lengths is not None
+    assert (lengths.tolist(), lengths.stride()) == ([0, 0], ends.stride())
+    assert lengths.data_ptr() % 16 == ends.data_ptr() % 16

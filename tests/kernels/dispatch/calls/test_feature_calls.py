@@ -8,7 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktune import BlockMask, block_sparse_attention, flash_attn_with_kvcache, tree_attention, tree_words
+from blocktune import (
+    BlockMask,
+    block_sparse_attention,
+    flash_attn_varlen_func,
+    flash_attn_with_kvcache,
+    tree_attention,
+    tree_words,
+)
 from blocktune.kernels.dispatch.dispatcher import attention
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.values.errors import UsageError
@@ -207,3 +214,57 @@ def test_masks_that_do_not_fit_are_refused() -> None:
         block_sparse_attention(q, q, q, BlockMask(64, 64, torch.ones(1, 1, 3, 2, dtype=torch.bool)))
     with pytest.raises(UsageError, match="`tree_mask` must be int32"):
         tree_attention(q[:, :, :4], CACHE[:1], CACHE[:1], torch.zeros(1, 4, 1), torch.ones(1, dtype=torch.int32))
+
+
+BEHIND = (-1, 1 << 30)
+"""What places of a block table hold that no key needs."""
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize(("page_size", "new"), [(16, 0), (64, 0), (24, 0), (16, 3)])
+@pytest.mark.parametrize("dtype", [None, torch.float8_e4m3fn, torch.int8], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_places_of_a_table_behind_the_keys_hold_anything(
+    device: str, dtype: torch.dtype | None, page_size: int, new: int, behind: int
+) -> None:
+    q, lengths = random(3, 1, HEADS, DIM, device=device), (5, 0, 100)
+    k, v = (random(21, page_size, HEADS_KV, DIM, device=device) for _ in range(2))
+    news = [random(3, new, HEADS_KV, DIM, device=device) for _ in range(2)] if new else [None, None]
+    scales: dict[str, Any] = {}
+    if dtype is not None:
+        k, v, scales = (20 * k).to(dtype), (20 * v).to(dtype), {"k_descale": 0.05, "v_descale": 0.05}
+    filled = torch.randperm(21)[:21].view(3, 7).int()
+    used = torch.arange(7) * page_size < torch.tensor(lengths)[:, None] + new
+    options = scales | {"cache_seqlens": torch.tensor(lengths, dtype=torch.int32, device=device)}
+    for _ in range(3):  # the first call of a kind, one that is recorded, and one that is repeated
+        found, right = (
+            flash_attn_with_kvcache(q, k.clone(), v.clone(), *news, **options, block_table=table.to(device))
+            for table in (filled.where(used, behind), filled)
+        )
+        assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("table", [[[0, -1]], [[0, 6]]])
+def test_a_table_that_names_no_page_for_a_key_is_refused(table: list[list[int]]) -> None:
+    pages = torch.zeros(6, 16, HEADS_KV, DIM)
+    options: dict[str, Any] = {"block_table": torch.tensor(table, dtype=torch.int32)}
+    with pytest.raises(UsageError, match="page < 6"):
+        flash_attn_with_kvcache(Q[:1], pages, pages, **options, cache_seqlens=17)
+    flash_attn_with_kvcache(Q[:1], pages, pages, **options, cache_seqlens=16)
+    with pytest.raises(UsageError, match="a row of block_table"):
+        flash_attn_with_kvcache(Q[:1], pages, pages, **options, cache_seqlens=33)
+
+
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("longest", [4, 100])
+@pytest.mark.parametrize("device", DEVICES)
+def test_packed_queries_read_no_place_behind_the_keys(device: str, longest: int, behind: int) -> None:
+    q, k, v = (random(*sizes, device=device) for sizes in ((4, 4, 64), (8, 16, 2, 64), (8, 16, 2, 64)))
+    bounds, bounds_k = (torch.tensor(one, dtype=torch.int32, device=device) for one in ((0, 1, 4), (0, 17, 20)))
+    filled = torch.tensor([[5, 2, 0, 1], [7, 3, 4, 6]], dtype=torch.int32)
+    used = torch.tensor([[True, True, False, False], [True, False, False, False]])
+    found, right = (
+        flash_attn_varlen_func(q, k, v, bounds, bounds_k, longest, 40, block_table=table.to(device), causal=True)
+        for table in (filled.where(used, behind), filled)
+    )
+    assert torch.equal(found, right)

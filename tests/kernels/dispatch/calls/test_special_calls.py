@@ -12,8 +12,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import torch_attention
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.values.feature_tensors import Extras
+from blocktune.kernels.values.features import Features, MaskKind
+from blocktune.kernels.values.reference import attention_reference
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200
 
 pytestmark = pytest.mark.triton_free
@@ -192,3 +196,50 @@ def test_queries_without_elements_are_pytorchs(dim_v: int, mask: Tensor | None) 
 def test_a_float32_mask_of_float64_tensors_is_read_as_what_it_is() -> None:
     tensors, mask = three(dtype=torch.float64), torch.randn(20, 20)
     torch.testing.assert_close(Dispatcher(ListSource())(*tensors, mask), in_float64(tensors, 0.125, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float32).min, -1e9])
+def test_rows_that_finite_numbers_hide_have_the_gradients_of_float64_on_the_cpu(
+    hidden: float, dtype: torch.dtype
+) -> None:
+    tensors = [tensor.requires_grad_() for tensor in three(32, dtype=dtype)]
+    hidden = max(hidden, torch.finfo(dtype).min)
+    mask = torch.zeros(1, 1, 32, 32, dtype=dtype).masked_fill_(torch.arange(32)[:, None] % 3 == 0, hidden)
+    mask[..., ::6, ::5] = -math.inf
+    out = Dispatcher(ListSource([]))(*tensors, attn_mask=mask)
+    grad = torch.randn_like(out)
+    found = torch.autograd.grad(out, tensors, grad)
+    leaves = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    deep = mask if dtype is torch.float64 else mask.double().masked_fill(mask.isfinite() & (mask < -1e8), -1e38)
+    right = in_float64(leaves, 0.125, deep)  # float64 keeps the scores beside -1e9
+    tolerance = 4 * torch.finfo(dtype).eps if dtype is not torch.float64 else 1e-9
+    for own, wanted in zip(found, torch.autograd.grad(right, leaves, grad.double()), strict=True):
+        assert (own.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@pytest.mark.parametrize("window", [None, (40, 40)])
+def test_features_on_the_cpu_leave_hidden_rows_the_mean_of_their_values(window: tuple[int, int] | None) -> None:
+    """Those are computed by the definition, in float32."""
+    query, key, value = three()
+    features = Features(window=window, mask=MaskKind.ADDITIVE)
+    mask = torch.full((1, 1, 20, 20), torch.finfo(torch.float32).min)
+    out, _ = attention_reference(query, key, value, features=features, extras=Extras(mask=mask))
+    torch.testing.assert_close(out, value.mean(2, keepdim=True).expand_as(out))
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_dropout_draws_on_the_cpu_whatever_the_default_device_is(device: str) -> None:
+    q = torch.randn(1, 20, 2, 16)
+    torch.manual_seed(3)
+    wanted = flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0)
+    torch.manual_seed(3)
+    with torch.device(device):
+        assert torch.equal(flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0), wanted)
+
+
+@pytest.mark.parametrize(("softcap", "kept"), [(50.0, True), (9e4, True), (1e5, False), (1e30, False)])
+def test_a_soft_cap_far_above_all_scores_is_left_out(softcap: float, kept: bool) -> None:
+    """Kernels compute tanh by exponentials: 3 % off at 10^6, where the cap itself changes nothing."""
+    call = Call.of(causal="none", scale=1.0, softcap=softcap)
+    assert (call.features.softcap, call.extras.softcap) == ((True, softcap) if kept else (False, 0.0))

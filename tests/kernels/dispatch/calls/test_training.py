@@ -1,5 +1,6 @@
 """Gradients through the dispatcher: our backward where there is one, PyTorch's otherwise, and the same numbers."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors
+from tests.support.fakes.feature_fakes import pretend_features
 
 pytestmark = pytest.mark.triton_free
 
@@ -61,7 +63,7 @@ class Backward(PlainKernel):
             scores = q @ wide_k.mT * scale
             if shape.causal != "none":
                 scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-            p = torch.exp(scores - lse[..., None])
+            p = torch.exp(scores - lse.masked_fill(lse.isneginf(), float("inf"))[..., None])
             ds = p * (dout @ wide_v.mT - (dout * out).sum(-1, keepdim=True)) * scale
             dq.copy_(ds @ wide_k)
             dk.copy_((ds.mT @ q).unflatten(1, (-1, group)).sum(2))
@@ -181,3 +183,54 @@ def test_without_gradients_a_plan_without_log_sum_exp_serves(kernels: tuple[Forw
     assert len(dispatcher.resolver.plans) == 1
     dispatcher(*inputs, enable_gqa=True)
     assert [type(plan) for plan in dispatcher.resolver.plans.values()] == [KernelPlan] * 3
+
+
+def other_order(tensor: Tensor) -> Tensor:
+    """The tensor with its dimensions the other way round in memory, where it has several."""
+    return tensor.T.contiguous().T if tensor.dim() == 2 else tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def misaligned(tensor: Tensor) -> Tensor:
+    memory = tensor.new_empty(tensor.numel() + 1)[1:]
+    return memory.copy_(tensor.flatten()).view(tensor.shape)
+
+
+@pytest.mark.parametrize("unpack", [other_order, misaligned, Tensor.contiguous])
+def test_saved_tensors_that_come_back_laid_out_otherwise_are_laid_out_as_the_plan_needs(
+    monkeypatch: pytest.MonkeyPatch, unpack: Callable[[Tensor], Tensor]
+) -> None:
+    """Kernels take columns to be next to each other, and a mask to be where it was."""
+    _, backward = pretend_features(monkeypatch)
+    seen: list[Any] = []
+    bind = backward.bind
+
+    def noting(config: KernelConfig, shape: AttentionShape) -> Any:
+        launch = bind(config, shape)
+
+        def run(q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *rest: Any) -> None:
+            mask = rest[-1].mask
+            layout = [(one.stride(), one.data_ptr() % 16 == 0) for one in (q, k, v, out, lse, mask)]
+            seen.append(layout)
+            launch(q, k, v, out, lse, dout, *rest)
+
+        return run
+
+    monkeypatch.setattr(backward, "bind", noting)
+    dispatcher = Dispatcher(ListSource())
+    window = torch.randn(2, 4, 24 + 40, device="cpu").as_strided((2, 4, 24, 16), (256, 64, 1, 1))  # rows overlap
+    q, k, v = torch.randn(2, 20, 4, 16).transpose(1, 2), window, torch.randn(2, 4, 24, 16)
+    mask = (torch.rand(2, 1, 1, 24) > 0.3).expand(2, 4, 20, 24)
+
+    def gradients(q: Tensor, k: Tensor, v: Tensor, attend: Any) -> list[Tensor]:
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        out = attend(*leaves, mask)
+        torch.manual_seed(1)
+        return list(torch.autograd.grad(out, leaves, torch.randn(out.shape)))
+
+    wanted = gradients(q, k, v, scaled_dot_product_attention)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
+        for _ in range(3):
+            torch.testing.assert_close(gradients(q, k, v, dispatcher), wanted)
+    trial, *launches = seen
+    assert len(launches) >= 3
+    assert all(launch == trial for launch in launches)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch import Tensor
 
 from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.launches.recorded import Recorded
+from tests.support.attention.entry_calls import entry_calls
 from tests.support.fakes import fake_launches
 from tests.support.fakes.dispatch_fakes import ListSource
-from tests.support.fakes.fake_launches import Recorder, pretend_kernels
+from tests.support.fakes.fake_launches import Calls, Recorder, pretend_kernels
 from tests.support.triton_modes import compiled_here
 
 CALLS = 4
@@ -55,6 +58,64 @@ def test_outputs_and_gradients_go_with_their_last_name(head_dim: int, monkeypatc
 
 def watched(tensors: tuple[Tensor, ...]) -> "list[weakref.ref[Tensor]]":
     return [weakref.ref(tensor) for tensor in tensors]
+
+
+class Workspaces:
+    """What `torch.empty` has allocated: the addresses, and whether they are still somebody's."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[range, weakref.ref[Tensor]]] = []
+        self._empty = torch.empty
+
+    def empty(self, *sizes: Any, **options: Any) -> Tensor:
+        made: Tensor = self._empty(*sizes, **options)
+        addresses = range(made.data_ptr(), made.data_ptr() + made.untyped_storage().nbytes())
+        self._made.append((addresses, weakref.ref(made)))
+        return made
+
+    def is_freed(self, address: int) -> bool:
+        owners = [owner() for addresses, owner in self._made if address in addresses]
+        return bool(owners) and all(owner is None for owner in owners)
+
+
+class Launches(Calls):
+    """The launches, each of which is looked at when it goes out."""
+
+    def __init__(self, workspaces: Workspaces) -> None:
+        super().__init__()
+        self._workspaces = workspaces
+        self.freed: list[Any] = []
+
+    def append(self, arguments: tuple[Any, ...]) -> None:
+        """Note the launch, and what of its arguments points to memory that was given back before it."""
+        super().append(arguments)
+        addresses = [value[1] if type(value) is tuple else value for value in arguments]  # of a map, or itself
+        self.freed += [one for one in addresses if isinstance(one, int) and self._workspaces.is_freed(one)]
+
+
+EAGER = [name for name in entry_calls("cpu") if "compiled" not in name]
+
+
+@compiled_here
+@pytest.mark.skipif(_triton_version() != DIRECT_TRITON, reason="only this Triton is launched directly")
+@pytest.mark.usefixtures("reference_counts_alone")
+@pytest.mark.parametrize("entry", EAGER)
+def test_a_workspace_lives_until_the_last_kernel_has_started(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch allocates between two of its kernels, such as zeros while a CUDA graph is captured, would lie in a
+    workspace that was given back between them."""
+    workspaces = Workspaces()
+    launches = Launches(workspaces)
+    pretend_kernels(monkeypatch, launches)
+    monkeypatch.setattr(Recorder, "__getitem__", forgetful)
+    monkeypatch.setattr(Recorded, "known", None)  # the ordinary way, which graphs capture
+    monkeypatch.setattr(Recorded, "launch", lambda self, start, inputs: start())
+    call, _ = entry_calls("cpu", Dispatcher(ListSource()))[entry]()
+    call()
+    monkeypatch.setattr(torch, "empty", workspaces.empty)
+    launches.clear()
+    call()
+    assert launches
+    assert launches.freed == []
 
 
 def test_a_recording_imports_no_compiler() -> None:

@@ -43,6 +43,10 @@ def three(*, grad: bool = False, queries: int = QUERIES, length_first: bool = Fa
     return [torch.randn(size, requires_grad=grad) for size in sizes]
 
 
+def square(*, grad: bool) -> list[Tensor]:
+    return [torch.randn(2, KEYS, HEADS, 16, requires_grad=grad) for _ in range(3)]
+
+
 def mask() -> Tensor:
     return torch.rand(2, 1, QUERIES, KEYS) > 0.3
 
@@ -63,6 +67,8 @@ CALLS: dict[str, tuple[Callable[[Dispatcher], Attend], Make]] = {
     "mask with gradients": (with_mask, lambda: [*three(grad=True), mask()]),
     "row of a mask": (with_mask, lambda: [*three(), torch.rand(1, KEYS) > 0.3]),
     "dropout": (lambda own: lambda *leaves: own(*leaves, dropout_p=0.25), three),
+    "plain rows": (flash, lambda: three(length_first=True)),
+    "plain rows with gradients": (lambda own: flash(own, causal=True), lambda: square(grad=True)),
     "window": (lambda own: flash(own, window_size=[5, 2]), lambda: three(length_first=True)),
     "soft cap with gradients": (lambda own: flash(own, softcap=9.0), lambda: three(length_first=True, grad=True)),
     "slopes": (flash, lambda: [*three(length_first=True), torch.rand(HEADS)]),
@@ -79,6 +85,13 @@ def gradients_of(attend: Attend, tensors: list[Tensor]) -> list[Tensor]:
     out = attend(*tensors)
     leaves = [tensor for tensor in tensors if tensor.requires_grad]
     return [out.detach(), *(torch.autograd.grad(out, leaves, torch.ones_like(out)) if leaves else ())]
+
+
+def test_rows_that_pytorch_computes_take_the_short_way_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    dispatcher, tensors = Dispatcher(ListSource()), three(length_first=True)  # on the CPU
+    wanted = flash(dispatcher)(*tensors)
+    monkeypatch.setattr(dispatcher, "rows", no_call)
+    torch.testing.assert_close(flash(dispatcher)(*tensors), wanted)
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -45,9 +45,9 @@ def config(problem: AttentionShape, **changes: int) -> KernelConfig:
         (shape(features=Features(mask=MaskKind.BLOCK_SPARSE)), "does not know block_sparse"),
         (shape(256, features=Features(dropout=True)), "no dropout for heads wider than 128, .* head_dim=256"),
         (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
-        (shape(32), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=32"),
-        (shape(264), r"`40 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=264"),
-        (shape(128, head_dim_v=100), r"`40 <= head_dim_v <= 256`, in steps of 8, must hold .* head_dim_v=100"),
+        (shape(16), r"`24 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=16"),
+        (shape(264), r"`24 <= head_dim <= 256`, in steps of 8, must hold .* head_dim=264"),
+        (shape(128, head_dim_v=100), r"`24 <= head_dim_v <= 256`, in steps of 8, must hold .* head_dim_v=100"),
     ],
 )
 def test_shapes_that_it_leaves_to_others(problem: AttentionShape, reason: str) -> None:

@@ -42,10 +42,11 @@ from blocktune.kernels.hopper.sparse.kernel import FlashBackwardHopperSparse
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
-from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.reference import attention_reference, visible
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from tests.support.attention.feature_cases import extras_of, packed, tensors
 from tests.support.attention.laid_masks import laid_out
+from tests.support.attention.masked_rows import LOWEST, lse_of_kernels
 from tests.support.gluon import machine as gluon_machine
 
 pytestmark = pytest.mark.triton_free
@@ -119,10 +120,14 @@ def statistics(
     blind, own = lse.isinf(), places(problem, extras)
     base_2[:, own] = torch.where(blind, 1e30, lse / math.log(2))
     sums[:, own] = delta.masked_fill(blind, 0)
+    kept_log2 = math.log2(1 - extras.dropout_p)
     if problem.features.dropout:
-        base_2, sums = base_2 + math.log2(1 - extras.dropout_p), sums * (1 - extras.dropout_p)
+        base_2, sums = base_2 + kept_log2, sums * (1 - extras.dropout_p)
     if alibi_code(problem) == 1:
         base_2[:, own] += slopes_of_rows(extras) / math.log(2) * (own % BLOCK_M)
+    log2_keys = (lse.double() / 2.0**127 + 2) * 4096 - 1 + kept_log2
+    masked = (lse < -1e38) & ~blind
+    base_2[:, own] = torch.where(masked, -(2.0**52) * (1 + log2_keys / 64), base_2[:, own]).float()
     return base_2.flatten(), sums.flatten()
 
 
@@ -166,23 +171,49 @@ def expected(problem: AttentionShape, inputs: list[torch.Tensor], extras: Extras
 
 
 def check(
-    problem: AttentionShape, programs: int = 3, lengths: Sequence[Sequence[int]] = (), **changes: int
+    problem: AttentionShape,
+    programs: int = 3,
+    lengths: Sequence[Sequence[int]] = (),
+    mask: torch.Tensor | None = None,
+    tolerance: float = TOLERANCE,
+    **changes: int,
 ) -> list[torch.Tensor]:
-    """Compare the gradients with PyTorch's in float64, and return them. lengths: of packed queries and keys."""
+    """Compare the gradients with PyTorch's in float64, and return them. lengths: of packed queries and keys. mask: with
+    rows that finite numbers hide."""
     (q, k, v), extras = packed(problem, *lengths) if lengths else (tensors(problem), extras_of(problem))
+    extras = extras if mask is None else replace(extras, mask=mask)
     dout = torch.randn(*q.shape[:3], problem.head_dim_v, generator=torch.Generator().manual_seed(2)).half()
     if lengths:
         dout = dout.transpose(1, 2).contiguous().transpose(1, 2)
-    out, lse = attention_reference(q, k, v, causal=problem.causal, features=mathematics(problem), extras=extras)
-    inputs = [q, k, v, out.half(), lse, dout]
+    options: dict[str, Any] = {"causal": problem.causal, "features": mathematics(problem), "extras": extras}
+    out, lse = attention_reference(q, k, v, **options, dtype=torch.float64)
+    if mask is not None:
+        lse = lse_with_masked_rows(problem, lse, mask)
+    inputs = [q, k, v, out.half(), lse.float(), dout]
     default = KERNEL.default_config(problem, HOPPER)
     config = KernelConfig.of(KERNEL.name, dict(default.parameters) | changes)
     assert KERNEL.violations(config, problem, HOPPER) == ()
     found = gradients_of(problem, config, inputs, extras, programs)
     for name, got, wanted in zip(("dq", "dk", "dv"), found, expected(problem, inputs, extras), strict=True):
         error = (got.double() - wanted).norm() / wanted.norm()
-        assert error < TOLERANCE, f"{name} of {problem.label}: {error:.1e}"
+        assert error < tolerance, f"{name} of {problem.label}: {error:.1e}"
     return found
+
+
+def lse_with_masked_rows(problem: AttentionShape, lse: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """A log-sum-exp of float64 as the forward kernels leave it."""
+    seen = visible(problem.seqlen_q, problem.seqlen_k, problem.causal, mask.device) & (mask > -math.inf)
+    rows = lse_of_kernels(torch.where(seen, mask.double(), -math.inf)).expand(lse.shape)
+    return torch.where(lse < LOWEST, rows, lse)
+
+
+def gradients_under(problem: AttentionShape, mask: torch.Tensor) -> list[torch.Tensor]:
+    """dq, dk and dv under an additive mask."""
+    extras = replace(extras_of(problem), mask=mask)
+    q, k, v = tensors(problem)
+    out, lse = attention_reference(q, k, v, causal=problem.causal, features=problem.features, extras=extras)
+    config = KERNEL.default_config(problem, HOPPER)
+    return gradients_of(problem, config, [q, k, v, out.half(), lse, torch.randn(out.shape).half()], extras, 3)
 
 
 @pytest.mark.few(6)
@@ -260,7 +291,7 @@ def test_groups_of_query_heads(head_dim: int, causal: Causal, features: str) -> 
     check(shape_of(256, 256 if not features else 200, head_dim, features, causal=causal, **sizes), group_parts=1)
 
 
-@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (192, 128), (256, 256)])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 40), (24, 32), (192, 128), (256, 256)])
 def test_groups_in_a_fixed_order(head_dim: int, head_dim_v: int) -> None:
     sizes = {"num_heads": 4, "num_heads_kv": 2, "head_dim_v": head_dim_v}
     check(shape_of(130, 257, head_dim, "deterministic", causal=UPPER_LEFT, **sizes), group_parts=1)

@@ -3,12 +3,21 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_general import loops_of_products
-from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import HOPPER, KERNEL, check, shape_of
+from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import (
+    HOPPER,
+    KERNEL,
+    TOLERANCE,
+    check,
+    gradients_under,
+    shape_of,
+)
+from tests.support.attention.masked_rows import masked_rows
 from tests.support.machine_code.kernels import machine_code, mnemonic
 from tests.support.triton_modes import TRITON, compiled_here
 
@@ -60,6 +69,39 @@ def test_gradients_of_groups_and_of_a_fixed_order(head_dim: int, features: str) 
 def test_gradients_of_packed_sequences(features: str, causal: Causal) -> None:
     lengths = (70, 0, 33, 130, 64), (150, 64, 0, 130, 300)
     check(shape_of(130, 300, 128, f"varlen {features}", causal=causal, batch=5), lengths=lengths)
+
+
+LEAST = {dtype: torch.finfo(dtype).min for dtype in (torch.float16, torch.float32)}
+
+
+@pytest.mark.triton_free
+@pytest.mark.few(8)
+@pytest.mark.parametrize("causal", [NO, LOWER_RIGHT])
+@pytest.mark.parametrize("features", ["additive", "additive dropout", "alibi additive", "additive softcap"])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(64, 64), (128, 128), (192, 128), (256, 256)])
+@pytest.mark.parametrize("mask_dtype", [torch.float32, torch.float16], ids=str)
+def test_rows_that_finite_numbers_hide(
+    mask_dtype: torch.dtype, head_dim: int, head_dim_v: int, features: str, causal: Causal
+) -> None:
+    """Their keys have equal probabilities, which add up to 1."""
+    if head_dim > 128 and "dropout" in features:
+        pytest.skip("such heads have no dropout")
+    problem = shape_of(100, 170, head_dim, features, causal=causal, head_dim_v=head_dim_v, num_heads_kv=1)
+    # float32 steps by 2^-8 beside -65504: at most half of that is the log-sum-exp wrong by, twice in base 2
+    tolerance = 2.0**-8 if mask_dtype is torch.float16 else TOLERANCE
+    check(problem, mask=masked_rows(100, 170, LEAST[mask_dtype], mask_dtype), tolerance=tolerance)
+
+
+@pytest.mark.triton_free
+@pytest.mark.parametrize("head_dim", [64, 128, 192])
+def test_a_mask_that_is_no_number_reaches_all_gradients_of_its_row(head_dim: int) -> None:
+    mask = torch.zeros(1, 1, 100, 170)
+    mask[..., 3, 1] = float("nan")
+    problem = shape_of(100, 170, head_dim, "additive")
+    dq, dk, dv = gradients_under(problem, mask)
+    assert torch.equal(dq.isnan().all(-1), (torch.arange(100) == 3).expand(dq.shape[:3]))
+    assert dk.isnan().all()
+    assert dv.isnan().all()
 
 
 # ---- machine code

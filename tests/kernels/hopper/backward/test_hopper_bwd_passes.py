@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.hopper.backward.pre_and_post import (
     finish_kernel,
     finish_rows_kernel,
@@ -83,9 +84,10 @@ def test_parts_become_gradients_of_keys_and_values(dim: int, width: int, layout:
     sums = [in_register_order(each.reshape(-1, width), transposed=False) for each in left]
     dk, dv = (drawn(layout, dim, torch.float16).fill_(float("nan")) for _ in "kv")
     blocks = (LENGTH + padding) // 64
+    strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
     join_parts_kernel[2 * blocks * HEADS * BATCH, 2](
-        *sums, dk, dv, 0.25, *dk.stride()[:3], *dv.stride()[:3], HEADS, LENGTH, blocks,
-        HEAD_DIM=dim, HEAD_DIM_V=dim, WIDTH=width, PARTS=parts, num_warps=4,
+        *sums, dk, dv, 0.25, *strides, HEADS, LENGTH, blocks,
+        HEAD_DIM=dim, HEAD_DIM_V=dim, WIDTH=width, PARTS=parts, UNIT=unit, num_warps=4,
     )  # fmt: skip
     expected = [each.sum(2)[:, :, :LENGTH, :dim] for each in left]
     torch.testing.assert_close(dk, (expected[0] * 0.25).half(), rtol=2e-3, atol=1e-3)
@@ -144,11 +146,11 @@ def test_statistics_of_any_rows(
     counter = torch.full((1,), 7, dtype=torch.int32, device=DEVICE)
     turns = torch.full((count // 64,), 7, dtype=torch.int32, device=DEVICE) if ordered else None
     programs = padded(length) // 32
+    strides, unit = in_units((*out.stride()[:3], *dout.stride()[:3]))
     prepare_rows_kernel[(programs * HEADS * sequences,)](
-        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, factor, None, 0, 0, None,
-        *out.stride()[:3], *dout.stride()[:3],
+        out, dout, lse, lse_log2, delta, sums, counter, turns, begins, factor, None, 0, 0, None, *strides,
         HEADS * tokens, tokens, HEADS, length, rows, programs,
-        HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, ADDITIVE=False, num_warps=4,
+        HEAD_DIM_V=dim, WIDTH=width, ROWS=32, BLOCK_M=64, ADDITIVE=False, UNIT=unit, num_warps=4,
     )  # fmt: skip
     assert counter.item() == 0
     scale = factor or 1.0
@@ -175,9 +177,10 @@ def test_sums_of_any_rows_become_dq(dim: int, width: int, packed: bool, length: 
     sums = torch.randn(rows * HEADS * batch, width, device=DEVICE)
     dq = torch.full((batch, tokens, HEADS, dim), float("nan"), device=DEVICE).half().transpose(1, 2)
     programs, part = padded(length) // 64, 32 if transposed else 64
+    strides, unit = in_units(dq.stride()[:3])
     finish_rows_kernel[(programs * HEADS * sequences * (2 if transposed else width // part),)](
-        in_parts(sums, part, transposed), dq, begins, 0.25, *dq.stride()[:3], HEADS, length, rows, programs,
-        HEAD_DIM=dim, WIDTH=width, PART=part, TRANSPOSED=transposed, num_warps=4,
+        in_parts(sums, part, transposed), dq, begins, 0.25, *strides, HEADS, length, rows, programs,
+        HEAD_DIM=dim, WIDTH=width, PART=part, TRANSPOSED=transposed, UNIT=unit, num_warps=4,
     )  # fmt: skip
     for entry, head, begin, own, row in starts(packed, length, rows):
         wanted = (sums[row : row + own, :dim] * 0.25).half()

@@ -58,17 +58,17 @@ def reading_kernel(
     if first < stop:
         k_offsets = key_offsets(first, seqlen_k, 0, stride_kb, stride_kn, 0, W, KEYS, K_ROWS)
         v_offsets = key_offsets(first, seqlen_k, 0, stride_vb, stride_vn, 0, W, KEYS, V_ROWS)
-        k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
-        v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+        k = load_words(k_base, k_offsets, WIDTH, WIDTH // 32, STREAM, K_L)
+        v = load_words(v_base, v_offsets, WIDTH_V, WIDTH_V // 64, STREAM, V_L)
     for tile in range(first, stop):
         k_sum += k
         if tile + 1 < stop:
             k_offsets = key_offsets(tile + 1, seqlen_k, 0, stride_kb, stride_kn, 0, W, KEYS, K_ROWS)
-            k = load_words(k_base, k_offsets, WIDTH // 32, STREAM, K_L)
+            k = load_words(k_base, k_offsets, WIDTH, WIDTH // 32, STREAM, K_L)
         v_sum += v
         if tile + 1 < stop:
             v_offsets = key_offsets(tile + 1, seqlen_k, 0, stride_vb, stride_vn, 0, W, KEYS, V_ROWS)
-            v = load_words(v_base, v_offsets, WIDTH_V // 64, STREAM, V_L)
+            v = load_words(v_base, v_offsets, WIDTH_V, WIDTH_V // 64, STREAM, V_L)
     keep(Out, k_sum)
     keep(Out, v_sum)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from blocktune.kernels.base import scratch
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
-from blocktune.kernels.portable.decode import scratch
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
@@ -47,8 +47,8 @@ def config_of(block_n: int = 128, splits: int = 16, warps: int = 8, stream: int 
     ("changes", "reason"),
     [
         ({"dtype": "float32"}, "computes float16 and bfloat16, but got float32"),
-        ({"head_dim": 96}, "`head_dim in (64, 128)` must hold"),
-        ({"head_dim_v": 256}, "`head_dim_v in (64, 128)` must hold"),
+        ({"head_dim": 84}, "`head_dim in range(16, 129, 8)` must hold"),
+        ({"head_dim_v": 136}, "`head_dim_v in range(16, 129, 8)` must hold"),
         ({"seqlen_q": 5}, "`group_size * seqlen_q <= 16` must hold for flash_decode_hopper, but got 20 rows"),
         ({"batch": 65536}, "`batch <= 65535` must hold"),
         ({"features": Features(cached=True, page_size=8)}, "`16 <= page_size <= 256` must hold"),
@@ -139,6 +139,9 @@ def test_only_keys_and_values_need_aligned_rows() -> None:
         (shape_of(seqlen_q=4, causal=Causal.LOWER_RIGHT, features=CACHED), config_of()),
         (shape_of(features=Features(cached=True, page_size=16)), config_of(128, 64, 4, 0)),
         (shape_of(head_dim=64, dtype="float16"), config_of(512, 1)),
+        (shape_of(head_dim=72), config_of(128)),
+        (shape_of(head_dim=40, seqlen_q=4, features=CACHED), config_of(256)),
+        (shape_of(head_dim=120, head_dim_v=88, features=Features(cached=True, page_size=16)), config_of(64, 64, 4, 0)),
     ],
     ids=lambda value: value.label,
 )
@@ -159,7 +162,8 @@ def test_machine_code(
     assert min(exchanges) > max(products)
     load = "LDG.E.EF.128" if config.parameters["stream"] else "LDG.E.128"
     wide = [place for place, name in enumerate(code) if name == load]
-    tile = config.block_n // config.num_warps * 2 * shape.head_dim * 2 // (32 * 16)  # 32 threads, 16 bytes each
+    lines = 4 * -(-shape.head_dim // 32) + 8 * -(-shape.head_dim_v // 64)  # threads for a key, 16 bytes each
+    tile = config.block_n // config.num_warps * lines // 32
     assert sum(place < products[0] for place in wide) >= tile
     assert sum(products[0] < place < min(exchanges) for place in wide) == tile
 
@@ -191,7 +195,7 @@ def on_gpu(test: Any) -> Any:
 
 @on_gpu
 @pytest.mark.parametrize("queries", [(1, Causal.NONE), (4, Causal.LOWER_RIGHT), (2, Causal.UPPER_LEFT)])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [40, 64, 72, 96, 120, 128])
 def test_every_tile(head_dim: int, queries: tuple[int, Causal]) -> None:
     seqlen_q, causal = queries
     shape = shape_of(batch=2, num_heads=8, num_heads_kv=2, seqlen_k=1500, head_dim=head_dim, seqlen_q=seqlen_q)

@@ -5,6 +5,7 @@ What the compiler makes of it is not seen here; test_flash_decode_hopper.py read
 where a GPU is.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,33 @@ def test_blocks_and_head_dimensions(
 ) -> None:
     shape = shape_of(num_heads=2, num_heads_kv=1, head_dim=head_dim, head_dim_v=head_dim_v, dtype="bfloat16")
     check(config_of(block_n, 1, warps, stream=0), case_of(shape), monkeypatch)
+
+
+def in_wider_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor as columns of a wider one, which has NaN next to them."""
+    *outer, dim = tensor.shape
+    wider = torch.full((*outer, dim + 16), float("nan"), dtype=tensor.dtype)
+    wider[..., :dim] = tensor
+    return wider[..., :dim]
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("head_dim", "head_dim_v"), [(16, 24), (40, 40), (56, 72), (72, 56), (96, 96), (120, 104)])
+def test_columns_that_fill_no_tile(
+    head_dim: int, head_dim_v: int, splits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies next to the columns of a head is neither read nor written."""
+    case = case_of(shape_of(head_dim=head_dim, head_dim_v=head_dim_v))
+    wide = replace(case, q=in_wider_rows(case.q), k=in_wider_rows(case.k), v=in_wider_rows(case.v))
+    check(config_of(splits=splits), wide, monkeypatch, case)
+
+
+@pytest.mark.parametrize("page_size", [16, 64])
+def test_pages_of_columns_that_fill_no_tile(page_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = Features(cached=True, page_size=page_size)
+    shape = shape_of(features, batch=3, seqlen_q=2, head_dim=88, head_dim_v=72, causal=Causal.LOWER_RIGHT)
+    case = case_of(shape, (0, 150, 77))
+    check(config_of(splits=2), paged(case, 80), monkeypatch, case)
 
 
 @pytest.mark.parametrize("heads", [(2, 2), (7, 1), (16, 2), (16, 1)])

@@ -75,7 +75,8 @@ def test_rows_of_bytes_are_counted_in_words() -> None:
     assert "16 must divide its address and its strides" in (KERNEL.layout_problem(q, k, odd) or "")
     shape = shape_of("kv=int8", batch=1, num_heads=4, num_heads_kv=2, seqlen_k=100, head_dim=64, dtype="float16")
     trailing = KERNEL.bind(config_of(splits=1), shape).trailing(q, k, k, q)
-    assert trailing[3:6] == (2 * 100 * 20, 100 * 20, 20)
+    assert trailing[3:6] == (2 * 100 * 5, 100 * 5, 5)
+    assert trailing[-2:] == (1, 4)  # the units of strides, the second in words
 
 
 # ---- machine code

@@ -57,10 +57,10 @@ def config(**changes: int) -> KernelConfig:
     ("problem", "reason"),
     [
         (shape(dtype="float32"), "computes float16 and bfloat16, but got float32"),
-        (shape(32), r"`40 <= head_dim <= 256`, a multiple of 8, must hold .* head_dim=32"),
+        (shape(16), r"`24 <= head_dim <= 256`, a multiple of 8, must hold .* head_dim=16"),
         (shape(100), r"a multiple of 8, must hold .* head_dim=100"),
-        (shape(264), r"`40 <= head_dim <= 256`, .* head_dim=264"),
-        (shape(128, head_dim_v=36), r"`40 <= head_dim_v <= 256`, .* head_dim_v=36"),
+        (shape(264), r"`24 <= head_dim <= 256`, .* head_dim=264"),
+        (shape(128, head_dim_v=36), r"`24 <= head_dim_v <= 256`, .* head_dim_v=36"),
         (shape(features="block_sparse"), "does not know block_sparse"),
         (shape(features="tree window=3:0 cached"), "does not know cached, tree"),
     ],
@@ -100,7 +100,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
         (loaded(64, 8192), (192, 128, 4, 0, 1, 0, 0, 0)),
         *((loaded(64, seqlen, Causal.UPPER_LEFT), (256, 64, 4, 0, 1, 0, 0, 0)) for seqlen in (6000, 8192, 16384)),
         (loaded(64, 4096, Causal.UPPER_LEFT, "window=1023:-1"), (192, 64, 4, 0, 1, 0, 64, 0)),
-        (loaded(64, 2048, Causal.UPPER_LEFT, "window=2047:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
+        (loaded(64, 2048, Causal.UPPER_LEFT, "window=2046:-1"), (256, 64, 3, 0, 1, 0, 0, 0)),
         (loaded(64, 1000, Causal.UPPER_LEFT, "varlen"), (192, 64, 4, 0, 1, 0, 64, 0)),
         (loaded(64, 4600, Causal.UPPER_LEFT, "varlen"), (256, 64, 4, 0, 1, 0, 0, 0)),
         (shape(64, 852, causal=True, batch=19, num_heads=32), (128, 64, 4, 0, 0, 1, 64, 0)),  # four have a tile more

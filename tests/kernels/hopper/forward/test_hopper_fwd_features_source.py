@@ -14,9 +14,10 @@ from blocktune.kernels.hopper.forward.launch import MaskedLaunch, leading_with_e
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.reference import attention_reference
+from blocktune.kernels.values.reference import attention_reference, visible
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from tests.support.attention.laid_masks import laid_out
+from tests.support.attention.laid_masks import bounded, laid_out
+from tests.support.attention.masked_rows import lse_of_kernels, masked_rows
 from tests.support.gluon import machine as gluon_machine
 from tests.support.gluon.hopper_forward import (
     HOPPER,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.triton_free
 
 WORDS = ("alibi", "boolean", "additive", "dropout")
 COMBINATIONS = ("alibi boolean", "alibi additive", "alibi dropout", "boolean dropout", "additive dropout softcap")
+LEAST = torch.finfo(torch.float32).min
 BROADCASTS = [(1, 1, 1), (2, 1, 1), (1, 2, 1), (2, 1, 200), (1, 2, 200), (2, 2, 200)]
 
 
@@ -162,6 +164,24 @@ def test_additive_masks_that_hide_with_finite_numbers(hidden: float, q_registers
     scores = q.float() @ k.float().mT * problem.head_dim**-0.5 + mask  # float32 keeps no score beside such numbers
     right = scores.double().softmax(-1) @ v.double()
     assert (found.double() - right).norm() <= TOLERANCE * right.norm()
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("q_registers", [0, 64])
+@pytest.mark.parametrize("causal", [Causal.NONE, Causal.LOWER_RIGHT])
+@pytest.mark.parametrize(("dtype", "hidden"), [("float32", LEAST), ("float32", -1e9), ("float16", -65504.0)], ids=str)
+def test_rows_that_finite_numbers_hide(dtype: str, hidden: float, causal: Causal, q_registers: int) -> None:
+    """The log-sum-exp says how many keys such a row has."""
+    problem = shape_of(100, 300, features="additive", causal=causal)
+    mask = masked_rows(100, 300, hidden, getattr(torch, dtype))
+    q, k, v = tensors(problem)
+    found, lse = run_any(problem, [q, k, v], Extras(mask=mask), config_of(problem, q_registers=q_registers))
+    scores = (q.double() @ k.double().mT * problem.head_dim**-0.5).float() + bounded(mask)
+    scores = scores.masked_fill(~visible(100, 300, causal, mask.device), float("-inf")).double()
+    blind = scores.isneginf().all(-1, keepdim=True)
+    right = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0) @ v.double()
+    assert (found.double() - right).norm() <= TOLERANCE * right.norm()
+    torch.testing.assert_close(lse, lse_of_kernels(scores), rtol=2e-7, atol=1e-2 if dtype == "float16" else 1e-4)
 
 
 @pytest.mark.few(6)

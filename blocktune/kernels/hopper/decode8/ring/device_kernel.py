@@ -15,7 +15,14 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from blocktune.kernels.hopper.decode.device_kernel import SIZES
 from blocktune.kernels.hopper.decode.merges import block_barrier, store_result
-from blocktune.kernels.hopper.decode.tiles import key_range, keys_in_sight, query_offsets, words_of_head
+from blocktune.kernels.hopper.decode.tiles import (
+    in_elements,
+    in_words,
+    key_range,
+    keys_in_sight,
+    query_offsets,
+    words_of_head,
+)
 from blocktune.kernels.hopper.decode8.ring.copies import (
     Cache,
     Ring,
@@ -84,7 +91,7 @@ def flash_decode8_ring_kernel(
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
     WIDTH: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
     ROWS: gl.constexpr, KEYS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    OF_TOKENS: gl.constexpr,
+    OF_TOKENS: gl.constexpr, UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
 ):  # fmt: skip
     """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
 
@@ -103,6 +110,10 @@ def flash_decode8_ring_kernel(
     K_L: gl.constexpr = key_layout(W, KEYS, WIDTH // 4)
     V_L: gl.constexpr = value_layout(W, KEYS, WIDTH // 4)
     Q_L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [W, 1], [1, 0])
+    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    stride_kb, stride_kh, stride_kn = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
+    stride_vb, stride_vh, stride_vn = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
     rows = group_size * seqlen_q
@@ -239,6 +250,6 @@ def flash_decode8_ring_kernel(
     start = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
     if SPLITS == 1:
         out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, None, seqlen_q, rows, start, stride_oh, stride_om, WIDTH)
+        store_result(out, Lse, o, m, l, None, seqlen_q, rows, start, stride_oh, stride_om, WIDTH, WIDTH)
     else:
         store_share(Work, o, m, l, start, rows, total_rows, SPLITS)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from blocktune.kernels.files.line_file import append_line, parsed_lines, state_directory
+from blocktune.kernels.files.reading import read_bytes
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -62,12 +63,7 @@ def stored_findings() -> list[Finding]:
     """Return what was found so far. Lines that are damaged are passed over, and so is a file that cannot be read."""
     path = findings_path()
     try:
-        content = b"" if path is None else _content(path)
+        content = b"" if path is None else read_bytes(path, MAX_BYTES, os.O_NOFOLLOW)
     except OSError:
         return []
     return list(parsed_lines(content, Finding.from_json))
-
-
-def _content(path: Path) -> bytes:
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
-        return file.read(MAX_BYTES)

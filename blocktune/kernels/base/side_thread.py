@@ -1,0 +1,52 @@
+"""A thread of its own for work that a capture, a memory pool or a dispatch mode of the caller must not reach.
+
+PyTorch routes allocations to the pool of a CUDA graph, or of the user's `torch.cuda.MemPool`, by thread and by
+capturing stream. Modes such as `torch.inference_mode` and `torch.device` hold for one thread as well.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from blocktune.kernels.hardware.driver import load_library
+
+Result = TypeVar("Result")
+
+_RELAXED = 2
+"""CU_STREAM_CAPTURE_MODE_RELAXED, CUDA driver API."""
+
+
+def run_on_side_thread(task: Callable[[], Result], device: Any) -> Result:
+    """Return the result of a task that runs on a thread of its own, on the default stream of a CUDA device.
+
+    The work that it has enqueued there is done when this returns. A capture in the calling thread stays valid: the
+    task may load kernels, allocate and wait.
+    """
+    import torch
+
+    def run() -> Result:
+        stream = torch.cuda.default_stream(device)
+        with relaxed_capture(), torch.cuda.stream(stream):
+            result = task()
+            stream.synchronize()
+        return result
+
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        return executor.submit(run).result()
+
+
+@contextmanager
+def relaxed_capture() -> Iterator[None]:
+    """Let this thread load kernels, allocate and wait while another thread captures a CUDA graph."""
+    library, mode = load_library(), ctypes.c_int(_RELAXED)
+    if library is None:
+        yield
+        return
+    exchange = library.cuThreadExchangeStreamCaptureMode
+    exchange(ctypes.byref(mode))
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
