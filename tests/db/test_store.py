@@ -22,7 +22,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import StoreError, UsageError
-from blocktune.kernels.values.shape import Causal
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 MINUTE = timedelta(minutes=1)
 
@@ -204,6 +205,19 @@ def test_a_measured_best_has_a_time(store: ResultStore, best: Best) -> None:
 def test_text_that_no_database_holds_is_spelt_out(store: ResultStore, trial: Trial) -> None:
     store.record(replace(trial, error="\x1b[31maborted\0 at \udcff\n"))
     assert store.trials()[0].error == "\\x1b[31maborted\\x00 at \\udcff\n"
+
+
+def test_a_shape_that_was_spelled_in_another_way_is_read_in_its_one_form(
+    store: ResultStore, trial: Trial, best: Best, shape: AttentionShape
+) -> None:
+    """As stores of older versions have them: their rows are neither damaged nor lost."""
+    older = replace(shape, causal=Causal.NONE)
+    object.__setattr__(older, "features", Features(window=(4095, 0)))
+    store.put_all([replace(trial, shape=older)], [replace(best, shape=older)])
+    form = replace(shape, causal=Causal.LOWER_RIGHT)
+    assert [row.shape for row in (*store.trials(), *store.bests())] == [form, form]
+    assert [config.shape for config in store.configs(best.device)] == [form]
+    assert store.health().sound
 
 
 def test_health_tells_the_state(store: ResultStore, target: str, trial: Trial, best: Best) -> None:

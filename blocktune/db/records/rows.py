@@ -110,10 +110,10 @@ def whole_environment(row: EnvironmentRow) -> Environment:
 
 
 def whole_shape(row: ShapeRow) -> AttentionShape:
-    """Return the shape of this row, whose columns repeat it. Raises the errors of `device_of`."""
-    shape = _parsed_shape(row.document)
-    _require_repeated(row, shape_columns(shape))
-    return shape
+    """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
+    written = json.loads(row.document)  # an older blocktune may have spelled the shape in another way
+    _require_repeated(row, {name: value for name, value in written.items() if name != "features"})
+    return _parsed_shape(row.document)
 
 
 def whole_config(row: ConfigRow) -> KernelConfig:

@@ -3,7 +3,7 @@
 from operator import index
 from typing import Any
 
-from torch import SymInt
+from torch import SymInt, Tensor
 
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
 from blocktune.kernels.values.features import MAX_SIZE, UNLIMITED, bounded_side
@@ -93,3 +93,11 @@ def splits_of(given: Any) -> int:
     if not 0 <= splits <= MAX_SPLITS:
         raise UsageError(f"`0 <= num_splits <= {MAX_SPLITS}` must hold, but got {splits}. Give 0 for the tuned number.")
     return 0 if splits == 0 else 1 << (splits - 1).bit_length()
+
+
+def with_dense_rows(given: Any) -> Any:
+    """Return a tensor with the numbers of its last dimension next to each other, as kernels read those of lengths,
+    tables and slopes; what is no tensor stays what it is."""
+    if not isinstance(given, Tensor) or given.dim() == 0 or given.stride(-1) == 1 or given.shape[-1] < 2:
+        return given
+    return given.contiguous()

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.compiler import is_compiling
 
 from blocktune.kernels.api.cache.paged_sequences import as_sequences, check_pages, over_pages, reads_pages
-from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of
+from blocktune.kernels.api.flash_arguments import length_of, real_number, sides, window_of, with_dense_rows
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
     check_dropout,
@@ -18,7 +18,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.dtensors import refuse_distributed
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.obstacles import is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -193,7 +193,7 @@ def attend_packed(
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
         refuse_distributed(q, "Packed sequences over pages")
-        asked["remember"] = None
+        asked["remember"], table = None, with_dense_rows(table)
         check_pages(query, k, v, table, bounds[1], dispatcher)
         if reads_pages(query, k, v, longest[0], asked):
             return over_pages(q, k, v, table, longest[0], asked, lse=lse, dispatcher=dispatcher)
@@ -275,4 +275,5 @@ def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
             "`cu_seqlens_q` and `cu_seqlens_k` must describe the same number of sequences, at least one, but got "
             f"{bounds_q.shape[0]} and {bounds_k.shape[0]} entries. Each needs one entry more than there are sequences."
         )
-    return bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph
+    count: int = bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph
+    return count

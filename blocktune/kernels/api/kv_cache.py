@@ -11,7 +11,14 @@ from blocktune.kernels.api.cache.checks import check_cache
 from blocktune.kernels.api.cache.descales import Descale, Descales, as_kernels_take, tensor_of
 from blocktune.kernels.api.cache.rotary import Rotary
 from blocktune.kernels.api.cache.rows import CacheRows
-from blocktune.kernels.api.flash_arguments import real_number, sides, splits_of, whole_number, window_of
+from blocktune.kernels.api.flash_arguments import (
+    real_number,
+    sides,
+    splits_of,
+    whole_number,
+    window_of,
+    with_dense_rows,
+)
 from blocktune.kernels.dispatch.autograd import Served
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
@@ -21,7 +28,7 @@ from blocktune.kernels.dispatch.call_checks import (
     check_softcap,
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.dtensors import refuse_distributed
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -95,6 +102,7 @@ def flash_attn_with_kvcache(
         TooFewDimensionsError: q or a cache has fewer than four dimensions. It is an IndexError as well.
         WrongTypeError: an argument is no tensor or no number. It is a TypeError as well.
     """
+    cache_seqlens, block_table, alibi_slopes = map(with_dense_rows, (cache_seqlens, block_table, alibi_slopes))
     numbers = softmax_scale, causal, sides(window_size), softcap, num_splits, return_softmax_lse
     way, given = ("flash_attn_with_kvcache", *numbers), cache_seqlens if isinstance(cache_seqlens, Tensor) else None
     scales = tensor_of("k_descale", k_descale, q), tensor_of("v_descale", v_descale, q)
@@ -180,6 +188,7 @@ def tree_attention(
         TooFewDimensionsError: the query or a cache has fewer than four dimensions.
         WrongTypeError: an argument is no tensor.
     """
+    cache_seqlens, block_table, tree_mask = map(with_dense_rows, (cache_seqlens, block_table, tree_mask))
     tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
     served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
     if served is not None:
@@ -215,8 +224,8 @@ def _check_number(number: int, capacity: int, new: int) -> None:
     """
     if not 0 <= number <= capacity - new:
         raise UsageError(
-            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache "
-            "holds no more; make it larger."
+            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache, or "
+            "the pages in a row of block_table, hold no more; make it larger."
         )
 
 

@@ -10,7 +10,7 @@ from blocktune.kernels.api.flash_arguments import length_of, splits_of, whole_nu
 from blocktune.kernels.api.flash_attn import attend_packed
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.dtensors import refuse_distributed
+from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED

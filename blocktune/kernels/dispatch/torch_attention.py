@@ -16,8 +16,9 @@ Seen with torch 2.13 on the CPU:
 - The fused backend reads a float32 mask as if it had the type of a float64 query.
 - The fused backend takes the number of keys from the key, and reads past the end of a value that has fewer. PyTorch's
   mathematics raise. On an H200 a process died once around a call whose value had one key more.
-- The fused backend's backward takes exp(score - lse), and a log-sum-exp holds no log(n) beside the least finite number:
-  the values' gradients are n times too large in rows of n keys that an additive mask hides with finite numbers alone.
+- The fused backend's backward takes exp(score - lse), and a log-sum-exp holds no log(n) next to the least finite
+  number. Where an additive mask hides all n keys of a row with finite numbers, gradients of values are n times too
+  large.
 
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
@@ -94,6 +95,8 @@ def _hides_rows(mask: Tensor | None) -> bool:
     to be looked at, it may."""
     if mask is None or mask.dim() == 0 or not mask.is_floating_point() or not mask.numel():
         return False
+    if mask.layout is not torch.strided or mask.device.type != "cpu":
+        return False  # PyTorch refuses it, or computes it by its mathematics
     if is_tracing() or dispatch_modes() or functorch_transform() is not None or type(mask) is not Tensor:
         return True
     highest = mask.detach().amax(-1)

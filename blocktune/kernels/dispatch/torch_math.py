@@ -128,7 +128,7 @@ def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[
 
 def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
     """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other.
-    Behind the last key, where the table may hold anything, any page will do."""
+    After the last key, where the table may hold anything, any page will do."""
     if table is None:
         return cache
     pages = table.long().clamp(0, max(cache.shape[0] - 1, 0))

@@ -205,7 +205,7 @@ def _scores(
             scores = scores.masked_fill(~mask, float("-inf"))
         else:
             low = mask.isfinite() & (mask < LOWEST_MASK)
-            mask = mask.double().masked_fill(low, -1e38)  # float64 keeps no score beside it
+            mask = mask.double().masked_fill(low, -1e38)  # float64 keeps no score next to it
             scores, size = scores + mask, size + mask.masked_fill(low | mask.isneginf(), 0.0).abs()
     scores = scores.masked_fill(~_seen(shape, extras, sequence, head, rows, distance), float("-inf"))
     if not scores.shape[1]:

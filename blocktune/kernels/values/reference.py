@@ -102,7 +102,7 @@ def _attention(
     scores = _scores(q @ k.transpose(-1, -2) * scale, causal, features, extras)
     lse = torch.logsumexp(scores, -1)
     blind = lse.isneginf().unsqueeze(-1)
-    # beside the least finite number of a mask a log-sum-exp says nothing of how many keys there are
+    # next to the least finite number of a mask a log-sum-exp says nothing of how many keys there are
     probabilities = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     if features.dropout:
         batch, heads, seqlen_q, seqlen_k = scores.shape

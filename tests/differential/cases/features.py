@@ -55,7 +55,8 @@ def features(draw: Callable[[Any], Any], kind: CompileClass, sizes: dict[str, An
 
 @st.composite
 def _windows(draw: Callable[[Any], Any], kind: CompileClass, length: int) -> tuple[int, int]:
-    side = st.one_of(st.sampled_from((0, 1, 63, 64, 65)), st.integers(0, 400), st.sampled_from(sides_near(length)))
+    limits = st.sampled_from(sides_near(length))
+    side = st.one_of(st.sampled_from((0, 1, 63, 64, 65)), st.integers(0, 400), limits, limits)
     left, right = draw(side), draw(side)
     unbounded = draw(st.sampled_from(("", "right") if kind.causal else ("", "", "left", "right", "causal")))
     if unbounded == "causal":

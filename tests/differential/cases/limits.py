@@ -18,4 +18,5 @@ def sides_near(length: int) -> list[int]:
     """Sides of a window around so many keys at which arithmetic may go wrong."""
     near = [0, 1, length - 1, length, length + 1]
     near += [INT32 - length - 1, INT32 - length, INT32 + 1 - length, INT32 - 1, INT32]
-    return [*(side for side in near if side >= 0), INT32 + 1, 2**32 - 1, 2**40, sys.maxsize]
+    often = [INT32, INT32, sys.maxsize]  # what callers write for no bound
+    return [*(side for side in near if side >= 0), INT32 + 1, 2**32 - 1, 2**40, *often]

@@ -1,6 +1,7 @@
 """What flash_attn_with_kvcache takes besides a cache: entries that an index picks, paddings, rotations and splits,
 against their definition in float64: PyTorch's mathematics on the CPU, our kernels on a GPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,38 @@ def test_an_index_and_a_padding_say_where_keys_are(
             if first or padding == 0:
                 torch.testing.assert_close(sums[number].double().cpu(), lse, atol=2e-2, rtol=1e-2)
     assert_ours(device)
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The tensor with other numbers between its own."""
+    return torch.stack((tensor, tensor - 1), -1)[..., 0]
+
+
+@pytest.mark.parametrize("new", [0, 40])
+@pytest.mark.parametrize("device", DEVICES)
+def test_lengths_tables_and_slopes_with_numbers_between_theirs(device: str, new: int) -> None:
+    torch.manual_seed(0)
+    q, pages = random(2, 3, 4, 64, device=device), [random(8, 64, 2, 64, device=device) for _ in range(2)]
+    rows = [random(2, new, 2, 64, device=device) for _ in range(2)] if new else [None, None]
+    tensors = [
+        integers(70, 100, device=device),
+        torch.arange(8, device=device).int().view(2, 4),
+        torch.rand(4, device=device),
+    ]
+
+    def attend(make: Callable[[Tensor], Tensor]) -> Tensor:
+        lengths, table, slopes = map(make, tensors)
+        caches = [page.clone() for page in pages]
+        out: Tensor
+        for _ in range(3):  # the later ones come the short way
+            for cache, page in zip(caches, pages, strict=True):
+                cache.copy_(page)
+            out = flash_attn_with_kvcache(
+                q, *caches, *rows, cache_seqlens=lengths, block_table=table, alibi_slopes=slopes, causal=True
+            )
+        return out
+
+    torch.testing.assert_close(attend(spread), attend(lambda tensor: tensor))
 
 
 @pytest.mark.parametrize("size", [48, 512])

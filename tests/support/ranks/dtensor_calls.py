@@ -1,4 +1,4 @@
-"""Calls of distributed tensors by every entry point, and how far each rank finds them from those of ordinary tensors."""
+"""Calls of distributed tensors by every entry point, and how far they are from those of ordinary tensors on a rank."""
 
 from collections.abc import Callable
 from typing import Any

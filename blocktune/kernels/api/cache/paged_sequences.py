@@ -69,7 +69,7 @@ def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: i
     size, pages = k.shape[1], table.shape[1]
     tokens = Tokens.of(bounds, table.shape[0] * min(longest, pages * size))
     page = table.long()[tokens.sequence, (tokens.place // size).clamp(max=pages - 1)]
-    is_key = tokens.place < lengths_of(bounds)[tokens.sequence]  # behind them the table may hold anything
+    is_key = tokens.place < lengths_of(bounds)[tokens.sequence]  # after them the table may hold anything
     row = tokens.place % size
     page = page.where(is_key, 0)
     return k[page, row], v[page, row]

@@ -5,7 +5,7 @@ and add their parts of dq to float32 sums in global memory, and `finish_kernel` 
 are walked along in parts (parts.py). The kernel is in device_kernel.py, its device functions and what makes them fast
 in warps.py; heads wider than 128 have a kernel of their own with 64 keys (wide/warps.py), or 128 where values have 128
 columns at most (wide/halves.py). It takes what
-kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 40 to 256 elements, both causal masks,
+kernels/hopper/forward/kernel.py takes: 16-bit types, any lengths, heads from 24 to 256 elements, both causal masks,
 windows, a soft cap and packed sequences.
 
 The order of those additions varies, so that dq is not equal to the bit in every run, unless `deterministic` asks for a

@@ -1,7 +1,7 @@
 """Rows that an additive mask hides with finite numbers: device functions that forward and backward share.
 
-Padding rows often hold the least finite number everywhere. Float32 keeps no score beside such a number, so the row's
-visible keys have equal probabilities, 1 / n each. It keeps log(n) beside it neither: a backward that computes
+Padding rows often hold the least finite number everywhere. Float32 keeps no score next to such a number, so the row's
+visible keys have equal probabilities, 1 / n each. It keeps log(n) next to it neither: a backward that computes
 exp(score - lse) would find 1.
 
 A finite number of a mask below -2^21 therefore counts as -2^50 (`bounded_mask`), in a row of such numbers as well as

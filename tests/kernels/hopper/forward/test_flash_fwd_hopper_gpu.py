@@ -164,7 +164,7 @@ def test_sinks(features: str, head_dim: int) -> None:
     for causal, rows in itertools.product(Causal, (1000, 1500)):
         problem = shape_of(rows, 1300, head_dim, features, causal=causal)
         qkv, extras = tensors(problem), Extras(softcap=1.5 if problem.features.softcap else 0.0)
-        options: dict[str, Any] = {"causal": causal, "features": problem.features, "extras": extras}
+        options: dict[str, Any] = {"causal": problem.causal, "features": problem.features, "extras": extras}
         right = with_sinks(*attention_reference(*qkv, **options, dtype=torch.float64), sinks)
         compare(problem, run(problem, qkv, replace(extras, sinks=sinks)), right)
 
@@ -196,7 +196,7 @@ def test_packed_sequences(head_dim: int, features: str) -> None:
         assert (lse[:, rows:] == 7).all()
         parts = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
         options: dict[str, Any] = {"features": problem.features, "extras": extras}
-        expected = attention_reference(*parts, causal=causal, dtype=torch.float64, **options)
+        expected = attention_reference(*parts, causal=problem.causal, dtype=torch.float64, **options)
         compare(problem, (out[:, :, :rows], lse[:, :rows]), expected)
 
 

@@ -148,7 +148,7 @@ def test_packed_sequences(
     assert (out[:, :, rows:] == 7).all()
     assert (lse[:, rows:] == 7).all()
     parts = q[:, :, :rows], k[:, :, :keys], v[:, :, :keys]
-    expected = attention_reference(*parts, causal=causal, features=problem.features, extras=extras)
+    expected = attention_reference(*parts, causal=problem.causal, features=problem.features, extras=extras)
     if sinks is not None:
         expected = with_sinks(*expected, sinks)
     compare(out[:, :, :rows], lse[:, :rows], *expected)

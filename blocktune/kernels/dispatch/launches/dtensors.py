@@ -44,7 +44,7 @@ _DIMENSIONS: Mapping[str, tuple[int | None, int | None]] = {
 """Where the tensors of a call have batch entries and heads; those that are not named have neither."""
 _NOWHERE = None, None
 _PAGES = ("key", "value")
-"""With a block table they have pages in the place of batch entries, and so have scales of tokens."""
+"""With a block table they have pages instead of batch entries, and so have scales of tokens."""
 
 
 def is_distributed(tensor: Tensor) -> bool:
