@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from blocktune.kernels.api.hugging_face import transformers_attention
+from tests.differential.calls.problems import Subject
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import COMPILED, Mode
-from tests.differential.runs.problems import Subject
 
 Function = Callable[..., Any]
 
