@@ -105,7 +105,7 @@ def adds_masks(config: type) -> bool:
     )
 
 
-def _subclasses(base: type) -> Iterator[Any]:
+def _subclasses(base: Any) -> Iterator[Any]:
     for each in base.__subclasses__():
         yield each
         yield from _subclasses(each)
@@ -236,5 +236,5 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     if strange:
         raise NotImplementedError(
             f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
-            "attn_implementation='eager' or 'sdpa'."
+            "attn_implementation='eager'."
         )

@@ -95,6 +95,8 @@ def _hides_rows(mask: Tensor | None) -> bool:
     to be looked at, it may."""
     if mask is None or mask.dim() == 0 or not mask.is_floating_point() or not mask.numel():
         return False
+    if mask.layout is not torch.strided or mask.device.type != "cpu":
+        return False  # PyTorch refuses it, or computes it by its mathematics
     if is_tracing() or dispatch_modes() or functorch_transform() is not None or type(mask) is not Tensor:
         return True
     highest = mask.detach().amax(-1)

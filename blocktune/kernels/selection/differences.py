@@ -31,6 +31,9 @@ _GRADIENT_SCORE_ERROR = 2.0**-17
 _BENT_ERROR = 2.0**-9
 """Of a score under a soft cap, relative to the cap: four times the error of a GPU's hyperbolic tangent."""
 
+_BIAS_ERROR = 2.0**-8
+"""Of a score under ALiBi, whose distances are multiplied apart from it, and cancel in part."""
+
 _SHORT_UNIT = 2.0**-5
 """The rounding error of 8-bit probabilities."""
 
@@ -75,7 +78,8 @@ def _unit_and_least(shape: AttentionShape, dtype: torch.dtype) -> tuple[float, f
 
 def _score_error(shape: AttentionShape, softcap: float, sample: RowSample, factor: float) -> Tensor:
     """Return the error of a row's probabilities that rounded scores explain, [rows, 1]."""
-    return factor * (1 + sample.size) + (_BENT_ERROR * softcap if shape.features.softcap else 0.0)
+    bent = _BENT_ERROR * softcap if shape.features.softcap else 0.0
+    return factor * (1 + sample.size) + bent + (_BIAS_ERROR if shape.features.alibi else 0.0)
 
 
 def forward_differences(

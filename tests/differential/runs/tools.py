@@ -95,9 +95,11 @@ def _spread(function: Function) -> Function:
                 return given
             return DTensor.from_local(given, _mesh(given.device.type), [Replicate()], run_check=False)
 
+        def local(found: Any) -> Any:
+            return found.to_local() if isinstance(found, DTensor) else found
+
         result = function(*map(spread, arguments), **{name: spread(given) for name, given in others.items()})
-        first = result[0] if isinstance(result, tuple) else result
-        return first.to_local() if isinstance(first, DTensor) else result
+        return tuple(map(local, result)) if isinstance(result, tuple) else local(result)
 
     return call
 

@@ -17,6 +17,7 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, device_
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.stores.new_stores import new_store
 
@@ -67,6 +68,8 @@ class PlainKernel(AttentionKernel):
             self.launched.append(config)
             causal = shape.causal is Causal.UPPER_LEFT
             out.copy_(scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True))
+            if lse is not None:
+                lse.copy_(attention_reference(q, k, v, causal=shape.causal, scale=scale)[1])
 
         return launch
 

@@ -1,6 +1,7 @@
 """Gradients through the dispatcher: our backward where there is one, PyTorch's otherwise, and the same numbers."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -87,6 +88,36 @@ def gradients_of(attend: Any, inputs: list[Tensor], grad: Tensor, **options: Any
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     attend(*leaves, enable_gqa=True, **options).backward(grad)
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_kernel_of_either_direction_costs_a_warning(
+    kernels: tuple[Forward, Backward],
+    wrong: int,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    honest = type(kernels[wrong]).bind
+
+    def bind(self: Any, config: KernelConfig, shape: AttentionShape) -> Launch:
+        launch = honest(self, config, shape)
+
+        def lying(*arguments: Any) -> None:
+            launch(*arguments)
+            arguments[8 if wrong else 3].mul_(1.5)
+
+        return lying
+
+    monkeypatch.setattr(type(kernels[wrong]), "bind", bind)
+    inputs, dispatcher = list(tensors(SHAPE)), Dispatcher(ListSource())
+    grad = torch.randn_like(inputs[0])
+    for _ in range(2):
+        got = gradients_of(dispatcher, inputs, grad, scale=0.3)
+        expected = gradients_of(scaled_dot_product_attention, inputs, grad, scale=0.3)
+        torch.testing.assert_close(got, expected)
+    assert caplog.text.count("is not used any more") == 1
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
