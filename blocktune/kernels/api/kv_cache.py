@@ -155,6 +155,8 @@ def flash_attn_with_kvcache(
         )
         if ahead is None:
             append(rows, (k_cache, v_cache), new, filled, rotary, descales)
+            k_pages, v_pages, _ = rows.as_pages(k_cache, v_cache)  # those of before may be copies without the new rows
+            keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
         elif given is not None:  # else the number of rows may be another one next time
             ahead = Repeating(ahead)
     remember = None

@@ -128,7 +128,7 @@ def test_caches_are_right(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("mode", HOOKED)
 def test_hooks_see_what_is_saved(mode: Mode, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.differential.runs import tools
+    from tests.differential.calls import tools
 
     seen: list[Tensor] = []
     hooks: Callable[..., Any] = tools.saved_tensors_hooks

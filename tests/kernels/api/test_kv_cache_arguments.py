@@ -63,6 +63,31 @@ def test_an_index_and_a_padding_say_where_keys_are(
     assert_ours(device)
 
 
+@pytest.mark.parametrize(
+    "where",
+    [
+        lambda device: {"cache_batch_idx": integers(1, 0, device=device)},
+        lambda device: {"cache_leftpad": integers(3, 0, device=device)},
+        lambda device: {"block_table": integers(1, 0, device=device).view(2, 1)},
+    ],
+    ids=["index", "padding", "pages of another size"],
+)
+@pytest.mark.parametrize("device", DEVICES)
+def test_new_rows_are_seen_in_a_cache_whose_entries_are_apart(device: str, where: Callable[[str], Any]) -> None:
+    torch.manual_seed(0)
+    q, new = random(2, 1, 4, 64, device=device), [random(2, 1, 2, 64, device=device) for _ in range(2)]
+    whole = [random(2, 64, 2, 64, device=device) for _ in range(2)]
+    lengths, given = integers(20, 47, device=device), where(device)
+    sliced = [cache.clone()[:, :48] for cache in whole]  # a view whose pages cannot be a view
+    dense = [cache[:, :48].contiguous() for cache in whole]
+    found, wanted = (
+        flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=lengths, **given) for caches in (sliced, dense)
+    )
+    torch.testing.assert_close(found, wanted)
+    after = flash_attn_with_kvcache(q, *sliced, cache_seqlens=lengths + 1, **given)
+    torch.testing.assert_close(found, after)
+
+
 def spread(tensor: Tensor) -> Tensor:
     """The tensor with other numbers between its own."""
     return torch.stack((tensor, tensor - 1), -1)[..., 0]
