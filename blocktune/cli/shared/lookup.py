@@ -57,6 +57,15 @@ class Answer:
     def is_measured(self) -> bool:
         return self.is_tuned and self.rung != "predicted"
 
+    @property
+    def pytorchs(self) -> str | None:
+        """Why a call gets PyTorch's kernel all the same; None where it does not."""
+        from blocktune.kernels.selection.pytorch_rival import rival_on
+        from blocktune.kernels.stored.provenance import Reuse
+
+        measured = self.rung in set(map(str, Reuse))
+        return None if measured or self.candidate is None else rival_on(self.device)(self.shape)
+
     def to_json(self) -> dict[str, Any]:
         found = self.candidate
         data = {} if self.winner is None else winner_json(self.winner, self.predicted)
@@ -68,6 +77,7 @@ class Answer:
             "best": None if found is None else config_json(found.config, **self._facts(found)),
             "tuned_for": shape_json(found.tuned_for) if found is not None and found.tuned_for is not None else None,
             "passed_over": list(self.passed_over),
+            "pytorch": self.pytorchs,
         }
 
     def _facts(self, found: "Candidate") -> dict[str, Any]:
@@ -129,6 +139,8 @@ def show_answer(answer: Answer) -> None:
         say("PyTorch's scaled_dot_product_attention would compute this shape")
         return
     reason = Explanation.of(answer.candidate, answer.shape, device=answer.device).reason
+    if answer.pytorchs is not None:
+        say(f"A call gets PyTorch's attention: {answer.pytorchs}. The best known config of ours:")
     say(f"{answer.rung}: {reason}{'; this result ships with blocktune' if answer.winner and answer.is_shipped else ''}")
     if answer.winner is None:
         say(answer.candidate.config.label)
@@ -142,14 +154,11 @@ def _climb_down(
 ) -> tuple["Candidate | None", tuple[str, ...]]:
     """Return the first config that fits, and why nothing better did."""
     from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
-    from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    table = ConfigTable(
-        LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device), rival_on(device)
-    )
+    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device))
     for step in climb_down(table, shape, device.limits):
         if isinstance(step, Candidate):
             return step, tuple(passed_over)
