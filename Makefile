@@ -95,7 +95,7 @@ test-lowest: $(LOWEST)/.installed
 	$(PARALLEL) -m "not gpu and not exhaustive" tests/cli/test_main.py tests/cli/output tests/cli/results $(COMMANDS)
 
 test-transformers: $(VENV)/.installed-test
-	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/kernels/api/test_transformers_families.py
+	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/kernels/api/hugging_face/test_transformers_families.py
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)

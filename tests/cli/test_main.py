@@ -7,12 +7,16 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
 from blocktune.cli import main
 from blocktune.kernels.hardware.driver import DriverReport
 from blocktune.kernels.values import errors
 from tests.support.command_line import CliRunner
 
+quick_typer = pytest.mark.skipif(
+    tuple(map(int, typer.__version__.split(".")[:2])) < (0, 17), reason="Typer before 0.17 loads Rich with itself"
+)
 EXIT_CODES = {
     errors.UsageError: 2,
     errors.UnknownDeviceError: 2,
@@ -168,6 +172,7 @@ def test_the_version_is_that_of_the_package(tune) -> None:
     assert tune("--version").stdout == f"blocktune {version('blocktune')}\n"
 
 
+@quick_typer
 def test_help_answers_within_half_a_second() -> None:
     """Of a processor, since other processes may hold this machine."""
     command = [sys.executable, "-P", "-c", "from blocktune.cli.main import main; main()", "--help"]
@@ -182,6 +187,7 @@ def _processor_seconds(command: list[str]) -> float:
     return after.children_user - before.children_user + after.children_system - before.children_system
 
 
+@quick_typer
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["best", "--help"], ["occupancy", "--help"]], ids=str)
 def test_help_loads_no_heavy_package(words: list[str]) -> None:
     script = (

@@ -275,4 +275,5 @@ def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
             "`cu_seqlens_q` and `cu_seqlens_k` must describe the same number of sequences, at least one, but got "
             f"{bounds_q.shape[0]} and {bounds_k.shape[0]} entries. Each needs one entry more than there are sequences."
         )
-    return bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph
+    count: int = bounds_q.shape[0] - 1  # no int(): it would be the same in every call of an exported graph
+    return count

@@ -10,8 +10,8 @@ from torch.compiler import is_compiling
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import check_dimensions, check_sizes
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.graphs.engines import Remember
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
 from blocktune.kernels.dispatch.obstacles import EIGHT_BITS, needs_gradients, trace_obstacle
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -81,8 +81,8 @@ def _attend(
 ) -> Tensor:
     """Return the output of a call that was checked, whose scales have two dimensions."""
     if scale > 0 and trace_obstacle(query, key, value) is None:
-        scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-        call = Call.of(causal=Causal.UPPER_LEFT if is_causal else Causal.NONE, scale=scale, **scales)
+        causal = Causal.UPPER_LEFT if is_causal else Causal.NONE
+        call = Call.of(causal=causal, scale=scale, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v)
         found = dispatcher.serve(query, key, value, call, remember=remember)
         if not isinstance(found, TorchPlan):
             return found[0]

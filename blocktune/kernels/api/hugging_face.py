@@ -105,7 +105,7 @@ def adds_masks(config: type) -> bool:
     )
 
 
-def _subclasses(base: type) -> Iterator[Any]:
+def _subclasses(base: Any) -> Iterator[Any]:
     for each in base.__subclasses__():
         yield each
         yield from _subclasses(each)
@@ -146,7 +146,8 @@ def transformers_attention(
     left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
     is_windowed = UNLIMITED < left < key.shape[2] - 1
     if softcap is None and s_aux is None and not is_windowed:
-        options = {"is_causal": causal, "scale": scaling, "enable_gqa": bool(query.shape[1] != key.shape[1])}
+        shared = bool(query.shape[1] != key.shape[1])
+        options: dict[str, Any] = {"is_causal": causal, "scale": scaling, "enable_gqa": shared}
         out = dispatcher(query, key, value, attention_mask, dropout, **options)
     else:
         window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)
@@ -235,5 +236,5 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     if strange:
         raise NotImplementedError(
             f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
-            "attn_implementation='eager' or 'sdpa'."
+            "attn_implementation='eager'."
         )

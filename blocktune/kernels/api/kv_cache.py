@@ -224,8 +224,8 @@ def _check_number(number: int, capacity: int, new: int) -> None:
     """
     if not 0 <= number <= capacity - new:
         raise UsageError(
-            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache "
-            "holds no more; make it larger."
+            f"`0 <= cache_seqlens <= {capacity - new}` must hold with {new} new rows, but got {number}. The cache, or "
+            "the pages in a row of block_table, hold no more; make it larger."
         )
 
 

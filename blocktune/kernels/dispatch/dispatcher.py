@@ -15,10 +15,10 @@ from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
-from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.engine import Engine
 from blocktune.kernels.dispatch.graphs.engines import Remember
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
+from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
@@ -225,12 +225,12 @@ class Dispatcher(Engine):
         Raises:
             UsageError: pairs are to be dropped.
         """
-        query, key, value, attn_mask, *options, scale, enable_gqa = given
-        if given.dropout_p:
+        query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = given
+        if dropout_p:
             refuse_distributed(query, "Attention with dropout")
 
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, None]:
-            return self(query, key, value, mask, *options, scale=scale, enable_gqa=enable_gqa), None
+            return self(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa), None
 
         return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
 

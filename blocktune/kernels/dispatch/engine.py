@@ -14,9 +14,9 @@ from torch import Tensor
 from blocktune.kernels.dispatch.autograd import Served, draw
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
-from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, registered
+from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
@@ -197,8 +197,8 @@ class Engine:
         def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
             own_mask = None if blocks is None else replace(mask, mask=blocks)
             own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
-            sides = {"block_mask": own_mask, "lengths": own_sizes}
-            out, sums = self.attend(query, key, value, lse=lse, **sides, **asked, **own)
+            others: dict[str, Any] = asked | own
+            out, sums = self.attend(query, key, value, lse=lse, block_mask=own_mask, lengths=own_sizes, **others)
             return out, sums if lse else None
 
         return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})

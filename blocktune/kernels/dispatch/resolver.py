@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.base.side_thread import run_on_side_thread
 from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.kernels.dispatch.launches.trial import Trial
@@ -18,6 +17,7 @@ from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
+from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down

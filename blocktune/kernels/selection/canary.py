@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.base.side_thread import run_on_side_thread
 from blocktune.kernels.files.findings import Finding, store_finding
 from blocktune.kernels.files.variables import CANARY
+from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.selection.differences import backward_differences, forward_differences, set_up_backward
 from blocktune.kernels.selection.row_sample import RowSample, samples
 from blocktune.kernels.values.config import KernelConfig

@@ -103,7 +103,7 @@ def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
     attend = functools.partial(
         torch.nn.functional.scaled_dot_product_attention,
         attn_mask=extras.mask,
-        is_causal=shape.causal is not Causal.NONE and not _sees_every_key(shape),
+        is_causal=shape.causal is not Causal.NONE,
         scale=softmax_scale(shape),
         enable_gqa=shape.group_size > 1,
     )
@@ -129,14 +129,9 @@ def sdpa_problem(shape: AttentionShape) -> str | None:
         return f"scaled_dot_product_attention has no {', '.join(unknown)}. Compare a shape without."
     if shape.features.mask is not MaskKind.NONE and shape.causal is not Causal.NONE:
         return "scaled_dot_product_attention takes `attn_mask` or `is_causal`, not both. Compare one of them."
-    if shape.causal is Causal.LOWER_RIGHT and shape.causal_offset and not _sees_every_key(shape):
+    if shape.causal is Causal.LOWER_RIGHT and shape.causal_offset:
         return (
             "`is_causal` of scaled_dot_product_attention aligns the mask to the upper left, but the shape is "
             f"{shape.label}. Compare equal lengths."
         )
     return None
-
-
-def _sees_every_key(shape: AttentionShape) -> bool:
-    """Return a single query at the end of the keys, for which the causal mask hides nothing."""
-    return shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q == 1

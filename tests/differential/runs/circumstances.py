@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor
 
+from tests.differential.calls.tools import offloading, reordering
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import COMPILED, Mode
 from tests.differential.cases.tensors import Inputs
-from tests.differential.runs.tools import offloading, reordering
 
 THREADS = 4
 SCRIBBLED = (128, 1 << 12, 1 << 16, 1 << 20)

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from tests.differential.calls.calls import calls_of
+from tests.differential.calls.problems import Calls, Subject, in_type
+from tests.differential.calls.tools import with_tools
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import CAPTURED, COMPILED, Mode, Values
 from tests.differential.cases.tensors import Inputs, inputs_of
-from tests.differential.runs.calls import calls_of
 from tests.differential.runs.circumstances import called, entered, leaves_of
-from tests.differential.runs.problems import Calls, Subject, in_type
-from tests.differential.runs.tools import with_tools
 from tests.differential.truth.bounds import Comparison, compared
 from tests.differential.truth.oracle import Problem, truth_of
 from tests.differential.truth.refusals import refusal

@@ -11,7 +11,8 @@ the definition computed in the type, except for soft caps, which are float32.
 
 The rest is a floor, since E is luck where a tensor has few elements. M is the sum of the magnitudes of the terms that
 make the element: rounding probabilities and results to the type (a relative eps / 2 each) changes it by no more than
-eps * M, so c is 2 for the output, and 4 for gradients, whose terms are products of two rounded factors. S is the size
+eps * M, so c is 2 for the output, and 4 for gradients, whose terms are products of two rounded factors. It is 1 for
+gradients of ALiBi's slopes (a) and sinks (s): sums of many terms, of which one factor is rounded. S is the size
 of the terms in the row's scores: they are summed in float32, and an error of a score is a relative error of its
 probability.
 
@@ -34,7 +35,10 @@ import torch
 from torch import Tensor
 
 FACTOR = 3.0
-OUTPUT_UNITS, GRADIENT_UNITS = 2.0, 4.0
+GRADIENT_UNITS = 4.0
+UNITS = {"out": 2.0, "a": 1.0, "s": 1.0}
+"""Of tensors other than query, key and value."""
+
 SCORE_UNITS = 8.0 * 2.0**-24
 
 
@@ -77,7 +81,7 @@ def compared(
     ours, theirs = ours.detach().double(), theirs.detach().double()
     right = truth.to(dtype).isfinite()
     known = right & theirs.isfinite()
-    units = (OUTPUT_UNITS if is_output else GRADIENT_UNITS) * torch.finfo(dtype).eps
+    units = UNITS.get(name, GRADIENT_UNITS) * torch.finfo(dtype).eps
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     floor = (units + SCORE_UNITS * score_size) * magnitude + tiny
     own = _largest(theirs - truth, known)

@@ -13,11 +13,11 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal
+from tests.differential.calls.calls import calls_of
 from tests.differential.cases.caches import Cache
 from tests.differential.cases.case import Case, CompileClass
 from tests.differential.cases.enums import Entry
 from tests.differential.cases.tensors import Inputs, inputs_of
-from tests.differential.runs.calls import calls_of
 from tests.differential.truth.oracle import Problem, truth_of
 
 CPU = torch.device("cpu")

@@ -232,7 +232,7 @@ def test_gradients_flow_and_no_grad_uses_the_kernel(kernel: PlainKernel) -> None
     assert kernel.launched
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning", "ignore:.*torch.jit:FutureWarning")
 def test_tracing_sees_pytorchs_attention(kernel: PlainKernel) -> None:
     query, key, value = tensors(SHAPE)
     dispatcher = Dispatcher(ListSource())

@@ -28,7 +28,9 @@ def test_a_process_of_odd_variables_computes_attention(kind: str, autotune: str 
     environment = os.environ | dict.fromkeys(VARIABLES, value) | {"XDG_STATE_HOME": str(tmp_path / "state")}
     environment |= {} if autotune is None else {AUTOTUNE.name: autotune}
     command = program("stores.first_calls")
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=100, env=environment, cwd=tmp_path
+    )
     assert "Traceback" not in done.stderr
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
@@ -38,6 +40,7 @@ def test_a_process_of_odd_variables_computes_attention(kind: str, autotune: str 
 def test_each_odd_variable_leaves_attention_right(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # some values are names of files
     monkeypatch.setenv(name, odd_value(tmp_path, kind))
     kernel, given = pretend_h200(monkeypatch), tensors(shape_like(32))
     for strict in (False, True):

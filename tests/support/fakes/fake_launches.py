@@ -76,7 +76,7 @@ def pretend_stream(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pretend_side_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that outlives a call is allocated on the calling thread, on the CPU."""
-    monkeypatch.setattr("blocktune.kernels.base.scratch.run_on_side_thread", lambda task, device: task())
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch.run_on_side_thread", lambda task, device: task())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: None)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
 

@@ -81,6 +81,14 @@ def refusals(mesh: DeviceMesh) -> list[str]:
     return raised
 
 
+def compiled_error(mesh: DeviceMesh) -> float:
+    """How far a graph is from the eager call."""
+    function, tensors = entry_points()["flash_attn_func, features"]
+    given = placed("flash_attn_func", tensors, mesh, ("heads",))
+    graph = torch.compile(function, fullgraph=True, backend="aot_eager")
+    return float((graph(*given)[0] - function(*given)[0]).full_tensor().abs().max())
+
+
 def compare() -> dict[str, Any]:
     """What this rank finds of all placements."""
     torch.manual_seed(0)  # the same tensors on all ranks
@@ -91,4 +99,4 @@ def compare() -> dict[str, Any]:
         return both | {"batch": errors(row, ("batch",))}
     mesh = DeviceMesh("cpu", torch.arange(ranks))
     found: dict[str, Any] = {one: errors(mesh, (one,)) for one in ("batch", "heads", "none")}
-    return found | {"refusals": refusals(mesh)}
+    return found | {"refusals": refusals(mesh), "compiled": compiled_error(mesh)}

@@ -102,7 +102,7 @@ def test_an_entry_of_a_cache_is_attention_over_its_own_keys(label: str, causal: 
                 inputs.q[entry : entry + 1],
                 k,
                 v,
-                causal=causal,
+                causal=shape.causal,
                 features=Features.parse(" ".join(own)),
                 extras=replace(extras, mask=mask),
             )
@@ -140,7 +140,7 @@ def test_gradients_are_those_of_autograd_in_float64(label: str, causal: Causal) 
         inputs = [tensor.double().requires_grad_() for tensor in (question.q, question.k, question.v)]
         features = replace(shape.features, deterministic=False)
         out, lse = attention_reference(
-            *inputs, causal=causal, dtype=torch.float64, features=features, extras=question.inputs.extras
+            *inputs, causal=shape.causal, dtype=torch.float64, features=features, extras=question.inputs.extras
         )
         torch.testing.assert_close(question.lse, lse.detach().float(), rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(question.out, out.detach().float(), rtol=1e-3, atol=1e-4)

@@ -102,4 +102,5 @@ def append_in_one(
 
 def capacity_of(cache: Tensor, table: Tensor | None) -> int:
     """Return the keys that an entry has room for; cache [entries or pages, rows, ...]."""
-    return cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+    rows: int = cache.shape[1] if table is None else table.shape[1] * cache.shape[1]
+    return rows

@@ -53,8 +53,8 @@ class CacheRows:
 
     def capacity(self, cache: Tensor) -> int:
         """Return how many keys an entry has room for, those of a padding among them."""
-        pages: int = 1 if self.table is None else self.table.shape[1]
-        return pages * cache.shape[1]
+        rows: int = cache.shape[1] if self.table is None else self.table.shape[1] * cache.shape[1]
+        return rows
 
     def entries(self, batch: int, device: torch.device) -> Tensor:
         """Return the cache's entry of each batch entry, int64 [batch]."""

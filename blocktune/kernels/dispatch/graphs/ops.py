@@ -103,10 +103,7 @@ def _define(
 
 
 for _kind, _tags in _TAGS.items():
-    _own = _forward, _fake_forward, forward_flops
-    _define(f"attention_forward{_kind}", f"{INPUTS}, {_ASKED}", 2, *_own, _tags)
-    _results, _own = (
-        "Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse",
-        (_backward, _fake_backward, backward_flops),
-    )
-    _define(f"attention_backward{_kind}", f"{INPUTS}, {_results}, {_ASKED}", 3, *_own, _tags)
+    _arguments = f"{INPUTS}, {_ASKED}"
+    _define(f"attention_forward{_kind}", _arguments, 2, _forward, _fake_forward, forward_flops, _tags)
+    _arguments = f"{INPUTS}, Tensor out, Tensor lse, Tensor grad, Tensor? grad_lse, {_ASKED}"
+    _define(f"attention_backward{_kind}", _arguments, 3, _backward, _fake_backward, backward_flops, _tags)

@@ -118,10 +118,12 @@ def _shared(query: Any, key: Any, value: Any, *, packed: bool) -> Shared:
     """Return what ranks share: heads where they get whole groups of them, and batch entries, of which packed sequences
     have one."""
     mesh, heads, heads_kv = query.device_mesh, query.shape[HEADS], key.shape[HEADS]
-    everyone, shared = heads_kv == 1, Shared()
+    everyone = heads_kv == 1
+    shared: Shared = []
     for place in range(mesh.ndim):
         ranks = mesh.size(place)
-        dims = {placement.dim for one in (query, key, value) if (placement := one.placements[place]).is_shard()}
+        placements = [one.placements[place] for one in (query, key, value)]
+        dims = {placement.dim for placement in placements if placement.is_shard()}
         if HEADS in dims and heads % ranks == 0 and (everyone or heads_kv % ranks == 0):
             heads, heads_kv = heads // ranks, heads_kv // ranks
             shared.append(HEADS)

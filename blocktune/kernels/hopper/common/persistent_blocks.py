@@ -3,8 +3,8 @@
 import functools
 from typing import Any
 
-from blocktune.kernels.base.scratch import scratch
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode.scratch import scratch
 
 
 @functools.cache

@@ -15,7 +15,6 @@ from blocktune.kernels.base.kernel import MIN_HEAD_DIM, AttentionKernel, Compile
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import DecodeLoops
 from blocktune.kernels.base.on_chip import OnChip, register_tile, shared_tile
-from blocktune.kernels.base.scratch import scratch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
@@ -24,6 +23,7 @@ from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_ke
 from blocktune.kernels.hopper.decode.strides import WORD_BYTES, example_strides, sizes, trailing, word_stride
 from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode.kernel import MAX_PAGE, folded_decode
+from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.shares import fastest_splits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras

@@ -9,10 +9,10 @@ from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_w
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
 from blocktune.kernels.base.precision import product_precision
-from blocktune.kernels.base.scratch import scratch
 from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras

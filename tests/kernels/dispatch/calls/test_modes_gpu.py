@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktune.kernels.base import scratch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.portable.decode import scratch
 from tests.support.attention.mode_calls import CALLS, ModeCall, mode_calls
 from tests.support.fakes.dispatch_fakes import ListSource
 

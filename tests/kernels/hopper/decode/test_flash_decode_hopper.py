@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.base import scratch
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.hopper.decode.kernel import FlashDecodeHopper
+from blocktune.kernels.portable.decode import scratch
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features

@@ -1,14 +1,14 @@
 """Memory that the blocks of one launch share: counters, which are zero between launches, and a workspace.
 
-It outlives the call, so it must not come from a pool that somebody else frees or overwrites: that of a CUDA graph while
-it is warmed up or captured, or the user's own. It is allocated on a side thread, where no such pool is in use.
+It outlives the call, so it must not come from a pool that its owner frees or overwrites: that of a CUDA graph while it
+is warmed up or captured, or the user's own. It is allocated on a side thread, where no such pool is in use.
 """
 
 import threading
 from typing import Any
 
 from blocktune.kernels.base.direct_launch import recorder
-from blocktune.kernels.base.side_thread import run_on_side_thread
+from blocktune.kernels.hardware.side_thread import run_on_side_thread
 
 SPARE_COUNTERS = 1 << 16
 """Zeros of a GPU that are allocated at once for launches in CUDA graphs."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.base import side_thread
-from blocktune.kernels.base.scratch import scratch
+from blocktune.kernels.hardware import side_thread
+from blocktune.kernels.portable.decode.scratch import scratch
 from tests.support.fakes.fake_launches import pretend_side_thread
 
 pytestmark = pytest.mark.triton_free
@@ -25,9 +25,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream, raising=False)
     pretend_side_thread(monkeypatch)
-    monkeypatch.setattr("blocktune.kernels.base.scratch._kept", {})
-    monkeypatch.setattr("blocktune.kernels.base.scratch._spare", {})
-    monkeypatch.setattr("blocktune.kernels.base.scratch.SPARE_COUNTERS", 16)
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._kept", {})
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._spare", {})
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch.SPARE_COUNTERS", 16)
     return state
 
 
@@ -91,7 +91,7 @@ class ThreadPools:
 def pretend_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the real side thread run without a GPU."""
     stream = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr("blocktune.kernels.base.scratch.run_on_side_thread", side_thread.run_on_side_thread)
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch.run_on_side_thread", side_thread.run_on_side_thread)
     monkeypatch.setattr(side_thread, "load_library", lambda: None)
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())

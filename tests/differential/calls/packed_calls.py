@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.differential.calls.flash_calls import in_one
+from tests.differential.calls.problems import Calls, Subject, near, options_of
 from tests.differential.cases.caches import table_of
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import QKV, Entry
 from tests.differential.cases.tensors import Inputs
-from tests.differential.runs.flash_calls import in_one
-from tests.differential.runs.problems import Calls, Subject, near, options_of
 from tests.differential.truth.oracle import Problem
 
 

@@ -1,12 +1,12 @@
 """The calls of a case: ours, PyTorch's, and the problem that both are to solve."""
 
+from tests.differential.calls.flash_calls import cache_calls, flash_calls
+from tests.differential.calls.packed_calls import packed_calls
+from tests.differential.calls.plain_calls import merge_calls, plain_calls, transformers_calls
+from tests.differential.calls.problems import Calls, Subject
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import DENSE, PACKED_SEQUENCES, Entry
 from tests.differential.cases.tensors import Inputs
-from tests.differential.runs.flash_calls import cache_calls, flash_calls
-from tests.differential.runs.packed_calls import packed_calls
-from tests.differential.runs.plain_calls import merge_calls, plain_calls, transformers_calls
-from tests.differential.runs.problems import Calls, Subject
 
 MAKERS = {
     Entry.SDPA: plain_calls,

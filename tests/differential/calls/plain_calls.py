@@ -8,10 +8,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.hugging_face import transformers_attention
+from tests.differential.calls.problems import Calls, Subject, distances, scale_of
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import Mode
 from tests.differential.cases.tensors import Inputs, hide
-from tests.differential.runs.problems import Calls, Subject, distances, scale_of
 from tests.differential.truth import oracle
 from tests.differential.truth.oracle import Problem
 

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from tests.differential.calls.problems import Calls, Subject, distances, near, options_of
 from tests.differential.cases.caches import Cache
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import KV, QKV
 from tests.differential.cases.short_caches import ShortCache
 from tests.differential.cases.tensors import Inputs
-from tests.differential.runs.problems import Calls, Subject, distances, near, options_of
 from tests.differential.truth.oracle import Problem
 
 

@@ -10,9 +10,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 from blocktune.kernels.api.hugging_face import transformers_attention
+from tests.differential.calls.problems import Subject
 from tests.differential.cases.case import Case
 from tests.differential.cases.enums import COMPILED, Mode
-from tests.differential.runs.problems import Subject
 
 Function = Callable[..., Any]
 
@@ -95,9 +95,11 @@ def _spread(function: Function) -> Function:
                 return given
             return DTensor.from_local(given, _mesh(given.device.type), [Replicate()], run_check=False)
 
+        def local(found: Any) -> Any:
+            return found.to_local() if isinstance(found, DTensor) else found
+
         result = function(*map(spread, arguments), **{name: spread(given) for name, given in others.items()})
-        first = result[0] if isinstance(result, tuple) else result
-        return first.to_local() if isinstance(first, DTensor) else result
+        return tuple(map(local, result)) if isinstance(result, tuple) else local(result)
 
     return call
 

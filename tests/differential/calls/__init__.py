@@ -1,0 +1,1 @@
+"""Calls of the drawn cases: of each function, with the problem that each solves."""
