@@ -17,10 +17,10 @@ KEYS = 256
 """Keys of a head whose gradients are compared, spread over its length."""
 
 _ROUNDINGS = 8
-"""Of probabilities and outputs in the tensors' type, twice what the kernels do."""
+"""Of probabilities, their gradients and results in the tensors' type: twice what the kernels do, and more."""
 
-_GRADIENT_ROUNDINGS = 32
-"""Of what gradients are added up from: those of probabilities, of their gradients, of dq, dk and dv, and of delta."""
+_STEPS = 4
+"""Of the smallest number above 0, by which a gradient may be wrong."""
 
 _SCORE_ERROR = 2.0**-20
 """Of a score in float32, relative to the greatest of its row: as an exponent it is the error of a probability."""
@@ -142,9 +142,11 @@ def backward_differences(
         sizes = sample.weights * terms
         if not sizes.numel() or sample.size.max() > _LARGEST_SIZE or sizes.max() > torch.finfo(out.dtype).max / 8:
             return
-        error = _GRADIENT_ROUNDINGS * unit + _score_error(shape, softcap, sample, _GRADIENT_SCORE_ERROR)
-        doubt = error * sizes + least * (1 + terms)
-        yield Difference(dq[place], scale * sample.key.sums(slopes), scale * sample.key.sums(doubt, _magnitude) + least)
+        error = _ROUNDINGS * unit + _score_error(shape, softcap, sample, _GRADIENT_SCORE_ERROR)
+        doubt = error * sizes + least * (1 + terms + sample.weights * own.abs().sum(-1, keepdim=True))
+        yield Difference(
+            dq[place], scale * sample.key.sums(slopes), scale * sample.key.sums(doubt, _magnitude) + _STEPS * least
+        )
         count = slopes.shape[1]
         keys = torch.linspace(0, count - 1, min(KEYS, count), device=dq.device).long().unique()
         of_keys = sample.entry, sample.kv_head, keys + sample.keys.start
@@ -159,7 +161,7 @@ def backward_differences(
         earlier = totals.get(head)
         totals[head] = summands if earlier is None else tuple(map(_joined, earlier, summands))
     for pair in totals.values():
-        yield from (Difference(one.found, one.expected, one.bound + least) for one in pair)
+        yield from (Difference(one.found, one.expected, one.bound + _STEPS * least) for one in pair)
 
 
 def _joined(first: Difference, second: Difference) -> Difference:
