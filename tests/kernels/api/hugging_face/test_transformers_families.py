@@ -23,7 +23,7 @@ pytestmark = pytest.mark.triton_free
 
 SOME = ("llama", "mistral", "gemma2", "qwen3", "gpt_oss", "deepseek_v4")
 MODE = os.environ.get("BLOCKTUNE_FAMILIES", "some")
-RECORD = Path(__file__).parents[2] / "data" / "transformers_families.json"
+RECORD = Path(__file__).parents[3] / "data" / "transformers_families.json"
 SAME, REFUSED, UNBUILT, NOT_EAGER = "same", "refused", "not built", "not eager"
 
 
