@@ -8,6 +8,7 @@
 # make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
+# make speed-fuzz   drawn calls next to PyTorch's own attention on a GPU: SECONDS=300 SEED=1 JOBS=15 OUT=results/h200.speed-fuzz.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the store under fire with full counts, recorded in results/; PART="kills disks" runs these parts alone
@@ -55,7 +56,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-newest test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-newest test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -114,6 +115,10 @@ model-bench: $(VENV)/.installed-test
 fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
 		$(if $(OUT),--out $(OUT))
+
+speed-fuzz: $(VENV)/.installed-test
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential.speed --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
+		$(if $(OUT),--kernels --out $(OUT))
 
 fuzz-cli: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.stores.faults --only commands --runs $(RUNS) --seed $(SEED)

@@ -25,7 +25,13 @@ from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.pages import bench_summary, speed_picture
 from blocktune.cli.pages.bars import tables as bar_tables
 from blocktune.cli.pages.bench_tables import NOTHING, absent, measured, results_block
-from blocktune.cli.pages.checks import differential_tables, fault_tables, gpu_test_tables, sanitizer_tables
+from blocktune.cli.pages.checks import (
+    differential_tables,
+    fault_tables,
+    gpu_test_tables,
+    sanitizer_tables,
+    speed_tables,
+)
 from blocktune.cli.pages.command_output import with_output
 from blocktune.cli.pages.command_reference import with_commands
 from blocktune.cli.pages.feature_tables import SUFFIX as FEATURES
@@ -75,6 +81,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
     (_ending(noise_tables.SUFFIXES), noise_tables.block),
     (_ending(fault_tables.SUFFIX), fault_tables.block),
     (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(speed_tables.SUFFIX), speed_tables.block),
     (_ending(energy_tables.SUFFIX), energy_tables.block),
     (_ending(library_tables.SUFFIX), library_tables.block),
     (_ending(model_tables.SUFFIX), model_tables.block),

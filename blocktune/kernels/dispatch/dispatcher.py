@@ -6,7 +6,7 @@ same.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -100,7 +100,10 @@ class Dispatcher(Engine):
             if served is not None:
                 masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
                 return served(query, key, value, *masks)[0]
-        return self._call_slowly(SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa))
+        given = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        tensors = given[:3] if attn_mask is None else given[:4]
+        way = (_SDPA, len(tensors), *given[4:])
+        return self._call_slowly(given, lambda ways, served: ways.add(way, tensors, served))
 
     def plain(self, given: SdpaArguments) -> Tensor:
         """Return a call without gradients, mask and dropout, for the op of compiled graphs: the output has the strides
@@ -120,13 +123,13 @@ class Dispatcher(Engine):
         Args:
             way: the options by which the entry point finds it, with q, k and v and no tensor besides.
         """
-        query, key, value = tensors = Layout.LENGTH_FIRST.inside(q, k, v)
-        out = self(query, key, value, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        ways = self._resolver.ways
-        served = ways.of((_SDPA, len(tensors), 0.0, is_causal, scale, enable_gqa), tensors)
-        if served is not None:
+        query, key, value = Layout.LENGTH_FIRST.inside(q, k, v)
+
+        def remember(ways: Ways, served: Serves) -> None:
             ways.add(way, (q, k, v, None, None), served.laid_out(Layout.LENGTH_FIRST))
-        return Layout.LENGTH_FIRST.outside(out)
+
+        given = SdpaArguments(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+        return Layout.LENGTH_FIRST.outside(self._call_slowly(given, remember, Layout.LENGTH_FIRST))
 
     def explain(
         self,
@@ -234,7 +237,15 @@ class Dispatcher(Engine):
 
         return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
 
-    def _call_slowly(self, given: SdpaArguments) -> Tensor:
+    def _call_slowly(
+        self, given: SdpaArguments, remember: Callable[[Ways, Serves], None], layout: Layout = Layout.HEADS_FIRST
+    ) -> Tensor:
+        """Return attention of a call that no short way serves.
+
+        Args:
+            remember: leaves a short way to what serves it.
+            layout: of the entry point's tensors, which autograd keeps: checkpoints compare them in all calls.
+        """
         if type_obstacle(given) is not None:
             return unconverted_attention(given)
         if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
@@ -244,22 +255,22 @@ class Dispatcher(Engine):
         if is_symbolic(given.query):
             return traced_attention(self._number, *given)
         asked, call = call_of(given)
-        repeats = given.scale is None or given.scale > 0
-
-        def remember(ways: Ways, served: Serves) -> None:
-            tensors = given[:3] if given.attn_mask is None else given[:4]
-            if repeats and not is_capturing(given.query):
-                ways.add((_SDPA, len(tensors), *given[4:]), tensors, served)
-
-        resolver = self._resolver
-        found = self.refused(call) if isinstance(call, str) else self.serve(*asked[:3], call, remember=remember)
+        if is_capturing(given.query) or not (given.scale is None or given.scale > 0):
+            remember = _forget
+        resolver, serve = self._resolver, partial(self.serve, layout=layout, remember=remember)
+        found = self.refused(call) if isinstance(call, str) else serve(*asked[:3], call)
         if not isinstance(found, TorchPlan):
             return found[0]
         if asked.attn_mask is not None:
             return torch_attention(asked)
-        served = ByTorch(found, asked)
-        remember(resolver.ways, served)
-        return served(*asked[:3])[0]
+        by_torch = ByTorch(found, asked)
+        remember(resolver.ways, by_torch)
+        return by_torch(*asked[:3])[0]
+
+
+def _forget(ways: Ways, served: Serves) -> None:
+    """Leave no short way to a call that does not repeat."""
+    del ways, served
 
 
 def _require_callable(shape: AttentionShape) -> None:

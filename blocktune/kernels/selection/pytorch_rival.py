@@ -22,14 +22,17 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 
-FORMAT = "blocktune-speed-fuzz"
+FORMAT, SCHEMA = "blocktune-speed-fuzz", 1
 SUFFIX = ".speed-fuzz.json"
 
 MAX_RATIO, MAX_EXTRA_US = 1.03, 1.0
 """By how much a call of ours may take longer than PyTorch's: a call is slower if it exceeds both."""
 
-REACH = 6.0
-"""Doublings by which shapes differ beyond which one says nothing of the other."""
+REACH = 12.0
+"""Doublings by which shapes of a class differ beyond which one says nothing of the other."""
+
+MIN_SHAPES = 3
+"""Near shapes that must have been timed."""
 
 WIDTH_WEIGHT = 4.0
 """Doublings of distance that one doubling of a head dimension counts as: it decides which tiles fit."""
@@ -71,18 +74,18 @@ class PytorchRival:
             self._by_class.setdefault(_class_of(duel.shape), []).append(duel)
 
     def outlook(self, shape: AttentionShape) -> Outlook | None:
-        """Return what the near shapes of its class say of a shape; None where there are none."""
+        """Return what the near shapes of its class say of a shape; None where too few were timed."""
         near = [
-            (1 / (0.25 + away) ** 2, duel)
+            (1 / (1 + away) ** 2, duel)
             for duel in self._by_class.get(_class_of(shape), ())
             if (away := _distance(duel.shape, shape)) <= REACH
         ]
-        total = sum(weight for weight, _ in near)
-        if not total:
+        if len(near) < MIN_SHAPES:
             return None
-        log_ratio = sum(weight * math.log(duel.ours_us / duel.pytorch_us) for weight, duel in near) / total
-        extra_us = sum(weight * (duel.ours_us - duel.pytorch_us) for weight, duel in near) / total
-        return Outlook(ratio=math.exp(log_ratio), extra_us=extra_us, shapes=len(near))
+        total = sum(weight for weight, _ in near)
+        ratio = math.exp(sum(weight * math.log(duel.ours_us / duel.pytorch_us) for weight, duel in near) / total)
+        pytorch_us = math.exp(sum(weight * math.log(duel.pytorch_us) for weight, duel in near) / total)
+        return Outlook(ratio=ratio, extra_us=(ratio - 1) * pytorch_us, shapes=len(near))
 
 
 def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:

@@ -15,13 +15,14 @@ from typing import Any
 import torch
 
 from blocktune.cli.output.json_files import write_atomically
+from blocktune.kernels.selection import pytorch_rival
+from blocktune.kernels.selection.pytorch_rival import FORMAT, SCHEMA
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import CudaClock
 from tests.differential.speed.ahead import compile_ahead
 from tests.differential.speed.cases import GROUPS, SpeedCase, drawn_cases
 from tests.differential.speed.timing import timed
 
-FORMAT = "blocktune-speed-fuzz"
 COMPILE_SHARE = 0.6
 """Of the time, at most, for compiling ahead."""
 
@@ -29,18 +30,24 @@ COMPILE_SHARE = 0.6
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a call was slower than PyTorch's."""
     options = _options().parse_args(arguments)
+    if options.kernels:
+        pytorch_rival.shipped_rival = lambda device_key: None
     end = time.monotonic() + options.seconds
     cases = drawn_cases(options.seed, options.cases)
     ready = compile_ahead(cases, options.jobs, options.seconds * COMPILE_SHARE)
     records = time_all(ready, end)
-    document = {
-        "format": FORMAT,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+    run = {
         "seed": options.seed,
         "drawn": len(cases),
         "taken_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": source_commit(),
+    }
+    document = {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "runs": [run],
         "cases": records,
     }
     if options.out:
@@ -55,6 +62,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--cases", type=int, default=300, help="how many cases are drawn")
     parser.add_argument("--jobs", type=int, default=8, help="processes that compile ahead")
     parser.add_argument("--seed", type=int, default=1, help="the same seed draws the same cases")
+    parser.add_argument("--kernels", action="store_true", help="our kernels serve all calls, for the record that ships")
     parser.add_argument("--out", type=Path, help="write the record there")
     return parser
 
@@ -65,7 +73,12 @@ def time_all(cases: list[SpeedCase], end: float) -> list[dict[str, Any]]:
     for case in cases:
         if time.monotonic() > end:
             break
-        record = {"label": case.label, **timed(case, clock).to_json(), "case": case.to_json()}
+        record = {
+            "label": case.label,
+            "group": case.group,
+            "shape": case.shape.to_json(),
+            **timed(case, clock).to_json(),
+        }
         records.append(record)
         if record["slower"] or record["host_slower"]:
             print(_line(record), flush=True)
@@ -75,7 +88,7 @@ def time_all(cases: list[SpeedCase], end: float) -> list[dict[str, Any]]:
 def show(records: list[dict[str, Any]]) -> None:
     """Print means by group, of PyTorch's time over ours, and how many are slower."""
     for group in GROUPS:
-        own = [record for record in records if record["case"]["group"] == group and not record["error"]]
+        own = [record for record in records if record["group"] == group and not record["error"]]
         if not own:
             continue
         mean = statistics.geometric_mean(1 / record["ratio"] for record in own)

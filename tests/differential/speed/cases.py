@@ -1,8 +1,10 @@
 """Calls that are drawn by a seed, over what callers of PyTorch's attention may ask for."""
 
 import random
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
 MAX_MULTIPLICATIONS = 1 << 40
 """Of queries with keys in a case: about a millisecond of an H200."""
@@ -45,9 +47,22 @@ class SpeedCase:
         words += [] if self.length_first else ["heads first"]
         return " ".join(words)
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields."""
-        return asdict(self)
+    @property
+    def shape(self) -> AttentionShape:
+        """The shape of the direction that is timed."""
+        return AttentionShape(
+            batch=self.batch,
+            num_heads=self.num_heads,
+            num_heads_kv=self.num_heads_kv,
+            seqlen_q=self.seqlen_q,
+            seqlen_k=self.seqlen_k,
+            head_dim=self.head_dim,
+            head_dim_v=self.head_dim_v,
+            dtype=self.dtype,
+            causal=Causal.UPPER_LEFT if self.causal else Causal.NONE,
+            direction=Direction.BACKWARD if self.backward else Direction.FORWARD,
+            features=Features(mask=MaskKind(self.mask)) if self.mask != "none" else NO_FEATURES,
+        )
 
 
 def drawn_cases(seed: int, count: int) -> list[SpeedCase]:

@@ -55,7 +55,10 @@ def gradient_of_sinks(out: Tensor, lse: Tensor, grad: Tensor, grad_lse: Tensor |
     if out.is_cuda and not torch.compiler.is_compiling() and type(out) is Tensor:
         from blocktune.kernels.portable.sinks.rows import sink_gradients
 
-        return sink_gradients(out, lse, grad if grad.stride(-1) == 1 else grad.contiguous(), grad_lse, sinks)
+        rows = [
+            rows if rows.stride(-1) == 1 else rows.contiguous() for rows in (out, grad)
+        ]  # a user's hooks restore any
+        return sink_gradients(rows[0], lse.contiguous(), rows[1], grad_lse, sinks)
     delta = (out.float() * grad.float()).sum(-1).view_as(lse)
     delta = delta if grad_lse is None else delta - grad_lse
     sink = sinks.float()[:, None].expand_as(lse)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.functional import scaled_dot_product_attention as sdpa
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from blocktune.kernels.api.block_sparse import block_sparse_attention
@@ -325,3 +326,14 @@ def test_threads_share_the_ways(kernels: Kernels) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_checkpoint_of_plain_rows_finds_the_tensors_of_the_first_call(kernels: Kernels, causal: bool) -> None:
+    """The first call of a kind and those that come the short way save tensors of the same sizes."""
+    dispatcher, leaves = Dispatcher(ListSource()), square(grad=True)
+    dispatcher(*(leaf.transpose(1, 2) for leaf in leaves), is_causal=causal)  # resolves the plans
+    attend = flash(dispatcher, causal=causal)
+    out = checkpoint(attend, *leaves, use_reentrant=False)
+    found = torch.autograd.grad(out, leaves, torch.ones_like(out))
+    torch.testing.assert_close(list(found), gradients_of(flash(Dispatcher(ListSource()), causal=causal), leaves)[1:])
