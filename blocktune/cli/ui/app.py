@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 
 from blocktune.cli.report.page import json_text
-from blocktune.cli.ui.broadcast import Broadcast
+from blocktune.cli.ui.broadcast import MAX_STREAMS, Broadcast
 from blocktune.cli.ui.forms import ConfigForm, KernelsForm, ShapeForm, chosen_device, kernel_choices
 from blocktune.cli.ui.live_page import FILES, file_text, live_page
 from blocktune.cli.ui.live_store import LiveStore
@@ -69,8 +69,10 @@ class Paths:
         seen: Annotated[str, Query(pattern=r"^\d{1,9}\.\d{1,9}$")],
         sweep: Annotated[str, Query(max_length=100)] = "",
         last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,9}\.\d{1,9}$")] = None,
-    ) -> StreamingResponse:
+    ) -> Response:
         """Return the events of a page from now on; a browser that comes back says what it has seen."""
+        if self._ui.broadcast.is_full:
+            return _message(503, f"{MAX_STREAMS} pages follow already. Close one of them.")
         store, own = map(int, (last_event_id or seen).split("."))
         return StreamingResponse(self._ui.broadcast.events(sweep, (store, own)), media_type="text/event-stream")
 

@@ -12,6 +12,9 @@ POLL_SECONDS = 1.0
 HEARTBEAT_SECONDS = 15.0
 """After so long without an event a line goes out, by which a server notices that a page has gone."""
 
+MAX_STREAMS = 64
+"""Pages that follow events at once; each holds a connection."""
+
 AGAIN = "event: again\ndata: {}\n"
 """Asks a page to read everything again: it has missed too much."""
 
@@ -25,6 +28,11 @@ class Broadcast:
         self._followed: Counter[str] = Counter()
         self._changed = asyncio.Condition()
         self._is_ending: Callable[[], bool] = bool
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further page can follow."""
+        return self._followed.total() >= MAX_STREAMS
 
     def until(self, is_ending: Callable[[], bool]) -> None:
         """Let every page go once this says so: a server waits for them before it ends."""

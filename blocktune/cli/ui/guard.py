@@ -29,6 +29,8 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+MAX_BODY_BYTES = 1 << 16
+"""Of a request: forms have some hundred."""
 UNSAFE_METHODS = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 
 
@@ -52,7 +54,7 @@ class Guard:
             return
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._application(scope, receive, _with_headers(send))
+            await self._application(scope, _bounded(receive), _with_headers(send))
         else:
             await _refuse(*refusal, _with_headers(send))
 
@@ -66,10 +68,30 @@ class Guard:
             return 403, "What changes something must come from this server's page, but the request has no Origin."
         if origin is not None and origin not in {f"http://{host}" for host in self._hosts}:
             return 403, "Requests must come from this server's own page, but another site sent this one."
-        token = scope["path"].split("/", 2)[1]
+        _, _, path = scope["path"].partition("/")  # `OPTIONS *` and `CONNECT` have none
+        token = path.partition("/")[0]
         if not secrets.compare_digest(token.encode(), self._token.encode()):
             return 404, "Nothing is here. The address that `tune ui` printed has a token; open that one."
+        if not _is_short(headers.get("content-length", "0")):
+            return 413, f"A request of the page has at most {MAX_BODY_BYTES} bytes, but this one has more."
         return None
+
+
+def _is_short(length: str) -> bool:
+    return length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY_BYTES
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Return what receives a request, and takes one that sends more than it may for one whose client has gone."""
+    received = 0
+
+    async def receiving() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        return message if received <= MAX_BODY_BYTES else {"type": "http.disconnect"}
+
+    return receiving
 
 
 def _with_headers(send: Send) -> Send:

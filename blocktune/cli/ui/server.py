@@ -12,6 +12,7 @@ import uvicorn
 from blocktune.cli.ui.address import Address
 from blocktune.cli.ui.app import Ui, make_app
 from blocktune.cli.ui.broadcast import POLL_SECONDS, Broadcast
+from blocktune.cli.ui.connection import BoundedConnection
 from blocktune.cli.ui.guard import Guard
 from blocktune.cli.ui.live_page import file_text
 from blocktune.cli.ui.live_store import LiveStore
@@ -60,6 +61,7 @@ def make_server(settings: Settings, what_ifs: WhatIfs, address: Address) -> uvic
         access_log=False,  # a line of it would hold the token
         server_header=False,
         ws="none",
+        http=BoundedConnection,
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = uvicorn.Server(config)
