@@ -17,7 +17,7 @@ from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import Best, Environment, Trial
-from blocktune.db.records.rows import IMPORTED, best_of, document_of, trial_of, whole_device
+from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
@@ -89,7 +89,7 @@ class ResultStore(ConnectedStore):
         if device is not None:
             query = query.where(TrialRow.device_id == id_of(DeviceRow, key=device.key))
         if shape is not None:
-            query = query.where(TrialRow.shape_id == id_of(ShapeRow, document=document_of(shape)))
+            query = query.where(TrialRow.shape_id.in_(_shape_ids(shape)))
         if environment is not None:
             query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             # a GPU without an id is NULL here, which `<>` would leave out
@@ -227,7 +227,11 @@ def _bests_on(device: DeviceSpec) -> Select[Any]:
 
 
 def _is_of(shape: AttentionShape) -> ColumnElement[bool]:
-    return BestRow.shape_id == id_of(ShapeRow, document=document_of(shape))
+    return BestRow.shape_id.in_(_shape_ids(shape))
+
+
+def _shape_ids(shape: AttentionShape) -> Select[Any]:
+    return select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape)))
 
 
 def _configs_of(bests: Iterable[Best]) -> list[TunedConfig]:

@@ -192,7 +192,7 @@ def test_an_absurd_trial_is_refused(store: ResultStore, trial: Trial, change: di
 
 
 def test_a_number_that_no_column_holds_is_refused(store: ResultStore, trial: Trial) -> None:
-    with pytest.raises(UsageError, match=r"does not fit its column|out of range"):
+    with pytest.raises(UsageError, match=r"does not fit its column|out of range|must hold"):
         store.record(replace(trial, shape=replace(trial.shape, batch=10**30)))
     assert store.trials() == []
 
@@ -218,6 +218,26 @@ def test_a_shape_that_was_spelled_in_another_way_is_read_in_its_one_form(
     assert [row.shape for row in (*store.trials(), *store.bests())] == [form, form]
     assert [config.shape for config in store.configs(best.device)] == [form]
     assert store.health().sound
+
+
+def test_winners_of_an_older_spelling_are_found_outranked_and_forgotten(
+    store: ResultStore, trial: Trial, best: Best, shape: AttentionShape
+) -> None:
+    form = replace(shape, seqlen_q=1, seqlen_k=64, causal=Causal.NONE)
+    older = replace(form)
+    object.__setattr__(older, "causal", Causal.LOWER_RIGHT)
+    store.put_all([replace(trial, shape=older)], [replace(best, shape=older)])
+    assert store.best(best.device, form) is not None
+    assert len(store.trials(best.device, form)) == 1
+    other = replace(best.config, num_stages=best.config.num_stages + 1)
+    store.set_best(replace(best, shape=form, config=other, created_at=best.created_at + timedelta(days=1)))
+    assert [found.config for found in store.bests()] == [other]
+    (found,) = store.bests()
+    store.remove_best(found)
+    store.put_all([], [replace(best, shape=older)])
+    (found,) = store.bests()
+    store.remove_best(found)
+    assert store.bests() == []
 
 
 def test_health_tells_the_state(store: ResultStore, target: str, trial: Trial, best: Best) -> None:

@@ -1,6 +1,6 @@
 """Writes records as rows, in one transaction of the store's single writer: looking up and then adding cannot race."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -12,7 +12,15 @@ from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, Best, Environment, Trial
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
-from blocktune.db.records.rows import IMPORTED, UNREADABLE, best_of, config_columns, document_of, shape_columns
+from blocktune.db.records.rows import (
+    IMPORTED,
+    UNREADABLE,
+    best_of,
+    config_columns,
+    document_of,
+    shape_columns,
+    shape_documents,
+)
 from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
@@ -63,6 +71,9 @@ class RowWriter:
     def replace_best(self, best: Best) -> None:
         """Store the best of its shape and device whatever is stored."""
         require_sound_best(best)
+        for row in self._best_rows(best):
+            if row.shape.document != document_of(best.shape):  # as an older version wrote it
+                self._session.delete(row)
         self._put(BestRow, self._best_place(best), self._best_links(best) | best_columns(best))
 
     def bests(self, place: str) -> list[Best]:
@@ -76,7 +87,13 @@ class RowWriter:
             self._session.delete(row)
 
     def _best_row(self, best: Best) -> BestRow | None:
-        return self._session.scalar(select(BestRow).filter_by(**self._best_place(best)))
+        return next(iter(self._best_rows(best)), None)
+
+    def _best_rows(self, best: Best) -> Sequence[BestRow]:
+        """Return the rows of this shape and device, in whichever way the shape is written."""
+        shapes = select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(best.shape)))
+        rows = select(BestRow).where(BestRow.device_id == self._device(best.device), BestRow.shape_id.in_(shapes))
+        return self._session.scalars(rows).all()
 
     def _best_place(self, best: Best) -> dict[str, int]:
         """Return what tells winners apart."""

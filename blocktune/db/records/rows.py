@@ -29,7 +29,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal
 
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 _environment_values = attrgetter(*_ENVIRONMENT)
@@ -43,7 +43,21 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 def document_of(value: AttentionShape | KernelConfig | DeviceSpec) -> str:
     """Return the value's canonical JSON text: equal values, equal text."""
-    return json.dumps(value.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _canonical_text(value.to_json())
+
+
+def _canonical_text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def shape_documents(shape: AttentionShape) -> tuple[str, ...]:
+    """Return the documents under which stores may hold a shape: its own first, then those of older versions, which did
+    not write what is causal from either corner in one way."""
+    own = shape.to_json()
+    square = shape.causal is Causal.UPPER_LEFT and shape.seqlen_q == shape.seqlen_k
+    single = shape.causal is Causal.NONE and shape.seqlen_q == 1
+    older = [own | {"causal": str(Causal.LOWER_RIGHT)}] if square or single else []
+    return tuple(map(_canonical_text, (own, *older)))
 
 
 def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow | LinkedRow) -> None:
@@ -111,9 +125,10 @@ def whole_environment(row: EnvironmentRow) -> Environment:
 
 def whole_shape(row: ShapeRow) -> AttentionShape:
     """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
+    shape = _parsed_shape(row.document)
     written = json.loads(row.document)  # an older blocktune may have spelled the shape in another way
     _require_repeated(row, {name: value for name, value in written.items() if name != "features"})
-    return _parsed_shape(row.document)
+    return shape
 
 
 def whole_config(row: ConfigRow) -> KernelConfig:

@@ -48,7 +48,7 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
     try:
         if _is_younger(backups_of(path)[:1], unless_within_seconds) or not _holds_results(path):
             return None
-        with _claimed(unfinished) as is_ours:
+        with _claimed(path) as is_ours:
             made = _made(path, unfinished) if is_ours else None
     except (OSError, sqlite3.Error) as error:
         logger.info("No backup of %s is made: %s.", path, error)
@@ -59,18 +59,31 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
 
 
 @contextmanager
-def _claimed(unfinished: Path) -> Iterator[bool]:
-    """Yield whether the file of an unfinished backup, which is made empty, is this process's until the block ends. The
-    lock of a process that is killed is released at once."""
-    descriptor = os.open(unfinished, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+def _claimed(path: Path) -> Iterator[bool]:
+    """Yield whether this process makes the backup of a store until the block ends. The lock of a process that is killed
+    is released at once. It is that of a file of its own: over NFS it would keep SQLite out of the file of the backup.
+    """
+    lock = path.with_name(f".{path.name}.backing-up.lock")
+    descriptor = _opened(lock)
+    is_ours = False
     try:
-        is_ours = _is_locked(descriptor) and _is_at(unfinished, descriptor)
-        if is_ours:
-            os.ftruncate(descriptor, 0)
-            unfinished.with_name(f"{unfinished.name}-journal").unlink(missing_ok=True)
+        is_ours = _is_locked(descriptor) and _is_at(lock, descriptor)
         yield is_ours
     finally:
+        if is_ours:
+            lock.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _opened(lock: Path) -> int:
+    """Return a descriptor of the lock's file. One that another user's process has left, and that is not readable, makes
+    room where the folder allows it."""
+    flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        return os.open(lock, flags, 0o600)
+    except PermissionError:
+        lock.unlink()
+        return os.open(lock, flags, 0o600)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -91,6 +104,9 @@ def _made(path: Path, unfinished: Path) -> Path | None:
     """Return the backup, once it is whole."""
     made = path.with_name(f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
     try:
+        for left in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
+            left.unlink(missing_ok=True)  # of a process that was killed
+        os.close(os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         _copy(path, unfinished)
         unfinished.replace(made)
     except (OSError, sqlite3.Error) as error:

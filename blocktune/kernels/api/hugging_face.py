@@ -100,9 +100,9 @@ def adds_masks(config: type) -> bool:
     from transformers import PreTrainedModel
 
     classes = [each for each in _subclasses(PreTrainedModel) if each.config_class is config]
-    return bool(classes) and not any(
-        each._supports_sdpa or each._supports_flash_attn or each._supports_flex_attn for each in classes
-    )
+    # the second name of flash attention is that of transformers before 4.54
+    names = "_supports_sdpa", "_supports_flash_attn", "_supports_flash_attn_2", "_supports_flex_attn"
+    return bool(classes) and not any(getattr(each, name, False) for each in classes for name in names)
 
 
 def _subclasses(base: Any) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.library import Library
 from torch.nn import attention as registry
 
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
@@ -177,5 +177,5 @@ def _plan(
     )
     if not call.scale > 0:
         return None
-    plan = dispatcher.plan(query, key, value, call, direction)
+    plan = dispatcher.plan(query, key, value, call, direction, PlanUse(sums=True, competes=True))
     return None if isinstance(plan, TorchPlan) else (plan, call)

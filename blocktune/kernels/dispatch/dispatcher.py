@@ -262,6 +262,7 @@ class Dispatcher(Engine):
         if not isinstance(found, TorchPlan):
             return found[0]
         if asked.attn_mask is not None:
+            found.calls += 1
             return torch_attention(asked)
         by_torch = ByTorch(found, asked)
         remember(resolver.ways, by_torch)

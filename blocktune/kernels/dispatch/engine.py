@@ -175,6 +175,7 @@ class Engine:
             found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
             if not isinstance(found, TorchPlan):
                 return found
+            found.calls += 1
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
         if lse or not is_pytorchs(query, key, call):
             if is_capturing(query):
@@ -306,6 +307,8 @@ class Engine:
             if remember is not None and _may_repeat(query, call):
                 remember(resolver.ways, Served(call, plan, None, lse=sums))
             return plan.forward(query, key, value, call.scale, call.extras)
+        if plan is not None:
+            plan.calls += 1
         out, lse_of_rows = mathematics(query, key, value, call, lse=lse or call.features.dropout)
         return laid_out(out, empty_output(query, value.shape[-1])), lse_of_rows
 

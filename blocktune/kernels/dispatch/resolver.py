@@ -14,6 +14,8 @@ from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPla
 from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
+from blocktune.kernels.dispatch.torch_attention import has_fused_kernel
+from blocktune.kernels.dispatch.torch_math import pytorchs_arguments
 from blocktune.kernels.dispatch.ways import Ways
 from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
@@ -91,6 +93,8 @@ class Resolver:
         if obstacle is not None:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
+        if use.competes and not has_fused_kernel(pytorchs_arguments(query, key, value, call)):
+            use = use._replace(competes=False)
         new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
         try:
             if not is_capturing(query):
@@ -105,7 +109,11 @@ class Resolver:
         except torch.OutOfMemoryError:
             raise  # PyTorch would need the same memory
         except Exception as error:
-            plan = self.plans[place] = TorchPlan(_failed(error, shape))
+            plan = TorchPlan(_failed(error, shape))
+            if is_capturing(query):
+                self._earlier[place] = plan
+            else:
+                self._keep(place, plan)
         return plan
 
     def _planned(self, trial: Trial, use: PlanUse) -> Plan:
@@ -131,8 +139,8 @@ class Resolver:
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """Return what serves a shape on a device, the current one by default, without launching anything."""
         if device is None:
-            for plan in self.plans.values():
-                if plan.explanation.shape == shape:
+            for place, plan in list(self.plans.items()):
+                if plan.explanation.shape == shape and (isinstance(place, str) or place[1].competes):
                     return plan.explanation
         try:
             found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)

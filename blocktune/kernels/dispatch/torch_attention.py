@@ -77,6 +77,16 @@ def torch_attention(given: SdpaArguments) -> Tensor:
         return sound_attention(given)
 
 
+def has_fused_kernel(given: SdpaArguments) -> bool:
+    """Return whether PyTorch computes a call without all of its scores in memory."""
+    query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given
+    with _right_backends(query, key, value, mask):
+        chosen = torch._fused_sdp_choice(
+            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    return bool(chosen > SDPBackend.MATH.value)
+
+
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
     """Return what leaves PyTorch the backends that answer such a call right."""
     mathematics: AbstractContextManager[Any] = sdpa_kernel(SDPBackend.MATH)

@@ -36,6 +36,13 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
         return out, sums.float()
 
 
+def pytorchs_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:
+    """Return the arguments by which PyTorch's attention computes a call that `is_pytorchs`."""
+    causal, shared = call.causal is not Causal.NONE, query.shape[1] != key.shape[1]
+    extras = call.extras
+    return SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
+
+
 def _all_scores(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp of a call without its sinks, with all scores in memory."""
     if call.features.cached:

@@ -14,7 +14,7 @@ MAX_CHARACTERS = 4000
 _MAX_PASSWORD = 1024
 
 _PASSWORDS = (
-    re.compile(rf"(?<![\w+.-])([A-Za-z][\w+.-]*:/{{1,2}}[^\s:/@'\"]*:)[^\s'\"]{{1,{_MAX_PASSWORD}}}(?=@)"),
+    re.compile(rf"(?<![\w+.-])([A-Za-z][\w+.-]*:/{{1,2}}[^\s:/@'\"]*:)[^\s/]{{1,{_MAX_PASSWORD}}}(?=@)"),
     re.compile(rf"((?:password|passwd|pwd)=)[^\s&'\";]{{1,{_MAX_PASSWORD}}}", re.IGNORECASE),
 )
 """Of URLs, also where a path has taken one of their slashes, and of their options."""

@@ -70,19 +70,25 @@ def open_file(path: Path, flags: int = 0) -> BinaryIO:
     raise _refused(path, errno.EINVAL, next((said for is_so, said in _KINDS if is_so(mode)), "it is a device"))
 
 
+_PART_BYTES = 1 << 16
+
+
 def read_bytes(path: Path, max_bytes: int, flags: int = 0) -> bytes:
     """Return the content of a regular file.
 
     Raises:
         OSError: it cannot be opened, or is larger than this.
     """
+    content = bytearray()
     with open_file(path, flags) as file:
-        if os.fstat(file.fileno()).st_size > max_bytes:
-            raise _too_large(path, max_bytes)
-        content = file.read(max_bytes + 1) or b""  # nothing, where the operating system would wait
-    if len(content) > max_bytes:
-        raise _too_large(path, max_bytes)
-    return content
+        size = os.fstat(file.fileno()).st_size  # 0 of files of the kernel, whatever they hold
+        while len(content) <= max_bytes:
+            # memory is asked for what is there; `read` returns nothing where the operating system would wait
+            part = file.read(min(max(size + 1 - len(content), _PART_BYTES), max_bytes + 1 - len(content)))
+            if not part:
+                return bytes(content)
+            content += part
+    raise _too_large(path, max_bytes)
 
 
 def read_trusted(path: Path, max_bytes: int) -> bytes:

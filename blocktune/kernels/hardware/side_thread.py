@@ -5,8 +5,9 @@ capturing stream. Modes such as `torch.inference_mode` and `torch.device` hold f
 """
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -26,15 +27,24 @@ def run_on_side_thread(task: Callable[[], Result], device: Any) -> Result:
     """
     import torch
 
-    def run() -> Result:
-        stream = torch.cuda.default_stream(device)
-        with relaxed_capture(), torch.cuda.stream(stream):
-            result = task()
-            stream.synchronize()
-        return result
+    results: Future[Result] = Future()
 
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        return executor.submit(run).result()
+    def run() -> None:
+        try:
+            stream = torch.cuda.default_stream(device)
+            with relaxed_capture(), torch.cuda.stream(stream):
+                try:
+                    result = task()
+                finally:
+                    stream.synchronize()  # also after an error: memory may be freed that the stream still writes
+        except BaseException as error:  # the calling thread raises it
+            results.set_exception(error)
+        else:
+            results.set_result(result)
+
+    # no executor: its threads cannot start once the main thread has ended
+    threading.Thread(target=run, name="blocktune-side").start()
+    return results.result()
 
 
 @contextmanager

@@ -132,3 +132,6 @@ def _beside(query: Tensor, task: Callable[[], Found]) -> Found | None:
         return run_on_side_thread(run, query.device)
     except torch.OutOfMemoryError:
         return None  # not the config's fault; the call itself may fit
+    except RuntimeError as error:  # cuBLAS may lack its workspace, and a process its threads: nothing was compared
+        logger.warning("A first use could not be compared: %s: %.300s", type(error).__name__, error)
+        return None

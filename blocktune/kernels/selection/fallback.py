@@ -151,11 +151,12 @@ def climb_down(
         limits: of the device.
         strict: only what was measured for exactly this shape, device and software.
         block_sizes: queries and keys of a block of the block mask, if there is one: tiles have to divide them.
-        competes: whether PyTorch's kernel may serve a shape that was not measured.
+        competes: whether PyTorch's kernel may serve a shape of which nothing near was measured.
     """
     for rung, offers in _offers(table, shape, limits):
-        reason = table.rival(shape) if competes and rung not in _MEASURED else None
-        if reason is not None and not strict:
+        is_unknown = competes and not strict and rung not in _MEASURED and not table.neighbours(shape)
+        reason = table.rival(shape) if is_unknown else None
+        if reason is not None:
             yield Rejection(Rung.SDPA, reason)
             return
         if strict and rung is not Rung.EXACT:

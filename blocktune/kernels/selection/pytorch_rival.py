@@ -92,8 +92,10 @@ def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:
     """Return why PyTorch's kernel should serve an untuned call that it computes as well; None where ours should."""
     if shape.features.names - PYTORCHS_FEATURES or shape.dtype == FP8 or shape.causal is Causal.LOWER_RIGHT:
         return None
+    if shape.group_size > 1 and (shape.dtype == "float32" or shape.features.mask is not MaskKind.NONE):
+        return None  # PyTorch has no kernel for these that keeps the scores out of memory
     if shipped_correction(device_key) is None:
-        return "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` finds a faster one"
+        return "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` stores a result"
     rival = shipped_rival(device_key)
     outlook = None if rival is None else rival.outlook(shape)
     if outlook is None or not outlook.is_slower:

@@ -118,7 +118,6 @@ HOLD = """
 import fcntl, os, sys, time
 descriptor = os.open(sys.argv[1], os.O_CREAT | os.O_RDWR, 0o600)
 fcntl.flock(descriptor, fcntl.LOCK_EX)
-os.write(descriptor, b"half a backup")
 print("held", flush=True)
 time.sleep(1000)
 """
@@ -126,7 +125,8 @@ time.sleep(1000)
 
 def test_one_process_at_a_time_makes_a_backup_and_a_killed_one_hinders_nobody(filled: Path) -> None:
     unfinished = filled.with_name(f".{filled.name}.backing-up")
-    command = (sys.executable, "-c", HOLD, str(unfinished))
+    unfinished.write_bytes(b"half a backup")
+    command = (sys.executable, "-c", HOLD, f"{unfinished}.lock")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
@@ -141,6 +141,20 @@ def test_one_process_at_a_time_makes_a_backup_and_a_killed_one_hinders_nobody(fi
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     assert not unfinished.exists()
     assert not journal.exists()
+    assert not Path(f"{unfinished}.lock").exists()
+
+
+def test_a_lock_that_another_user_has_left_makes_room(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, open_file = filled.with_name(f".{filled.name}.backing-up.lock"), os.open
+    lock.touch()
+
+    def of_others(path: str | Path, *arguments: int) -> int:
+        if Path(path) == lock and lock.exists():
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *arguments)
+
+    monkeypatch.setattr(os, "open", of_others)
+    assert back_up(filled) is not None
 
 
 def test_a_backup_that_another_process_has_finished_meanwhile_is_left_alone(

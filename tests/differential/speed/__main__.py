@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from blocktune.cli.output.json_files import write_atomically
-from blocktune.kernels.selection import pytorch_rival
 from blocktune.kernels.selection.pytorch_rival import FORMAT, SCHEMA
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import CudaClock
@@ -30,12 +29,10 @@ COMPILE_SHARE = 0.6
 def main(arguments: list[str] | None = None) -> int:
     """Returns 1 if a call was slower than PyTorch's."""
     options = _options().parse_args(arguments)
-    if options.kernels:
-        pytorch_rival.shipped_rival = lambda device_key: None
     end = time.monotonic() + options.seconds
     cases = drawn_cases(options.seed, options.cases)
-    ready = compile_ahead(cases, options.jobs, options.seconds * COMPILE_SHARE)
-    records = time_all(ready, end)
+    ready = compile_ahead(cases, options.jobs, options.seconds * COMPILE_SHARE, kernels=options.kernels)
+    records = time_all(ready, end, kernels=options.kernels)
     run = {
         "seed": options.seed,
         "drawn": len(cases),
@@ -67,7 +64,7 @@ def _options() -> argparse.ArgumentParser:
     return parser
 
 
-def time_all(cases: list[SpeedCase], end: float) -> list[dict[str, Any]]:
+def time_all(cases: list[SpeedCase], end: float, *, kernels: bool) -> list[dict[str, Any]]:
     """Return the records of the cases that are timed until the end."""
     clock, records = CudaClock(), []
     for case in cases:
@@ -77,7 +74,7 @@ def time_all(cases: list[SpeedCase], end: float) -> list[dict[str, Any]]:
             "label": case.label,
             "group": case.group,
             "shape": case.shape.to_json(),
-            **timed(case, clock).to_json(),
+            **timed(case, clock, kernels=kernels).to_json(),
         }
         records.append(record)
         if record["slower"] or record["host_slower"]:

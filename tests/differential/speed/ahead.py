@@ -11,11 +11,11 @@ from tests.differential.speed.cases import SpeedCase
 from tests.differential.speed.contenders import launches_of
 
 
-def compile_ahead(cases: list[SpeedCase], jobs: int, seconds: float) -> list[SpeedCase]:
+def compile_ahead(cases: list[SpeedCase], jobs: int, seconds: float, *, kernels: bool) -> list[SpeedCase]:
     """Return the cases whose kernels are compiled within the time, in the order in which they were drawn."""
     end, ready = time.monotonic() + seconds, []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        found = [pool.submit(_compile, case) for case in cases]
+        found = [pool.submit(_compile, case, kernels) for case in cases]
         for case, future in zip(cases, found, strict=True):
             with suppress(TimeoutError):
                 future.result(timeout=max(0.0, end - time.monotonic()))
@@ -24,7 +24,7 @@ def compile_ahead(cases: list[SpeedCase], jobs: int, seconds: float) -> list[Spe
     return ready
 
 
-def _compile(case: SpeedCase) -> None:
+def _compile(case: SpeedCase, kernels: bool) -> None:
     with suppress(Exception):  # the process that times says what is wrong with the case
-        launches_of(case)
+        launches_of(case, kernels=kernels)
     torch.cuda.empty_cache()

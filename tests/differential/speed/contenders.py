@@ -8,14 +8,18 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.kernels.selection import pytorch_rival
 from tests.differential.speed.cases import SpeedCase
 
 Attend = Callable[..., Tensor]
 Launch = Callable[[], Any]
 
 
-def launches_of(case: SpeedCase) -> tuple[Launch, Launch]:
-    """Return our launch of a case and PyTorch's, each of which has run once."""
+def launches_of(case: SpeedCase, *, kernels: bool = False) -> tuple[Launch, Launch]:
+    """Return our launch of a case and PyTorch's, each of which has run once. kernels: our kernels serve it also where
+    PyTorch's is expected to be faster."""
+    if kernels:
+        pytorch_rival.shipped_rival = lambda device_key: None
     torch.manual_seed(0)
     tensors, options = _tensors(case), _options(case)
     return _launch(attention, case, tensors, options), _launch(scaled_dot_product_attention, case, tensors, options)

@@ -50,10 +50,10 @@ def _exceeds(ratio: float, extra_us: float) -> bool:
     return ratio > MAX_RATIO and extra_us > MAX_EXTRA_US
 
 
-def timed(case: SpeedCase, clock: CudaClock) -> SpeedResult:
+def timed(case: SpeedCase, clock: CudaClock, *, kernels: bool) -> SpeedResult:
     """Return the times of a case."""
     try:
-        launches = launches_of(case)
+        launches = launches_of(case, kernels=kernels)
     except Exception as error:  # either contender may refuse or run out of memory: the case says so
         return SpeedResult(ours_us=0, pytorch_us=0, ratio=0, ours_host_us=0, pytorch_host_us=0, error=f"{error:.300}")
     hosts = _host_times(launches)

@@ -128,7 +128,7 @@ def _shared(query: Any, key: Any, value: Any, *, packed: bool) -> Shared:
             heads, heads_kv = heads // ranks, heads_kv // ranks
             shared.append(HEADS)
         else:
-            shared.append(BATCH if BATCH in dims and not packed else None)
+            shared.append(BATCH if BATCH in dims and not packed and query.shape[BATCH] > 1 else None)
     return shared
 
 

@@ -5,34 +5,30 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor
 
+from blocktune.kernels.base.feature_arguments import broadcast_strides
 from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES
 
 MemoryLayout = tuple[tuple[int, ...], bool]
-"""The strides, and whether the address is aligned."""
+"""The strides, 0 where one element serves all, and whether the address is aligned."""
 
 
 def memory_layout(tensor: Tensor) -> MemoryLayout:
     """Return the layout of a tensor."""
-    return tensor.stride(), tensor.data_ptr() % ALIGNMENT_BYTES == 0
+    return broadcast_strides(tensor, tensor.dim()), tensor.data_ptr() % ALIGNMENT_BYTES == 0
 
 
 def fits_layout(tensor: Tensor, layout: MemoryLayout) -> bool:
-    """Return whether a launch for this layout reads the tensor right: an address may be better aligned, and the stride
-    of a dimension of size 1 is any."""
+    """Return whether a launch for this layout reads the tensor right: an address may be better aligned."""
     strides, aligned = memory_layout(tensor)
-    sizes = zip(tensor.shape, strides, layout[0], strict=True)
-    return aligned >= layout[1] and all(size == 1 or own == wanted for size, own, wanted in sizes)
+    return strides == layout[0] and aligned >= layout[1]
 
 
 def laid_out_anew(tensor: Tensor, layout: MemoryLayout) -> Tensor:
-    """Return a copy with this layout, in which elements that share memory are the same."""
+    """Return a copy with this layout. Where one element serves all in the layout, all elements are the same."""
     strides, _ = layout
-    places = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for size, stride in zip(tensor.shape, strides, strict=True):
-        places = places[..., None] + torch.arange(size, device=tensor.device) * stride
-    memory = tensor.new_empty(1 + sum((size - 1) * step for size, step in zip(tensor.shape, strides, strict=True)))
-    memory[places] = tensor
-    return memory.as_strided(tensor.shape, strides)
+    own = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]
+    memory = tensor.new_empty(1 + sum((size - 1) * step for size, step in zip(own.shape, strides, strict=True)))
+    return memory.as_strided(own.shape, strides).copy_(own).expand(tensor.shape)
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ SPARE_COUNTERS = 1 << 16
 _kept: dict[tuple[int, int], tuple[int, int, Any, Any]] = {}
 """By device and stream: sizes of the two, workspace and counters."""
 _spare: dict[int, Any] = {}
+_handed_out: list[Any] = []
+"""All memory that graphs hold addresses of. They may be replayed at any time, so it is never freed."""
 _spare_lock = threading.Lock()
 
 
@@ -63,6 +65,7 @@ def _graph_counters(device: Any, counters: int) -> Any:
         spare = _spare.get(device.index)
         if spare is None or spare.numel() < aligned:
             spare = run_on_side_thread(lambda: _zeros(device, max(SPARE_COUNTERS, aligned)), device)
+            _handed_out.append(spare)
         _spare[device.index] = spare[aligned:]
         return spare[:counters]
 

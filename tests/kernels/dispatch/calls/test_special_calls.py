@@ -11,9 +11,10 @@ from torch.backends import cuda as backends
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
-from blocktune.kernels.dispatch import torch_attention
+from blocktune.kernels.dispatch import resolver, snapshot, torch_attention
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
+from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, laid_out_anew, memory_layout
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
@@ -243,3 +244,29 @@ def test_a_soft_cap_far_above_all_scores_is_left_out(softcap: float, kept: bool)
     """Kernels compute tanh by exponentials: 3 % off at 10^6, where the cap itself changes nothing."""
     call = Call.of(causal="none", scale=1.0, softcap=softcap)
     assert (call.features.softcap, call.extras.softcap) == ((True, softcap) if kept else (False, 0.0))
+
+
+def test_a_mask_for_all_heads_and_one_that_is_expanded_have_one_layout() -> None:
+    padding = torch.rand(2, 1, 1, 16) > 0.5
+    layout = memory_layout(padding)
+    expanded = padding.expand(2, 3, 16, 16)
+    assert fits_layout(expanded, layout)
+    restored = expanded.contiguous()  # as a hook brings it back
+    assert not fits_layout(restored, layout)
+    again = laid_out_anew(restored, layout)
+    assert fits_layout(again, layout)
+    assert torch.equal(again, expanded)
+    assert again.untyped_storage().nbytes() <= padding.untyped_storage().nbytes()
+    dense = torch.rand(2, 3, 4, 5).transpose(1, 2)
+    assert torch.equal(laid_out_anew(dense.contiguous(), memory_layout(dense)), dense)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_pytorch_competes_only_with_a_kernel_that_keeps_scores_out_of_memory(
+    monkeypatch: pytest.MonkeyPatch, fused: bool
+) -> None:
+    kernel, dispatcher = pretend_h200(monkeypatch), Dispatcher(ListSource())
+    monkeypatch.setattr(resolver, "has_fused_kernel", lambda given: fused)
+    monkeypatch.setattr(snapshot, "_nobody", lambda shape: "PyTorch's is faster")
+    dispatcher(*three(64))
+    assert bool(kernel.launched) is not fused

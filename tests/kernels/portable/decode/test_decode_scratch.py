@@ -1,5 +1,6 @@
 """Who shares counters and workspace with whom; streams and captures are only pretended."""
 
+import gc
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -27,6 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     pretend_side_thread(monkeypatch)
     monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._kept", {})
     monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._spare", {})
+    monkeypatch.setattr("blocktune.kernels.portable.decode.scratch._handed_out", [])
     monkeypatch.setattr("blocktune.kernels.portable.decode.scratch.SPARE_COUNTERS", 16)
     return state
 
@@ -115,3 +117,10 @@ def test_kept_memory_is_no_inference_tensor(gpu: Any, monkeypatch: pytest.Monkey
         work, counters = scratch(CPU, 8, 100)
     assert not work.is_inference()
     assert not counters.is_inference()
+
+
+def test_memory_that_graphs_have_addresses_of_is_never_freed(gpu: Any) -> None:
+    gpu.capturing = True
+    storages = [torch.multiprocessing.reductions.StorageWeakRef(scratch(CPU, 6)[1].untyped_storage()) for _ in range(9)]
+    gc.collect()
+    assert not any(storage.expired() for storage in storages)
