@@ -75,7 +75,7 @@ test-interpreted: $(VENV)/.installed-test
 	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu $(FEW)" $(INTERPRETED)
 
 width-test: $(VENV)/.installed-test
-	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py
+	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py tests/kernels/portable/test_row_alignment.py
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

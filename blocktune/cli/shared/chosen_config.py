@@ -92,9 +92,10 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
             f"No kernel computes {shape.label} on {device.name}, so there is nothing to explain. PyTorch's "
             "scaled_dot_product_attention would."
         )
+    reason, pytorchs = Explanation.of(candidate, shape, device=device).reason, answer.pytorchs
     return Choice(
         request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
-        source=Explanation.of(candidate, shape, device=device).reason,
+        source=reason if pytorchs is None else f"{reason}; a call gets PyTorch's attention: {pytorchs}",
         measured_us=candidate.time_us if candidate.rung in of_this_shape else None,
         winner=answer.winner if candidate.rung is Rung.EXACT else None,
     )

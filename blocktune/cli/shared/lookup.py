@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.selection.fallback import Candidate
+    from blocktune.kernels.selection.fallback import Candidate, Rejection
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.values.shape import AttentionShape
@@ -44,6 +44,8 @@ class Answer:
     is_shipped: bool
     predicted: Predictions
     passed_over: tuple[str, ...]
+    pytorchs: str | None
+    """Why a call gets PyTorch's kernel all the same; None where it does not."""
 
     @property
     def rung(self) -> str:
@@ -56,15 +58,6 @@ class Answer:
     @property
     def is_measured(self) -> bool:
         return self.is_tuned and self.rung != "predicted"
-
-    @property
-    def pytorchs(self) -> str | None:
-        """Why a call gets PyTorch's kernel all the same; None where it does not."""
-        from blocktune.kernels.selection.pytorch_rival import rival_on
-        from blocktune.kernels.stored.provenance import Reuse
-
-        measured = self.rung in set(map(str, Reuse))
-        return None if measured or self.candidate is None else rival_on(self.device)(self.shape)
 
     def to_json(self) -> dict[str, Any]:
         found = self.candidate
@@ -122,13 +115,13 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
     if store is not None:
         path = StoreTarget.of(db).path
         layers.insert(0, _NearConfigs(store, shape) if path is None else SqliteConfigs(path))
-    candidate, passed_over = _climb_down(layers, device, shape)
+    candidate, passed_over, pytorchs = _climb_down(layers, device, shape)
     own = None
     if store is not None and candidate is not None and candidate.tuned_for is not None:
         own = _winner_behind(candidate, store.bests(shape=candidate.tuned_for))
     winner = own or _winner_behind(candidate, shipped_winners())
     predicted = {} if store is None or winner is None else predictions(store, winner)
-    return Answer(device, shape, candidate, winner, own is None, predicted, passed_over)
+    return Answer(device, shape, candidate, winner, own is None, predicted, passed_over, pytorchs)
 
 
 def show_answer(answer: Answer) -> None:
@@ -151,19 +144,31 @@ def show_answer(answer: Answer) -> None:
 
 def _climb_down(
     layers: "list[ConfigSource]", device: "DeviceSpec", shape: "AttentionShape"
-) -> tuple["Candidate | None", tuple[str, ...]]:
-    """Return the first config that fits, and why nothing better did."""
-    from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+) -> tuple["Candidate | None", tuple[str, ...], str | None]:
+    """Return the first config of ours that fits, why nothing better did, and why a call gets PyTorch's kernel."""
+    from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, climb_down
+    from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    table = ConfigTable(LayeredConfigs(tuple(layers)).configs(device), partial(shipped_untuned, device))
+    rows = list(LayeredConfigs(tuple(layers)).configs(device))
+    table = ConfigTable(rows, partial(shipped_untuned, device))
+    competing = ConfigTable(rows, partial(shipped_untuned, device), rival_on(device))
+    first = next((step for step in climb_down(competing, shape, device.limits) if _ends(step)), None)
+    pytorchs = first.reason if isinstance(first, Rejection) else None
     for step in climb_down(table, shape, device.limits):
         if isinstance(step, Candidate):
-            return step, tuple(passed_over)
+            return step, tuple(passed_over), pytorchs
         passed_over.append(str(step))
-    return None, tuple(passed_over)
+    return None, tuple(passed_over), None
+
+
+def _ends(step: "Candidate | Rejection") -> bool:
+    """Return whether a call looks no further."""
+    from blocktune.kernels.selection.fallback import Candidate, Rung
+
+    return isinstance(step, Candidate) or step.rung is Rung.SDPA
 
 
 def shipped_winners() -> Iterator["Best"]:

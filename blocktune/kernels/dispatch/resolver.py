@@ -110,10 +110,8 @@ class Resolver:
             raise  # PyTorch would need the same memory
         except Exception as error:
             plan = TorchPlan(_failed(error, shape))
-            if is_capturing(query):
-                self._earlier[place] = plan
-            else:
-                self._keep(place, plan)
+            plans = self._earlier if is_capturing(query) else self.plans
+            plans[place] = plan  # without what counts misses, which may be what has failed
         return plan
 
     def _planned(self, trial: Trial, use: PlanUse) -> Plan:

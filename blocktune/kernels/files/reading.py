@@ -83,7 +83,7 @@ def read_bytes(path: Path, max_bytes: int, flags: int = 0) -> bytes:
     with open_file(path, flags) as file:
         size = os.fstat(file.fileno()).st_size  # 0 of files of the kernel, whatever they hold
         while len(content) <= max_bytes:
-            # memory is asked for what is there; `read` returns nothing where the operating system would wait
+            # takes memory for what is there; `read` returns nothing where the operating system would wait
             part = file.read(min(max(size + 1 - len(content), _PART_BYTES), max_bytes + 1 - len(content)))
             if not part:
                 return bytes(content)

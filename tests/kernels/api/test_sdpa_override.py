@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.integrations import replace_sdpa_flash, restore_sdpa_flash
 from blocktune.kernels.api import sdpa_override
 from blocktune.kernels.api.sdpa_override import BACKWARD, FORWARD, NAME, override
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import Call, PlanUse
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.kernels.dispatch.torch_math import mathematics
@@ -98,7 +98,9 @@ class MathPlan:
     def __init__(self) -> None:
         self.directions: list[Direction] = []
 
-    def of(self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction) -> "MathPlan":
+    def of(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, *use: PlanUse
+    ) -> "MathPlan":
         """In the place of `Dispatcher.plan`."""
         self.call = call
         return self

@@ -3,6 +3,7 @@
 A head dimension that 8 divides is compared with the multiple of 16 next to it that has tiles of the same width.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -27,8 +28,10 @@ KERNELS = (
     "flash_fwd", "flash_fwd_tma", "flash_fwd_general", "flash_fwd_sparse", "flash_decode", "flash_bwd_split",
     "flash_bwd_fused", "flash_bwd_sparse",
 )  # fmt: skip
-HALVES = range(24, 256, 16)
+FULL = os.environ.get("BLOCKTUNE_WIDTHS") == "full"
+HALVES = range(24, 256, 16) if FULL else (72, 200)
 """What 8 divides, and 16 does not."""
+WHOLES = (*range(16, 256, 16), 256) if FULL else (64, 128)
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +96,7 @@ def test_accesses_are_as_wide_as_those_of_a_multiple_of_16(name: str, cc: tuple[
 
 @compiled_here
 @pytest.mark.few(2)
-@pytest.mark.parametrize("head_dim", [*range(16, 256, 16), 256])
+@pytest.mark.parametrize("head_dim", WHOLES)
 @pytest.mark.parametrize("cc", [(8, 0), (9, 0)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_multiples_of_16_are_copied_by_16_bytes(name: str, cc: tuple[int, int], head_dim: int) -> None:
@@ -106,7 +109,7 @@ def test_multiples_of_16_are_copied_by_16_bytes(name: str, cc: tuple[int, int], 
 
 @compiled_here
 @pytest.mark.few(2)
-@pytest.mark.parametrize("head_dim", HALVES[1:])
+@pytest.mark.parametrize("head_dim", [dim for dim in HALVES if dim > 24])
 def test_hopper_passes_over_rows(head_dim: int) -> None:
     """Before and after the backward's own kernel, whose copies are those of the copy engine."""
 
