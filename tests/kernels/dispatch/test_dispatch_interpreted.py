@@ -83,8 +83,10 @@ FEATURES = """
     from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_func, flash_attn_varlen_func
     from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
     from blocktune.kernels.hardware.device import device_named
+    from blocktune.kernels.selection import pytorch_rival
     from blocktune.kernels.values.dropout import keep_mask
 
+    pytorch_rival.reason_for_pytorch = lambda shape, device_key: None  # nothing was measured on such a device
     obstacles.KERNEL_DEVICE = dispatcher.KERNEL_DEVICE = "cpu"
     resolver.current_device = lambda index: device_named("rtx2070")
 
