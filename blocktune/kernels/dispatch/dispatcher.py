@@ -252,7 +252,7 @@ class Dispatcher(Engine):
             return unconverted_attention(rescaled(given))
         if is_distributed(given.query) and given.query.dim() == 4:
             return self._call_locally(given)
-        if is_symbolic(given.query):
+        if is_symbolic(given.query) and 0.0 <= given.dropout_p <= 1.0:  # PyTorch computes others without a look at it
             return traced_attention(self._number, *given)
         asked, call = call_of(given)
         if is_capturing(given.query) or not (given.scale is None or given.scale > 0):

@@ -27,7 +27,7 @@ def test_a_process_of_odd_variables_computes_attention(kind: str, autotune: str 
     value = odd_value(tmp_path, kind)
     environment = os.environ | dict.fromkeys(VARIABLES, value) | {"XDG_STATE_HOME": str(tmp_path / "state")}
     environment |= {} if autotune is None else {AUTOTUNE.name: autotune}
-    command = program("stores.first_calls")
+    command = program("stores.odd_first_calls")
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=100, env=environment, cwd=tmp_path
     )

@@ -161,6 +161,8 @@ def _stays_pytorchs(given: SdpaArguments) -> bool:
         return True
     if mask is not None and (mask.requires_grad or mask.device != query.device or mask.layout is not torch.strided):
         return True
+    if query.is_meta and not 0.0 <= given.dropout_p <= 1.0:
+        return True  # without numbers PyTorch drops any share
     return layout_obstacle(query, key, value, given.enable_gqa) is not None
 
 
