@@ -41,7 +41,7 @@ COMMANDS = {
     "noise": ("--seq 512 --dim 64", NO_GPU),
     "occupancy": ("--cc 9.0 --warps 4 --regs 168 --shared 115712", DONE),
     "profile": (f"{SHAPE} --sass --kernel flash_fwd", DONE),
-    "record": (f"sweeps --shapes {ROOT}/results/dense-sweeps/shapes.toml", NO_GPU),
+    "record": (f"sweeps --shapes {ROOT}/results/dense-sweeps/shapes.toml", WRONG_USE),
     "rematch": ("no-such-store.db", WRONG_USE),
     "replay": (f"{SWEEP} --strategy random --seeds 1", DONE),
     "report": (f"{SWEEP} --out report.html", DONE),
