@@ -61,6 +61,7 @@ def generated(family: str, attention: str, device: str) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.few(1)
+@pytest.mark.filterwarnings("ignore:TensorFloat32")  # a hint of PyTorch's compiler on a GPU
 @pytest.mark.parametrize(("family", "device"), CASES)
 def test_a_compiled_step_generates_the_same_tokens_or_tied_ones(family: str, device: str) -> None:
     """Compared with sdpa, or with eager where the model refuses that. Behind two tied tokens, texts may differ."""
