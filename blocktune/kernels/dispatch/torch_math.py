@@ -26,9 +26,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     device = query.device.type
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
         if not lse and is_pytorchs(query, key, call):
-            causal = call.causal is not Causal.NONE
-            extras, shared = call.extras, bool(query.shape[1] != key.shape[1])
-            given = SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
+            given = pytorchs_arguments(query, key, value, call)
             return torch_attention(given), query.new_zeros(query.shape[:3], dtype=torch.float32)
         out, sums = _all_scores(query, key, value, call)
         if call.extras.sinks is not None:
@@ -38,7 +36,7 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
 
 def pytorchs_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:
     """Return the arguments by which PyTorch's attention computes a call that `is_pytorchs`."""
-    causal, shared = call.causal is not Causal.NONE, query.shape[1] != key.shape[1]
+    causal, shared = call.causal is not Causal.NONE, bool(query.shape[1] != key.shape[1])
     extras = call.extras
     return SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
 
