@@ -93,10 +93,10 @@ class Resolver:
         if obstacle is not None:
             return self.refused(obstacle)
         shape = call.shape(query, key, value, direction)
-        if use.competes and not has_fused_kernel(pytorchs_arguments(query, key, value, call)):
-            use = use._replace(competes=False)
         new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
         try:
+            if use.competes and not has_fused_kernel(pytorchs_arguments(query, key, value, call)):
+                use = use._replace(competes=False)
             if not is_capturing(query):
                 plan = self._planned(new_trial(call), use)
                 self._keep(place, plan)
