@@ -152,12 +152,11 @@ def _climb_down(
     from blocktune.kernels.stored.sources import LayeredConfigs
 
     passed_over: list[str] = []
-    rows = list(LayeredConfigs(tuple(layers)).configs(device))
-    table = ConfigTable(rows, partial(shipped_untuned, device))
-    competing = ConfigTable(rows, partial(shipped_untuned, device), rival_on(device))
-    first = next((step for step in climb_down(competing, shape, device.limits) if _ends(step)), None)
+    rows = LayeredConfigs(tuple(layers)).configs(device)
+    table = ConfigTable(rows, partial(shipped_untuned, device), rival_on(device))
+    first = next((step for step in climb_down(table, shape, device.limits) if _ends(step)), None)
     pytorchs = first.reason if isinstance(first, Rejection) else None
-    for step in climb_down(table, shape, device.limits):
+    for step in climb_down(table, shape, device.limits, competes=False):
         if isinstance(step, Candidate):
             return step, tuple(passed_over), pytorchs
         passed_over.append(str(step))
