@@ -2,13 +2,11 @@
 
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from blocktune.kernels.files.line_file import append_line, parsed_lines, state_directory
-from blocktune.kernels.files.reading import read_bytes
+from blocktune.kernels.files.line_file import append_line, state_directory, stored_lines
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -61,9 +59,4 @@ def store_finding(finding: Finding) -> None:
 
 def stored_findings() -> list[Finding]:
     """Return what was found so far. Lines that are damaged are passed over, and so is a file that cannot be read."""
-    path = findings_path()
-    try:
-        content = b"" if path is None else read_bytes(path, MAX_BYTES, os.O_NOFOLLOW)
-    except OSError:
-        return []
-    return list(parsed_lines(content, Finding.from_json))
+    return stored_lines(findings_path(), MAX_BYTES, Finding.from_json)

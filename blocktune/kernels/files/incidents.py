@@ -5,7 +5,6 @@ Each is counted, logged once as a warning, and stored in a private file of JSON 
 
 import json
 import logging
-import os
 import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -14,8 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from blocktune.kernels.files.foreign_text import shown
-from blocktune.kernels.files.line_file import append_line, parsed_lines, state_directory
-from blocktune.kernels.files.reading import read_bytes
+from blocktune.kernels.files.line_file import append_line, state_directory, stored_lines
 from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
@@ -76,9 +74,4 @@ def _store(text: str, shape: AttentionShape) -> None:
 
 def stored_incidents() -> list[Incident]:
     """Return what was stored, the oldest first. Damaged lines are passed over, and so is a file that cannot be read."""
-    path = incidents_path()
-    try:
-        content = b"" if path is None else read_bytes(path, MAX_BYTES, os.O_NOFOLLOW)
-    except OSError:
-        return []
-    return list(parsed_lines(content, Incident.from_json))
+    return stored_lines(incidents_path(), MAX_BYTES, Incident.from_json)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from blocktune.kernels.files.reading import read_bytes
 from blocktune.kernels.files.variables import OptionalFile
 from blocktune.kernels.values.errors import StoreError, UsageError
 
@@ -117,6 +118,15 @@ def parsed_lines(content: bytes, parse: Callable[[Any], Entry]) -> Iterator[Entr
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
             continue
         yield entry
+
+
+def stored_lines(path: Path | None, max_bytes: int, parse: Callable[[Any], Entry]) -> list[Entry]:
+    """Return what the lines of a private file stand for, as `parsed_lines` does; none where it cannot be read."""
+    try:
+        content = b"" if path is None else read_bytes(path, max_bytes, os.O_NOFOLLOW)
+    except OSError:
+        return []
+    return list(parsed_lines(content, parse))
 
 
 @contextmanager

@@ -71,6 +71,7 @@ def open_file(path: Path, flags: int = 0) -> BinaryIO:
 
 
 _PART_BYTES = 1 << 16
+"""What is read at once, at least."""
 
 
 def read_bytes(path: Path, max_bytes: int, flags: int = 0) -> bytes:
