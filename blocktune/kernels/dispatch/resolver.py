@@ -162,7 +162,7 @@ class Resolver:
             device: where, or why that is not known.
             call: what its options demand of the configs is heeded.
             take: returns why a config is not taken, or what it is taken as.
-            competes: whether PyTorch's kernel may serve a shape that was not measured.
+            competes: whether PyTorch's kernel may serve a shape of which nothing near was measured.
         """
         if isinstance(device, str):
             return Explanation(rung=Rung.SDPA, reason=device, shape=shape)

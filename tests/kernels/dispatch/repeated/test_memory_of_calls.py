@@ -61,7 +61,7 @@ def watched(tensors: tuple[Tensor, ...]) -> "list[weakref.ref[Tensor]]":
 
 
 class Workspaces:
-    """What `torch.empty` has allocated: the addresses, and whether they are still somebody's."""
+    """What `torch.empty` has allocated: the addresses, and whether tensors still own them."""
 
     def __init__(self) -> None:
         self._made: list[tuple[range, weakref.ref[Tensor]]] = []
