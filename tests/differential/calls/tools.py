@@ -45,7 +45,7 @@ def with_tools(case: Case, subject: Subject) -> Subject:
 
 
 def _compiled(case: Case, function: Function) -> Function:
-    """A new compilation of the function. Without a GPU its graphs run as they are: compiling for a CPU takes minutes."""
+    """A new compilation of the function. Without a GPU its graphs run as they are: a CPU's compiler takes minutes."""
     torch.compiler.reset()
     options: dict[str, Any] = {"dynamic": case.dynamic or None, "fullgraph": case.mode is Mode.FULL_GRAPH}
     if not torch.cuda.is_available():
