@@ -110,27 +110,27 @@ counters: $(VENV)/.installed
 
 # Steps of whole models with our attention and with PyTorch's, in turns.
 model-bench: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.end_to_end --out $(RECORD).models.json
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.end_to_end --out $(RECORD).models.json
 
 fuzz: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.differential --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
 		$(if $(OUT),--out $(OUT))
 
 speed-fuzz: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.differential.speed --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.differential.speed --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
 		$(if $(OUT),--kernels --out $(OUT))
 
 fuzz-cli: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.stores.faults --only commands --runs $(RUNS) --seed $(SEED)
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.stores.faults --only commands --runs $(RUNS) --seed $(SEED)
 
 # Runs where PyTorch and Triton are, without an install of the package.
 sanitize: ARGS :=
 sanitize:
-	PYTHONPATH=$(CURDIR) $(PYTHON) -P tests/programs/checks/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
+	PYTHONPATH=$(CURDIR) $(PYTHON) -P tools/checks/sanitize.py $(if $(RECORD),--record $(RECORD).sanitizer.json) $(ARGS)
 
 fault-test: $(VENV)/.installed-test
 	$(if $(PART),,BLOCKTUNE_FAULTS=full $(PYTEST) tests/db/test_processes.py)
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.stores.faults --out results/store.faults.json \
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.stores.faults --out results/store.faults.json \
 		--seed $(SEED) --jobs $(JOBS) $(if $(PART),--only $(PART))
 
 # Ray clusters of this machine, whose nodes, drivers and workers are killed.
@@ -138,10 +138,10 @@ cluster-test: $(VENV)/.installed-test
 	$(PYTEST) -m cluster
 
 results: $(VENV)/.installed
-	$(BIN)/python -m blocktune.cli.pages.pages
+	$(BIN)/python -m tools.pages.pages
 
 pictures: $(VENV)/.installed-test
-	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tests.programs.bench.report_pictures
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.bench.report_pictures
 
 docs: $(VENV)/.installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

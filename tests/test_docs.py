@@ -66,7 +66,9 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 def test_every_document_that_the_code_names_exists() -> None:
-    sources = [path for room in ("cli", "db", "kernels", "tuner", "tests") for path in (ROOT / room).rglob("*.py")]
+    sources = [
+        path for room in ("cli", "db", "kernels", "tuner", "tests", "tools") for path in (ROOT / room).rglob("*.py")
+    ]
     named = {name for path in sources for name in re.findall(r"\bdocs/[\w/]+\.md", path.read_text())}
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -58,7 +58,6 @@ TIERS = {
         ("report",),
         ("ui",),
         (".",),
-        ("pages",),
     ),
 }
 """A folder imports from tiers in front of its own, and from none of its own tier. `.`: the files of the room itself."""
@@ -230,6 +229,7 @@ def test_a_folder_says_in_its_first_line_what_it_is_for(folder: str) -> None:
     assert first.endswith('."""')
 
 
-def test_folders_of_tests_are_read_at_a_glance() -> None:
-    counts = Counter(path.parent for path in (ROOT / "tests").rglob("*.py") if path.name != "__init__.py")
+def test_folders_of_tests_and_tools_are_read_at_a_glance() -> None:
+    paths = (path for room in ("tests", "tools") for path in (ROOT / room).rglob("*.py"))
+    counts = Counter(path.parent for path in paths if path.name != "__init__.py")
     assert {names(folder): count for folder, count in counts.items() if count not in KERNEL_FILES} == {}

@@ -10,7 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from tests.programs.checks.lowest_versions import constraints
+from tools.checks.lowest_versions import constraints
 
 yaml = pytest.importorskip("yaml", reason="reading the files needs PyYAML, which comes with the documents' tools")
 
@@ -80,7 +80,7 @@ def test_the_bounds_of_torch_and_triton_are_the_first_and_the_last_nightly_pair(
 
 
 def test_the_lowest_versions_are_the_bounds_of_the_project() -> None:
-    """`python -m tests.programs.checks.lowest_versions > constraints-lowest.txt` writes them again."""
+    """`python -m tools.checks.lowest_versions > constraints-lowest.txt` writes them again."""
     assert (ROOT / "constraints-lowest.txt").read_text() == constraints()
 
 

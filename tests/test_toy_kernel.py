@@ -22,10 +22,10 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import listed_steps
 from blocktune.tuner.compare.ladder_steps import bytes_of
 from blocktune.tuner.traffic.model import v2_traffic
-from tests.programs import ROOT
 from tests.support.command_line import CliRunner, Result
 from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import compiled_here
+from tools import ROOT
 
 H200 = device_named("h200")
 A100 = device_named("a100")  # the kernels that come first compile faster for it than those for Hopper

@@ -34,7 +34,7 @@ FILES = {
     "pages": ("*.md", ".github/*.md", "docs/**/*.md"),
     "examples": ("examples/*.py",),
     "blocktune": ("blocktune/*.py",),
-    **{room: (f"{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli")},
+    **{room: (f"{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli", "tools/pages")},
 }
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.programs import program
+from tools import program
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Bounded parts of what `make fault-test` does with full counts: tests/programs/stores/faults.py."""
+"""Bounded parts of what `make fault-test` does with full counts: tools/stores/faults.py."""
 
 import shutil
 import subprocess
@@ -8,13 +8,13 @@ import pytest
 from typer.main import get_command
 
 from blocktune.cli.main import app
-from tests.programs import program
-from tests.programs.stores import io_faults
-from tests.programs.stores.changed_exports import imports
-from tests.programs.stores.faults import told
-from tests.programs.stores.hostile_files import EVERY
-from tests.programs.stores.server_stops import server_stops
 from tests.support.stores.postgres_server import need_server
+from tools import program
+from tools.stores import io_faults
+from tools.stores.changed_exports import imports
+from tools.stores.faults import told
+from tools.stores.hostile_files import EVERY
+from tools.stores.server_stops import server_stops
 
 exhaustive = pytest.mark.exhaustive
 

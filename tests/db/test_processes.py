@@ -15,7 +15,7 @@ from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import StoreLockedError
-from tests.programs import program
+from tools import program
 
 PROCESSES = 16
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
@@ -26,7 +26,7 @@ Worker = subprocess.Popen[str]
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Worker]]:
-    """Starts a worker of tests/programs/stores/store_worker.py; none outlives the test."""
+    """Starts a worker of tools/stores/store_worker.py; none outlives the test."""
     with ExitStack() as stack:
 
         def run(*arguments: object) -> Worker:
@@ -48,7 +48,7 @@ def document(trial: Trial, tmp_path: Path) -> Path:
 
 
 def herd(*arguments: object) -> None:
-    """Runs many processes at once, all of which have to end well; see tests/programs/stores/herd.py."""
+    """Runs many processes at once, all of which have to end well; see tools/stores/herd.py."""
     command = [*program("stores.herd"), *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr

@@ -27,7 +27,7 @@ from blocktune.kernels.values.errors import StoreError
 SEARCH = """
 import sys
 from pathlib import Path
-from tests.programs.stores.killed_locked import search
+from tools.stores.killed_locked import search
 search(Path(sys.argv[1]), int(sys.argv[2]), sys.stdout.fileno())
 """
 """It says the number of each measurement that was acknowledged."""

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.pages.checks.differential_tables import read_differential
-from tests.differential.__main__ import fuzz
-from tests.differential.runs.parent import Setup
+from tools.differential.__main__ import fuzz
+from tools.differential.runs.parent import Setup
+from tools.pages.checks.differential_tables import read_differential
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 
@@ -19,7 +19,7 @@ ENTRIES = {"attention": 280, "flash_attn_func": 40, "flash_attn_varlen_func": 40
 
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_drawn_calls_are_right_within_their_bounds(entry: str, tmp_path: Path) -> None:
-    """A failure names its case: `PYTHONPATH=. python -P -m tests.differential --case CASE` runs it again."""
+    """A failure names its case: `PYTHONPATH=. python -P -m tools.differential --case CASE` runs it again."""
     out = tmp_path / "here.differential.json"
     jobs = min(8, os.cpu_count() or 1)
     fuzz(

@@ -16,9 +16,9 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UnknownKernelError, UsageError
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from tests.programs import python
 from tests.support.toy_kernel import ToyForward
 from tests.support.triton_modes import DEVICE, runs
+from tools import python
 
 TOY = "tests.support.toy_kernel:ToyForward"
 LAST_KERNEL = "from blocktune.kernels.registry import KERNELS; print(list(KERNELS)[-1])"

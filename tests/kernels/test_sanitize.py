@@ -13,7 +13,7 @@ import pytest
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.features import Features
-from tests.programs.checks import sanitize, sanitizer_case
+from tools.checks import sanitize, sanitizer_case
 
 pytestmark = pytest.mark.triton_free
 

@@ -1,5 +1,5 @@
 """`pytest --record FILE.gpu-tests.json --record-costs FILE.host-cost.json` writes down what ran, on which device and
-with which software. cli/pages/checks/gpu_test_tables.py makes tables of the files.
+with which software. tools/pages/checks/gpu_test_tables.py makes tables of the files.
 
 A file that is there is added to, so that a suite may be run in parts: test files and kernels that ran again replace
 what was known of them. It must be of the same device and software.
@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.checks.gpu_test_tables import COSTS, FORMATS, SCHEMA, SUITE, read_run
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.tuner.measure.environment import source_commit
+from tools.pages.checks.gpu_test_tables import COSTS, FORMATS, SCHEMA, SUITE, read_run
 
 HOST_COST = "host_cost"
 """The property by which a test says what it has timed: {"kernel": name, "calls": count, "times": {...}}, or of an entry

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS, block, read_run
-from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.values.errors import UsageError
-from tests.programs import ROOT
+from tools import ROOT
+from tools.pages.checks.gpu_test_tables import COSTS_COLUMNS, block, read_run
+from tools.pages.pages import with_results
 
 TESTS = """
 import pytest

@@ -1,7 +1,7 @@
 """What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
 
 Of each of two devices it reads winners (results/NAME.json), finals of both winners there, if they met
-(NAME-elsewhere.rematch.json, which `python -m tests.programs.bench.winners_elsewhere` writes on such a GPU), and
+(NAME-elsewhere.rematch.json, which `python -m tools.bench.winners_elsewhere` writes on such a GPU), and
 recorded sweeps. It needs no GPU.
 """
 

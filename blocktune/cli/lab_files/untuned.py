@@ -1,4 +1,4 @@
-"""What `tune replay --untuned --out` and `python -m tests.programs.bench.drawn_shapes` keep, and the tables that are
+"""What `tune replay --untuned --out` and `python -m tools.bench.drawn_shapes` keep, and the tables that are
 made of it."""
 
 import math
@@ -24,7 +24,7 @@ HIDDEN = {"shape": "the shape", "family": "its family"}
 FEW_QUERIES = 16
 DRAWN_COLUMNS = ("shape", "untuned", "tuned", "untuned over fastest", "seconds of the search")
 NOTHING_DRAWN = (
-    "No shapes were drawn yet: `python -m tests.programs.bench.drawn_shapes SEED results/DEVICE.drawn.json` does it, "
+    "No shapes were drawn yet: `python -m tools.bench.drawn_shapes SEED results/DEVICE.drawn.json` does it, "
     "`make results` shows them."
 )
 COLUMNS = ("what is taken", "left out", "shapes", "mean", "95th percentile", "worst", "decoding")

@@ -10,7 +10,6 @@ import pytest
 
 from blocktune.cli.explain.ladder import _command
 from blocktune.cli.explain.ladder_file import LadderFile, ladder_tables, read_ladder
-from blocktune.cli.pages.pages import NO_LADDER, with_results
 from blocktune.db.records.records import Environment, Outcome
 from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.hardware.device import device_named
@@ -20,6 +19,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from tools.pages.pages import NO_LADDER, with_results
 
 LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.13")

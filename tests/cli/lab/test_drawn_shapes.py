@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from blocktune.cli.lab_files import untuned as untuned_file
-from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Direction
-from tests.programs.bench.drawn_shapes import drawn, over_fastest
+from tools.bench.drawn_shapes import drawn, over_fastest
+from tools.pages.pages import with_results
 
 
 def test_a_seed_names_its_shapes_and_kernels_compute_all_of_them() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from blocktune.cli.lab_files import noise as noise_file
-from blocktune.cli.pages.recorded import noise_tables
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab.noise import study_noise
 from tests.tuner.lab.test_noise import FakeGpu, Wall
+from tools.pages.recorded import noise_tables
 
 NOISE = ("noise", "--seq", 8192, "--dim", 64)
 

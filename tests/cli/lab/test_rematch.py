@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.recorded import noise_tables
 from blocktune.db.records.records import Best, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.tuner.upkeep.test_rematch import runner as gpu
+from tools.pages.recorded import noise_tables
 
 DEVICE = replace(device_named("h200"), source="driver", uuid=None)
 

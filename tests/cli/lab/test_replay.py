@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.pages.pages import NO_REPLAY, with_results
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.lab.sweep_file import save_sweep
 from tests.tuner.lab import test_replay as recorded
+from tools.pages.pages import NO_REPLAY, with_results
 
 
 @pytest.fixture

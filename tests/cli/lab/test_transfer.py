@@ -9,7 +9,6 @@ import pytest
 
 from blocktune.cli.lab import transfer
 from blocktune.cli.lab_files import transfer as transfer_file
-from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
@@ -18,6 +17,7 @@ from blocktune.tuner.lab.transfer import decisions, model_slowdown, moved
 from blocktune.tuner.lab.untuned import UntunedStudy
 from tests.support.stores.sample_records import winner
 from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, sweep
+from tools.pages.pages import with_results
 
 H100, H200 = device_named("h100"), device_named("h200")
 SHARED, ALONE, LOST = (dataclasses.replace(winner(), shape=sweep(length).shape) for length in LENGTHS[:3])

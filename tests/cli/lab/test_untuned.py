@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.pages.pages import with_results
 from blocktune.kernels.selection.correction import Correction
 from blocktune.tuner.lab.sweep_file import save_sweep
 from tests.tuner.lab.test_untuned import H200, LENGTHS, hidden, sweep
+from tools.pages.pages import with_results
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.fleet import local_executor
-from tests.programs import program, python
+from tools import program, python
 
 GRID = ("run", "--grid", "seq=512 dim=64 batch=1,2,3")
 
@@ -106,7 +106,7 @@ import dataclasses, sys
 from blocktune.cli.main import main
 from blocktune.kernels.hardware import device
 from blocktune.tuner.fleet import local_executor
-from tests.programs import program
+from tools import program
 
 here = [dataclasses.replace(device.device_named("h200"), uuid=f"GPU-{number}", source="driver") for number in (0, 1)]
 device.present_devices = lambda: tuple(here)

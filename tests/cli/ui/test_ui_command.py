@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from blocktune.cli.main import INTERRUPTED
-from tests.programs import ROOT
 from tests.support.stores.live_servers import live_server
+from tools import ROOT
 
 
 def test_it_prints_its_address_and_serves_until_ctrl_c(db: Path) -> None:

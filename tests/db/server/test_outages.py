@@ -14,8 +14,8 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.kernels.values.errors import StoreError
-from tests.programs import program
 from tests.support.stores.postgres_server import PostgresServer
+from tools import program
 
 
 def numbered(trial: Trial, number: int) -> Trial:

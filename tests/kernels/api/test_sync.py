@@ -13,8 +13,8 @@ from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
-from tests.programs import program
 from tests.support.fakes.dispatch_fakes import H200, shape_like
+from tools import program
 
 pytestmark = pytest.mark.triton_free
 

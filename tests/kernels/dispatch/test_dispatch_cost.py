@@ -9,7 +9,6 @@ import torch
 import triton
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.cli.pages.checks.gpu_test_tables import COSTS_COLUMNS
 from blocktune.kernels import registry
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.dispatch import dispatcher as dispatch
@@ -21,6 +20,7 @@ from blocktune.tuner.compare.stock_autotune import KEY
 from tests.support.attention.host_time import CALLS, calmest, host_time
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, shape_like, tensors, tuned
 from tests.support.recording import HOST_COST
+from tools.pages.checks.gpu_test_tables import COSTS_COLUMNS
 
 LOOKUP_US = 2.0
 LOOKUP_ON_ANY_MACHINE_US = 30.0

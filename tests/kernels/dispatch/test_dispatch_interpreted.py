@@ -8,7 +8,7 @@ import pytest
 
 from blocktune.kernels.base.flash_kernel import FlashKernel
 from blocktune.kernels.registry import KERNELS
-from tests.programs import python
+from tools import python
 
 INTERPRETED = [name for name, kernel in KERNELS.items() if isinstance(kernel, FlashKernel)]
 """Triton's interpreter has no instructions of one GPU."""

@@ -12,9 +12,9 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.files import variables
 from blocktune.kernels.files.variables import AUTOTUNE, VARIABLES
-from tests.programs import program
 from tests.support.fakes.dispatch_fakes import pretend_h200, shape_like, tensors
 from tests.support.stores.odd_values import KINDS, odd_value
+from tools import program
 
 pytestmark = pytest.mark.triton_free
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.base.launch import DIRECT_TRITON
-from tests.programs import program
 from tests.support.triton_modes import TRITON, compiled_here
+from tools import program
 
 
 @compiled_here

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT, program
 from tests.support.ranks.cases import Case, cases, many_cases
+from tools import ROOT, program
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]  # one worker plays, not each of them
 
@@ -177,7 +177,7 @@ def test_schedules_are_measured_by_all_ranks_and_kept_by_the_first(told: Told) -
 def test_the_bench_runs_where_there_is_no_gpu(tmp_path: Path) -> None:
     """Its rates mean nothing on a CPU, but every step of it is taken."""
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    bench = ["-m", "tests.programs.ranks.bench", "--lengths", "128", "--length-alone", "128"]
+    bench = ["-m", "tools.ranks.bench", "--lengths", "128", "--length-alone", "128"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-P", *ranks, *bench, "--out", str(tmp_path / "bench.json")]
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from blocktune.kernels.parallel.plan.schedule import Schedule
-from tests.programs import ROOT
-from tests.programs.ranks.tables import calls, forwards, is_pytorch, main, modelled, tables, taken
 from tests.support.ranks.document import Row, measured
+from tools import ROOT
+from tools.ranks.tables import calls, forwards, is_pytorch, main, modelled, tables, taken
 
 pytestmark = pytest.mark.triton_free
 FILES = sorted((ROOT / "results").glob("*.parallel.json"))

@@ -26,8 +26,8 @@ from blocktune.kernels.selection.misses import MissLog, miss_of, work_of
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.shape import AttentionShape
-from tests.programs import python
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, config, shape_like, tensors, tuned
+from tools import python
 
 pytestmark = pytest.mark.triton_free
 

@@ -19,7 +19,6 @@ from blocktune.kernels.stored.sources import (
     read_source,
 )
 from blocktune.kernels.values.errors import StoreError, UsageError
-from tests.programs import python
 from tests.support.fakes.dispatch_fakes import (
     H200,
     ListSource,
@@ -28,6 +27,7 @@ from tests.support.fakes.dispatch_fakes import (
     shape_like,
     tuned,
 )
+from tools import python
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("plain_kernel")]
 

@@ -15,7 +15,7 @@ from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import Served
 from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
-from tests.programs import ROOT
+from tools import ROOT
 
 CODE = """
 import torch, triton

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import ROOT
+from tools import ROOT
 
 
 def faked_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""The file that tests/programs/libraries/bench.py fills, a row at a time."""
+"""The file that tools/libraries/bench.py fills, a row at a time."""
 
 import json
 import sys

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.turns.clock import CudaTurnClock
-from tests.programs.libraries.starts import caches_in
 from tests.support.libraries.document import read, write
+from tools.libraries.starts import caches_in
 
 Operator = Callable[..., Tensor]
 

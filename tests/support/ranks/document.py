@@ -1,4 +1,4 @@
-"""The file that tests/programs/ranks/bench.py fills, a row at a time, and the tables that are made of it."""
+"""The file that tools/ranks/bench.py fills, a row at a time, and the tables that are made of it."""
 
 import importlib.metadata
 import json
@@ -62,6 +62,6 @@ def measured(document: Row, kind: str, **values: Any) -> list[Row]:
 
 
 def table(document: Row, how: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Return a document of one table, as cli/pages/recorded/plain_tables.py reads it."""
+    """Return a document of one table, as tools/pages/recorded/plain_tables.py reads it."""
     kept = {name: document[name] for name in ("device", "created_at", "commit", "environment")}
     return {"format": "blocktune-table", "schema": 1, "how": how, "columns": columns, "rows": rows, **kept}

@@ -21,8 +21,8 @@ from blocktune.tuner.cluster.received_records import ReceivedRecords
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.fleet.job import Event, Job
 from blocktune.tuner.search.report import Budget
-from tests.programs import ROOT, program
 from tests.support.models import landscape
+from tools import ROOT, program
 
 MARK = "BLOCKTUNE_TEST_CLUSTER"
 """Environment variable of every process of a cluster."""

@@ -15,9 +15,9 @@ from blocktune.db.store import ResultStore
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost
 from blocktune.tuner.fleet.local_executor import INTERRUPT_SECONDS
 from blocktune.tuner.fleet.streamed_store import known_for
-from tests.programs import program
 from tests.support.ranks.ray_clusters import OBJECT_STORE_BYTES, RayFleet, ray_fleet
 from tests.support.stores.postgres_server import need_server, running_server
+from tools import program
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.triton_free, pytest.mark.slow]

@@ -23,7 +23,7 @@ from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, St
 from blocktune.tuner.fleet.local_executor import LocalExecutor
 from blocktune.tuner.measure.device_choice import alike_devices
 from blocktune.tuner.search.report import Budget, Progress
-from tests.programs import program
+from tools import program
 
 pytestmark = pytest.mark.triton_free
 

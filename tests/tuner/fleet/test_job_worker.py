@@ -17,8 +17,8 @@ from blocktune.tuner.fleet.job import Finished, Job, progress_from
 from blocktune.tuner.fleet.local_executor import LocalExecutor, worker_command
 from blocktune.tuner.fleet.worker import make_job, serve
 from blocktune.tuner.search.report import Budget, Progress
-from tests.programs import program
 from tests.support.models import landscape
+from tools import program
 
 pytestmark = pytest.mark.triton_free
 

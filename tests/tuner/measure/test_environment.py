@@ -7,7 +7,7 @@ import pytest
 
 from blocktune.kernels.files.variables import COMMIT
 from blocktune.tuner.measure.environment import source_commit
-from tests.programs import ROOT
+from tools import ROOT
 
 pytestmark = pytest.mark.triton_free
 

@@ -17,8 +17,8 @@ from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.measure.measurement import REPEATED, Measurement, Terms
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.worker_process import Deadlines
-from tests.programs import program, python
 from tests.support.fakes.fake_kernels import SHAPE
+from tools import program, python
 
 WORKER = program("workers.fake_worker")
 DEADLINES = Deadlines(setup=120.0, compiling=3.0, running=3.0, finals=20.0)

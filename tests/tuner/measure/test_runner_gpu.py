@@ -21,7 +21,7 @@ from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.measure.worker_process import Deadlines
 from blocktune.tuner.search.verdict import speedup
-from tests.programs import program
+from tools import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 WORKER = program("workers.planted_worker")

@@ -16,13 +16,13 @@ import pytest
 from blocktune.kernels.hardware.limits import WARP_SIZE, ComputeLimits, known_ccs, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy, shared_bytes_for
-from tests.programs import ROOT
+from tools import ROOT
 
 pytestmark = pytest.mark.triton_free
 
 CASES = 40_000
 UNLIMITED = 2**31 - 1
-SOURCE = ROOT / "tests" / "programs" / "checks" / "occupancy_header.cpp"
+SOURCE = ROOT / "tools" / "checks" / "occupancy_header.cpp"
 Case = tuple[ComputeLimits, KernelResources, int | None]
 
 

@@ -21,7 +21,7 @@ from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult, options_of, source_of
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy
-from tests.programs import program
+from tools import program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.timeout(400)]
 SHAPE = complete_shape(1024, 64, batch=2, heads=8)

@@ -5,7 +5,7 @@ import io
 import json
 
 from blocktune.tuner.profile.counters import STALLED, TIME
-from tests.programs.bench.backward_limits import METRICS, cells, profiled
+from tools.bench.backward_limits import METRICS, cells, profiled
 
 WAITS = {"selected": 1.0, "gmma": 3.0, "long_scoreboard": 1.0}
 STALLS = {f"{STALLED[0]}{reason}{STALLED[1]}": warps for reason, warps in WAITS.items()}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.pages.recorded import energy_tables
 from blocktune.db.exchange.document import save_document
 from blocktune.db.records.records import Objective, Outcome, Trial
 from blocktune.db.store import ResultStore
@@ -25,10 +24,11 @@ from blocktune.tuner.search.finals import ENERGY_ROUNDS, frugal_energies
 from blocktune.tuner.search.report import Budget, TuningReport
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.verify import verify
-from tests.programs.bench import energy_study
-from tests.programs.bench.energy_study import FASTEST, Row, Study, document_of, finalists_of, rows_of
 from tests.support.models import landscape
 from tests.support.models.landscape_runs import DEFAULT, Metered, Replay, run
+from tools.bench import energy_study
+from tools.bench.energy_study import FASTEST, Row, Study, document_of, finalists_of, rows_of
+from tools.pages.recorded import energy_tables
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.records.records import Outcome
-from tests.programs import program
 from tests.support.models import landscape
+from tools import program
 
 pytestmark = pytest.mark.triton_free
 

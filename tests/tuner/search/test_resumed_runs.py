@@ -14,9 +14,9 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
-from tests.programs import python
 from tests.support.models import landscape
 from tests.support.models.landscape_runs import DEFAULT, SMALL, Replay, run
+from tools import python
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("landscape_kernels")]
 

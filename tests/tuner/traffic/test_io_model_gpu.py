@@ -18,7 +18,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.model import Traffic
-from tests.programs import program
+from tools import program
 
 pytestmark = [
     pytest.mark.gpu,

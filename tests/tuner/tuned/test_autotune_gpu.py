@@ -15,8 +15,8 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install, uninstall
-from tests.programs import ROOT, python
 from tests.support.libraries.autotuned_kernels import CONFIGS, faulty_kernel, row_kernel, scale_kernel, sum_kernel
+from tools import ROOT, python
 
 pytestmark = pytest.mark.gpu
 

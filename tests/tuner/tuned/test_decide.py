@@ -18,10 +18,10 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.tuned import decide, node_lock
 from blocktune.tuner.tuned.autotune import autotune
-from tests.programs import ROOT, program, python
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
+from tools import ROOT, program, python
 
 pytestmark = compiled_here
 

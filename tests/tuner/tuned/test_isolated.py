@@ -22,10 +22,10 @@ from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
 from blocktune.tuner.turns.isolated import cause_of
 from blocktune.tuner.turns.measure_worker import answer_to
-from tests.programs import program
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
+from tools import program
 
 pytestmark = compiled_here
 

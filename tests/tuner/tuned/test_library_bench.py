@@ -12,13 +12,8 @@ import pytest
 import torch
 import triton
 
-from blocktune.cli.pages.recorded import library_tables
 from blocktune.tuner.jitted.specialization import function_named
 from blocktune.tuner.tuned import tune_call
-from tests.programs import program
-from tests.programs.libraries import bench as library_bench
-from tests.programs.libraries import check as library_check
-from tests.programs.libraries import starts as library_starts
 from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
 from tests.support.libraries import document as library_document
 from tests.support.libraries import faults as library_faults
@@ -28,6 +23,11 @@ from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel, sum
 from tests.support.libraries.chosen_constants import tuned_in
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
+from tools import program
+from tools.libraries import bench as library_bench
+from tools.libraries import check as library_check
+from tools.libraries import starts as library_starts
+from tools.pages.recorded import library_tables
 
 pytestmark = compiled_here
 

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.programs.libraries import bench as library_bench
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries import document as library_document
 from tests.support.libraries import hits as library_hits
@@ -16,6 +15,7 @@ from tests.support.libraries import steps as library_steps
 from tests.support.triton_modes import compiled_here
 from tests.tuner.tuned.conftest import H200
 from tests.tuner.tuned.test_library_bench import forget_choices_of_tests, step
+from tools.libraries import bench as library_bench
 
 pytestmark = compiled_here
 

@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.stored.export_file import exported_checksum
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from tests.programs.checks import same_code
+from tools.checks import same_code
 
 SHAPE = complete_shape(1024, 64)
 CONFIG = get_kernel("flash_fwd").default_config(SHAPE, limits_for((9, 0)))

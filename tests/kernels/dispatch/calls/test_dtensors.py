@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs import program
+from tools import program
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]
 

@@ -14,8 +14,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch.dispatcher import attention
-from tests.programs import program
-from tests.programs.checks.special_values import CASES, Report
+from tools import program
+from tools.checks.special_values import CASES, Report
 
 pytestmark = pytest.mark.gpu
 

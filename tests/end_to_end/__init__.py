@@ -1,1 +1,0 @@
-"""Steps of whole models, timed with our attention and with PyTorch's in turns: `python -m tests.end_to_end`."""

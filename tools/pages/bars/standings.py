@@ -1,0 +1,59 @@
+"""How far each bar is reached on each device."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blocktune.cli.tune.bench import geometric_mean
+from tools.pages.bars.bar import DEVICES, Bar
+from tools.pages.bars.cells import Cell, Measurement, merged
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One bar on one device."""
+
+    bar: Bar
+    measured: Measurement
+
+    @property
+    def ratios(self) -> list[float]:
+        return [cell.ratio for cell in self.measured.cells]
+
+    @property
+    def mean(self) -> float:
+        return geometric_mean(self.ratios)
+
+    @property
+    def below(self) -> list[Cell]:
+        """The cells below the bar, the lowest first."""
+        return sorted(
+            (cell for cell in self.measured.cells if cell.ratio < self.bar.least), key=lambda cell: cell.ratio
+        )
+
+    @property
+    def mean_is_below(self) -> bool:
+        return self.bar.mean is not None and self.mean < self.bar.mean
+
+    @property
+    def is_met(self) -> bool:
+        return not self.below and not self.mean_is_below
+
+    @property
+    def lowest(self) -> Cell:
+        return min(self.measured.cells, key=lambda cell: cell.ratio)
+
+
+def standings(bars: Sequence[Bar], results: Path) -> list[Standing]:
+    """Return where some bars stand by the files of a folder, those of the first device first."""
+    found = [
+        Standing(bar, measured)
+        for bar in bars
+        for measured in merged(measurement for source in bar.sources for measurement in source.read(results))
+    ]
+    return sorted(found, key=lambda standing: _rank(standing.measured.device))
+
+
+def _rank(device: str) -> tuple[int, str]:
+    model, *_ = device.split(",")  # the regime follows
+    return DEVICES.index(model.lower()), device

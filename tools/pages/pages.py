@@ -1,0 +1,201 @@
+"""Writes what is generated into README.md and docs/: `python -m tools.pages.pages`, or `make results`.
+
+Tables of results stand between two comment lines, the first of which names a file of results/, as `tune bench --out`,
+`tune ladder --out` or `tune replay --out` writes it, and come from nothing else. So do pictures: docs/**/NAME.bench.svg
+shows results/NAME.bench.json. The reference of the commands comes from their help, their output from running them.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
+from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
+from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
+from blocktune.cli.lab.fleet_cost import fleet_table
+from blocktune.cli.lab_files import calibration as calibration_file
+from blocktune.cli.lab_files import transfer as transfer_file
+from blocktune.cli.lab_files.replay import FIT, read_replay, replay_tables
+from blocktune.cli.lab_files.replay import SUFFIX as REPLAY
+from blocktune.cli.lab_files.untuned import DRAWN, drawn_block, read_untuned, untuned_tables
+from blocktune.cli.lab_files.untuned import SUFFIX as UNTUNED
+from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.tune.bench_file import read_bench
+from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
+from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
+from blocktune.tuner.lab.model_fit import fit_rows
+from blocktune.tuner.lab.sweep_file import sweep_files
+from blocktune.tuner.lab.sweep_sources import sources_of
+from tools.pages import bench_summary, speed_picture
+from tools.pages.bars import tables as bar_tables
+from tools.pages.bench_tables import NOTHING, absent, measured, results_block
+from tools.pages.checks import (
+    differential_tables,
+    fault_tables,
+    gpu_test_tables,
+    sanitizer_tables,
+    speed_tables,
+)
+from tools.pages.command_output import with_output
+from tools.pages.command_reference import with_commands
+from tools.pages.feature_tables import SUFFIX as FEATURES
+from tools.pages.feature_tables import feature_tables
+from tools.pages.readme_rivals import left_out, with_todays_rivals
+from tools.pages.recorded import (
+    backward_peer_tables,
+    counter_tables,
+    energy_tables,
+    facts,
+    library_tables,
+    model_tables,
+    noise_tables,
+    plain_tables,
+    shipped_tables,
+    split_tables,
+    ui_tables,
+)
+from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
+
+BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
+NO_REPLAY = (
+    "No searches of recorded sweeps are here yet: `tune replay --out results/DEVICE.replay.json` makes them, "
+    "`make results` shows them."
+)
+NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
+
+
+def _ending(suffix: str | tuple[str, ...]) -> Callable[[Path], bool]:
+    return lambda path: path.name.endswith(suffix)
+
+
+def _ladder(path: Path) -> str:
+    return ladder_tables(read_ladder(path)) if path.exists() else NO_LADDER
+
+
+BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
+    (lambda path: path.name == FLEET, lambda path: fleet_table(sweeps_in(path))),
+    (counter_tables.is_counters, counter_tables.block),
+    (shipped_tables.is_shipped, shipped_tables.block),
+    (_ending(noise_tables.SUFFIXES), noise_tables.block),
+    (_ending(fault_tables.SUFFIX), fault_tables.block),
+    (_ending(differential_tables.SUFFIX), differential_tables.block),
+    (_ending(speed_tables.SUFFIX), speed_tables.block),
+    (_ending(energy_tables.SUFFIX), energy_tables.block),
+    (_ending(library_tables.SUFFIX), library_tables.block),
+    (_ending(model_tables.SUFFIX), model_tables.block),
+    (_ending(gpu_test_tables.SUFFIXES), gpu_test_tables.block),
+    (_ending(ui_tables.SUFFIX), ui_tables.block),
+    (_ending(sanitizer_tables.SUFFIX), sanitizer_tables.block),
+    (_ending(backward_peer_tables.SUFFIX), backward_peer_tables.block),
+    (_ending(plain_tables.SUFFIX), plain_tables.block),
+    (_ending(LADDER), _ladder),
+    (_ending(CORRECTION), split_tables.block),
+    (_ending(calibration_file.SUFFIX), calibration_file.block),
+    (_ending(DRAWN), drawn_block),
+    (_ending(transfer_file.SUFFIX), transfer_file.block),
+    (_ending(UNTUNED), lambda path: untuned_tables(read_untuned(path))),
+)
+"""What makes the block of a file, by the first question to the file that is answered with yes; others are benches."""
+
+
+def with_results(page: str, folder: Path) -> str:
+    """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
+    folder/FILE.
+
+    Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
+    `facts#NAME` holds sentences (recorded/facts.py), `bars#NAME` what all files say of the bars (bars/tables.py).
+
+    Raises:
+        UsageError: a file is neither a bench nor what its name says.
+    """
+
+    def filled(match: re.Match[str]) -> str:
+        if match["file"] == facts.FILE:
+            return f"<!-- results {match['place']} -->\n{facts.fact(match['part'], folder)}\n<!-- /results -->"
+        if match["file"] == bar_tables.FILE:
+            return f"<!-- results {match['place']} -->\n{bar_tables.block(match['part'], folder)}\n<!-- /results -->"
+        path = folder / match["file"]
+        block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
+        if block is None and path.name.endswith(REPLAY):
+            block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
+        if block is None:
+            block = _bench(path, match["part"])
+        return f"<!-- results {match['place']} -->\n{block}\n<!-- /results -->"
+
+    return BLOCK.sub(filled, page)
+
+
+def _bench(path: Path, part: str | None) -> str:
+    """Return the tables of a bench."""
+    if not path.exists():
+        return NOTHING
+    document = with_todays_rivals(read_bench(path))
+    if not path.name.endswith(FEATURES):
+        return (bench_summary.summary if part == bench_summary.PART else results_block)(document)
+    if not document["rows"]:
+        return NOTHING
+    return feature_tables(document, absent(document) + measured(document) + left_out(document))
+
+
+def _replay(path: Path, part: str | None, folder: Path) -> str:
+    """Return the tables of a replay, with what its sweeps are of."""
+    document = read_replay(path)
+    sweeps = _replayed(document, folder)
+    without = document.get("without") or ()
+    fit = fit_rows(map(recorded_sweep, sweeps)) if part in (None, FIT) else []
+    kept = [row for row in fit if row.kernel not in without]
+    return replay_tables(document, part, sources_of(sweeps, without), kept)
+
+
+def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Return the recorded sweeps that a replay is of: those that hold every config, and where it has more, the dense
+    ones too."""
+    complete = sweep_files([folder / "sweeps"])
+    return (
+        complete
+        if len(document["sweeps"]) <= len(complete)
+        else sweep_files([folder / "sweeps", folder / "dense-sweeps"])
+    )
+
+
+def pages(root: Path) -> list[Path]:
+    """Return the pages that may hold blocks: the README and the documents."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def pictures(root: Path) -> dict[Path, Path]:
+    """Return the file of results that each picture of the documents shows, by the picture."""
+    drawn = sorted((root / "docs").rglob(f"*{speed_picture.SUFFIX}"))
+    return {path: root / "results" / path.with_suffix(".json").name for path in drawn}
+
+
+def drawn(results: Path) -> str:
+    """Return the picture of a file of results.
+
+    Raises:
+        UsageError: the file is no bench.
+    """
+    return speed_picture.speed_picture(with_todays_rivals(read_bench(results)))
+
+
+def main() -> None:
+    """Bring the pages and pictures of the working folder up to date with results/ and the commands."""
+    if not Path("README.md").exists():
+        sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
+    for path in pages(Path()):
+        page = read_text(path, SOURCE_BYTES)
+        _write(path, with_output(with_commands(with_results(page, Path("results")))))
+    for path, results in pictures(Path()).items():
+        _write(path, drawn(results))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whose text has changed."""
+    if read_text(path, SOURCE_BYTES) != text:
+        write_atomically(path, text)
+
+
+if __name__ == "__main__":
+    main()
