@@ -5,7 +5,7 @@ import sys
 import time
 
 from blocktune.tuner.turns.measure_worker import main
-from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 
 
 def effect(launch: Launch) -> None:
@@ -18,4 +18,4 @@ def effect(launch: Launch) -> None:
 
 gpu = FakeGpu(lambda launch: float(100 + launch.grid[0] + launch.num_warps), effect)
 with active(gpu):
-    main(sys.argv[1:], lambda l2: FakeTurnClock(gpu))
+    main(sys.argv[1:], lambda l2: FakeHookedClock(gpu))

@@ -10,8 +10,8 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.measure.worker import serve
 from tests.support.fakes.fake_kernels import FakeKernel
 

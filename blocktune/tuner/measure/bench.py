@@ -11,6 +11,7 @@ from blocktune.kernels.base.kernel import AttentionKernel, Launch, Thunk
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.checks_of_shape import questions_of
+from blocktune.tuner.measure.clock import Clock, timed_rounds
 from blocktune.tuner.measure.energy import Burst, EnergyMeter
 from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import (
@@ -18,7 +19,6 @@ from blocktune.tuner.measure.protocol import (
     HEAT_SECONDS,
     IDLE_SECONDS,
     RACE_ROUNDS,
-    Clock,
     Rounds,
     candidate_rounds,
     column,
@@ -26,7 +26,6 @@ from blocktune.tuner.measure.protocol import (
     is_behind,
     median_ratio,
     rotated,
-    timed_rounds,
 )
 
 Tell = Callable[[str], None]

@@ -140,8 +140,8 @@ def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.kernels.registry import get_kernel, kernels_for
+    from blocktune.tuner.measure.clock import CudaClock
     from blocktune.tuner.measure.energy import CudaQueue, EnergyMeter
-    from blocktune.tuner.measure.protocol import CudaClock
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
     (device, *_) = present_devices()

@@ -15,6 +15,7 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.triton_config import triton_config
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.tuned.compiles import compiles
@@ -22,7 +23,6 @@ from blocktune.tuner.tuned.costs import Costs, costs_of
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from blocktune.tuner.tuned.results import Ending
-from blocktune.tuner.turns.clock import TurnClock
 from blocktune.tuner.turns.isolated import IsolatedLaunches
 from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
 from blocktune.tuner.turns.outputs import OutputCheck
@@ -72,7 +72,7 @@ class Measuring:
         if call.settings.expand:
             self._take_in([config for config in known if config not in call.configs])
 
-    def run(self, make_clock: Callable[[], TurnClock], alone: AbstractContextManager[None]) -> Standing | None:
+    def run(self, make_clock: Callable[[], Clock], alone: AbstractContextManager[None]) -> Standing | None:
         """Return the end of the race among new configs and the best known ones; None if no config runs.
 
         Args:
@@ -159,7 +159,7 @@ class Measuring:
             self.endings[config] = Ending(Outcome.WRONG_RESULT, error=problem)
         return problem is None
 
-    def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
+    def _launches(self, make_clock: Callable[[], Clock]) -> "OwnLaunches | IsolatedLaunches":
         """Return what times the configs of this call."""
         if self._call.settings.isolate:
             return IsolatedLaunches(self._call, self._isolated_command)

@@ -1,5 +1,6 @@
 """Timed launches of a call's configs in this process, on its own arguments."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.measure.clock import Clock, HookedLaunch
+from blocktune.tuner.measure.protocol import HEAT_SECONDS, IDLE_SECONDS, Rounds
 from blocktune.tuner.turns.race import Samples
 
 _OF_THE_CONFIG = (
@@ -21,7 +23,7 @@ _OF_THE_CONFIG = (
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigLaunch:
+class ConfigLaunch(HookedLaunch):
     """The launches of one config, with the hooks of the kernel and of the config."""
 
     call: Call
@@ -34,8 +36,7 @@ class ConfigLaunch:
             config.pre_hook(self._named)
         self.call.tuner.pre_hook(self._named)
 
-    def run(self) -> None:
-        """Launch the kernel."""
+    def __call__(self) -> None:
         self.call.tuner.fn.run(*self.call.args, **self._keywords)
 
     def after(self, exception: Exception | None = None) -> None:
@@ -61,11 +62,12 @@ class OwnLaunches:
         make_clock: of the current device.
     """
 
-    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+    def __init__(self, call: Call, make_clock: Callable[[], Clock]) -> None:
         require_restorable(call)
         self.call, self._clock = call, make_clock()
         self._ran: set[UserConfig] = set()
         self.failures: dict[UserConfig, str] = {}
+        self._last_worked = 0.0
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
         """Return the times of configs that took turns; those that do not run are left out and among `failures`.
@@ -74,8 +76,16 @@ class OwnLaunches:
             Exception: what a launch raised that is not to blame on its config.
         """
         running = [config for config in configs if config in self._ran or self._runs(config)]
-        rows = self._clock.rounds([ConfigLaunch(self.call, config) for config in running], count) if running else []
+        rows = self._timed([ConfigLaunch(self.call, config) for config in running], count) if running else ()
         return {config: tuple(row[place] for row in rows) for place, config in enumerate(running)}
+
+    def _timed(self, launches: Sequence[ConfigLaunch], count: int) -> Rounds:
+        """Return rounds on a loaded GPU: one that was idle, as while configs were compiled, runs at another clock."""
+        if time.monotonic() - self._last_worked > IDLE_SECONDS:
+            self._clock.heat(launches[0], HEAT_SECONDS)
+        rows = self._clock.rounds(launches, count)
+        self._last_worked = time.monotonic()
+        return rows
 
     def close(self, winner: UserConfig) -> None:
         """Leave the arguments as the launch of the winner expects them, as `triton.autotune` does when it is done."""
@@ -87,8 +97,9 @@ class OwnLaunches:
         launch = ConfigLaunch(self.call, config)
         launch.before()
         try:
-            launch.run()
+            launch()
             self._clock.synchronize()
+            self._last_worked = time.monotonic()
         except Exception as error:
             launch.after(exception=error)
             if type(error).__name__ not in _OF_THE_CONFIG:
@@ -103,7 +114,7 @@ class OwnLaunches:
 class BenchedLaunches(OwnLaunches):
     """Times configs by the `do_bench` that the kernel brings along, each for itself, and once."""
 
-    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+    def __init__(self, call: Call, make_clock: Callable[[], Clock]) -> None:
         super().__init__(call, make_clock)
         self._times_us: dict[UserConfig, Samples] = {}
 
@@ -122,7 +133,7 @@ class BenchedLaunches(OwnLaunches):
 
         def run() -> None:
             launch.before()
-            launch.run()
+            launch()
             launch.after()
 
         return run

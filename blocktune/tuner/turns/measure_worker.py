@@ -26,11 +26,11 @@ from blocktune.kernels.tuned.settings import Cache, Settings
 from blocktune.kernels.tuned.triton_config import triton_config, user_config
 from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.worker import die_with_parent
+from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.turns.arguments import load_arguments
-from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
 from blocktune.tuner.turns.launches import OwnLaunches
 
-MakeClock = Callable[[Cache], TurnClock]
+MakeClock = Callable[[Cache], Clock]
 
 
 def serve(make_clock: MakeClock, commands: TextIO, answers: TextIO) -> None:
@@ -106,7 +106,7 @@ def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, 
     return lambda meta: table[tuple(meta.get(name) for name in names)]
 
 
-def main(arguments: list[str], make_clock: MakeClock = CudaTurnClock) -> None:
+def main(arguments: list[str], make_clock: MakeClock = CudaClock) -> None:
     (parent,) = arguments
     die_with_parent(int(parent))
     answers = private_stdout()

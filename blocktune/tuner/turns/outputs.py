@@ -38,7 +38,7 @@ class OutputCheck:
     def _left_by(self, launch: ConfigLaunch) -> dict[str, Tensor]:
         """Return what the tensors hold after a launch."""
         launch.before()
-        launch.run()
+        launch()
         left = {name: value.clone() for name, value in self._tensors.items()}
         launch.after()
         for name, value in self._tensors.items():

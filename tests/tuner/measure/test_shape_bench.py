@@ -7,6 +7,7 @@ import pytest
 
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.measure import clock as clocks
 from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.bench import Bench, WrongResultError
 from blocktune.tuner.measure.measurement import Measurement, Terms
@@ -130,7 +131,7 @@ def test_the_anchor_is_measured_alone_and_never_stopped(measure: Callable[..., l
 @pytest.mark.parametrize(("regime", "rests"), [(Regime.BURST, True), (Regime.SUSTAINED, False)])
 def test_in_bursts_every_round_comes_after_a_rest(monkeypatch: pytest.MonkeyPatch, regime: Regime, rests: bool) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(protocol.time, "sleep", slept.append)
+    monkeypatch.setattr(clocks.time, "sleep", slept.append)
     launches = {config(relative): Launch() for relative in (1.0, 1.1)}
     clock = KnownClock(dict.fromkeys(launches.values(), ANCHOR_US))
     subject = Bench(Right(), Right(), clock=clock, bind=launches.__getitem__, terms=Terms(regime=regime))
