@@ -12,7 +12,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.worker import serve
+from blocktune.tuner.measure.worker import attention_commands, serve
 from tests.support.fakes.fake_kernels import FakeKernel
 
 
@@ -64,4 +64,4 @@ def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
 
 if __name__ == "__main__":
-    serve(make_bench)
+    serve(attention_commands(make_bench))

@@ -93,7 +93,7 @@ class _HeadStart:
         self.flushes = self.least
 
     def grow(self) -> bool:
-        """Double it after a late launch; return whether it could grow."""
+        """Make it twice as long after a late launch; return whether it could grow."""
         self.calm_rounds = 0
         if self.flushes >= self.most:
             return False

@@ -1,12 +1,13 @@
 """Timed launches of a call's configs in this process, on its own arguments."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.triton_config import triton_config
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.clock import Clock, HookedLaunch
 from blocktune.tuner.measure.protocol import HEAT_SECONDS, IDLE_SECONDS, Rounds
@@ -137,6 +138,15 @@ class BenchedLaunches(OwnLaunches):
             launch.after()
 
         return run
+
+
+def with_configs(call: Call, configs: Iterable[UserConfig]) -> Call:
+    """Return a call that can launch further configs, with the hook of the list's first one."""
+    hook = call.configs[call.default].pre_hook
+    made = {config: triton_config(config) for config in configs}
+    for config in made.values():
+        config.pre_hook = hook
+    return replace(call, configs={**call.configs, **made})
 
 
 def brings_its_own_bench(call: Call) -> bool:
