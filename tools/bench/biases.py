@@ -32,7 +32,8 @@ from blocktune.tuner.compare.peers import Compute, for_question, thunk_compute
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
-from blocktune.tuner.measure.protocol import CudaClock, column
+from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.measure.protocol import column
 from tests.support.ranks.document import new_document, table
 
 KERNELS = {

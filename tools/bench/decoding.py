@@ -33,7 +33,8 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs
-from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.measure.protocol import column, median_ratio
 from tests.kernels.hopper.decode.reading import reading
 from tests.support.ranks.document import new_document, table
 

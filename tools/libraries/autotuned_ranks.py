@@ -28,7 +28,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.tune_call import Tools
-from tests.support.fakes.fake_triton import FakeTurnClock, active
+from tests.support.fakes.fake_triton import FakeHookedClock, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tools.libraries.autotuned_start import noisy
@@ -59,7 +59,7 @@ def launched(rank: int) -> Told:
         torch.cuda.set_device(rank)
     gpu = None if on_gpu else noisy()
     if gpu is not None:
-        tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeTurnClock(gpu))
+        tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeHookedClock(gpu))
     count = ELEMENTS if on_gpu else 1000
     kernel = autotune(CONFIGS, ["n"], restore_value=["x"])(scale_kernel.fn)
     x = torch.ones(count, device="cuda" if on_gpu else "cpu")

@@ -22,14 +22,14 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.tune_call import Tools
-from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 
 
 def launch(gpu: FakeGpu) -> tuple[bool, str]:
     """Return whether this process measured, and what it chose."""
-    tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeTurnClock(gpu))
+    tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeHookedClock(gpu))
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     with active(gpu):
         kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(1000), 1000, 2.0)

@@ -1,11 +1,11 @@
 """A worker as `blocktune.tuner.turns.measure_worker` on a fake GPU, where large blocks crash or hang."""
 
 import os
-import sys
 import time
 
+from blocktune.tuner.turns.launch_bench import LaunchTools
 from blocktune.tuner.turns.measure_worker import main
-from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 
 
 def effect(launch: Launch) -> None:
@@ -18,4 +18,4 @@ def effect(launch: Launch) -> None:
 
 gpu = FakeGpu(lambda launch: float(100 + launch.grid[0] + launch.num_warps), effect)
 with active(gpu):
-    main(sys.argv[1:], lambda l2: FakeTurnClock(gpu))
+    main(LaunchTools(lambda l2: FakeHookedClock(gpu), lambda: None))

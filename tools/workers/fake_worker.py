@@ -11,7 +11,7 @@ from blocktune.tuner.measure.bench import ShapeBench
 from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import Rounds, rotated
-from blocktune.tuner.measure.worker import serve
+from blocktune.tuner.measure.worker import attention_commands, serve
 from tests.support.fakes import fake_kernels
 
 POWER_W, STEP_SECONDS = 500.0, 0.05
@@ -66,4 +66,4 @@ def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)  # threads that wait for a processor of a busy machine would be timed, too
-    serve(make_bench)
+    serve(attention_commands(make_bench))

@@ -10,9 +10,9 @@ from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.protocol import CudaClock
-from blocktune.tuner.measure.worker import serve
+from blocktune.tuner.measure.worker import attention_commands, serve
 from tests.support.fakes.fake_kernels import FakeKernel
 
 
@@ -64,4 +64,4 @@ def make_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
 
 if __name__ == "__main__":
-    serve(make_bench)
+    serve(attention_commands(make_bench))

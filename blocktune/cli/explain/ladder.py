@@ -84,7 +84,7 @@ def ladder(
         note(f"{'measuring' if here else 'predicting'} on {spec.name}: {shape.label}")
         clock = None
         if here:
-            from blocktune.tuner.measure.protocol import CudaClock
+            from blocktune.tuner.measure.clock import CudaClock
 
             clock = CudaClock()
         climbed = climb(shape, spec, compiler=farm, known=known, clock=clock, seed=seed, preset=chosen)

@@ -38,7 +38,7 @@ from blocktune.tuner.compare.stock_autotune import Bind
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.memory import require_memory
-from blocktune.tuner.measure.protocol import Clock, CudaClock
+from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.telemetry import GpuMonitor
 
 

@@ -46,7 +46,8 @@ from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.bench import WrongResultError
-from blocktune.tuner.measure.protocol import Clock, Rounds, column, median_ratio
+from blocktune.tuner.measure.clock import Clock
+from blocktune.tuner.measure.protocol import Rounds, column, median_ratio
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.traffic.model import standard_memory_problem

@@ -21,17 +21,9 @@ from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.features import FeatureQuestion
 from blocktune.tuner.correctness.forward import Question, softmax_scale
+from blocktune.tuner.measure.clock import Clock, rested_round
 from blocktune.tuner.measure.load import Load, Monitor, Watch
-from blocktune.tuner.measure.protocol import (
-    FINAL_HEAT_SECONDS,
-    LOAD_SECONDS,
-    REST_SECONDS,
-    Clock,
-    Rounds,
-    balanced,
-    column,
-    rested_round,
-)
+from blocktune.tuner.measure.protocol import FINAL_HEAT_SECONDS, LOAD_SECONDS, REST_SECONDS, Rounds, balanced, column
 
 ROUNDS_SECONDS = 1.2
 """Wall time of all rounds of a shape in bursts, within `ROUNDS`."""

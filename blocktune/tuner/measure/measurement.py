@@ -4,14 +4,19 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Generic, Self
+
+from typing_extensions import TypeVar
 
 from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
 from blocktune.db.records.user_records import UserTrial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.column_kinds import plain_values, record_values
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.measure.energy import Burst
+
+ConfigT = TypeVar("ConfigT", bound=KernelConfig | UserConfig, default=KernelConfig)
 
 OUT_OF_MEMORY = "out_of_memory"
 """What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""
@@ -84,35 +89,35 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finals:
+class Finals(Generic[ConfigT]):
     """Finalists timed in turns. All samples_us have one entry per round, so entries of equal index are pairs.
 
     failures: finalists that were measured before and failed now. disturbance: what disturbed the rounds, and the
     rounds before that were thrown away for it; empty when nothing did. telemetry: the GPU during them.
     """
 
-    samples_us: Mapping[KernelConfig, tuple[float, ...]]
-    failures: Mapping[KernelConfig, Measurement] = field(default_factory=dict)
+    samples_us: Mapping[ConfigT, tuple[float, ...]]
+    failures: Mapping[ConfigT, Measurement] = field(default_factory=dict)
     disturbance: str = ""
     telemetry: Telemetry = field(default_factory=Telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Energies:
+class Energies(Generic[ConfigT]):
     """Bursts of configs in turns. All have one burst per round, so bursts of equal index are pairs.
 
     bursts: empty where the GPU has no counter of its energy. disturbance: what disturbed them; empty when nothing did.
     """
 
-    bursts: Mapping[KernelConfig, tuple[Burst, ...]] = field(default_factory=dict)
+    bursts: Mapping[ConfigT, tuple[Burst, ...]] = field(default_factory=dict)
     disturbance: str = ""
 
-    def energy_mj(self, config: KernelConfig | None) -> float | None:
+    def energy_mj(self, config: ConfigT | None) -> float | None:
         """Return the median energy of a launch; None where it was not measured."""
         rounds = self.bursts.get(config) if config is not None else None
         return statistics.median(burst.energy_mj for burst in rounds) if rounds else None
 
-    def power_w(self, config: KernelConfig) -> float | None:
+    def power_w(self, config: ConfigT) -> float | None:
         """Return the median of the bursts' mean powers; None where it was not measured."""
         rounds = self.bursts.get(config)
         return statistics.median(burst.power_w for burst in rounds) if rounds else None

@@ -1,11 +1,12 @@
-"""Who measures: the protocol that the search speaks, and the runner that drives a GPU worker."""
+"""Who measures: the protocol that the search speaks, and the runners that drive a worker."""
 
 import logging
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
@@ -14,9 +15,9 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildTimeoutError
 from blocktune.tuner.measure.energy import Burst
 from blocktune.tuner.measure.load import Monitor
-from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Energies, Finals, Measurement, Terms
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, ConfigT, Energies, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
-from blocktune.tuner.measure.worker_process import WORKER_COMMAND, Deadlines, WorkerFailedError, WorkerProcess
+from blocktune.tuner.measure.worker_process import WORKER_COMMAND, Deadlines, Worker, WorkerFailedError, WorkerProcess
 
 _log = logging.getLogger(__name__)
 
@@ -28,56 +29,66 @@ MAX_VAIN_REPEATS = 3
 The disturbance is permanent then, and timing every candidate twice would only be slower."""
 
 
-class Runner(Protocol):
-    """Measures configs of one shape on one device. A config that fails affects no other."""
+class Runner(Protocol[ConfigT]):
+    """Measures configs of one problem on one device. A config that fails affects no other."""
 
     def prepare(self) -> None:
         """Start what takes long to start, without waiting for it."""
 
-    def measure(self, config: KernelConfig) -> Measurement:
+    def measure(self, config: ConfigT) -> Measurement:
         """Check and time one config; every failure of the config is an outcome, not an exception."""
 
-    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+    def finals(self, configs: Sequence[ConfigT]) -> Finals[ConfigT]:
         """Time configs, each measured before, in turns."""
 
-    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+    def energies(self, configs: Sequence[ConfigT], rounds: int) -> Energies[ConfigT]:
         """Measure the energy of configs, each measured before, in turns."""
 
-    def confirm(self, config: KernelConfig) -> Measurement:
+    def confirm(self, config: ConfigT) -> Measurement:
         """Check everything that the config can compute, log-sum-exp included, without timing it."""
 
     def close(self) -> None:
         """End all processes; harmless when repeated."""
 
 
-@dataclass
-class GpuRunner:
-    """Drives one worker process at a time and replaces it when it is lost.
+@dataclass(kw_only=True)
+class WorkerRunner(ABC, Generic[ConfigT]):
+    """Drives one worker at a time and replaces it when it is lost.
 
-    The first config that passes is the anchor of later ones (`anchor` names one that passed in an earlier session). A
-    new worker takes the anchor up again; if the anchor fails then, it is given up and the next config that passes takes
-    its place.
+    The first config that passes is the anchor of later ones (`anchor` names one that is to be tried first, such as one
+    that passed in an earlier session). A new worker takes the anchor up again; if the anchor fails then, it is given up
+    and the next config that passes takes its place.
 
     What is timed while another process is on the GPU, or while the GPU slows itself down by more than its power cap, is
     timed once more, and says so: a measurement in its `error`, finals in their `disturbance`.
 
-    command and environment start the worker; monitor is read while a config is being timed.
+    monitor: is read while a config is being timed. terms: on which configs are measured.
     """
 
-    shape: AttentionShape
-    anchor: KernelConfig | None = None
-    environment: dict[str, str] = field(default_factory=dict)
-    command: Sequence[str] = WORKER_COMMAND
+    anchor: ConfigT | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     monitor: Monitor | None = None
     terms: Terms = field(default_factory=Terms)
 
     def __post_init__(self) -> None:
-        self._worker = WorkerProcess(self.command, self.environment)
+        self._worker = self._new_worker()
         self._is_set_up = False
         self._generation = 0
         self._anchor_us = 0.0
         self._vain_repeats = 0
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """A short name of what is measured, for people."""
+
+    @abstractmethod
+    def _new_worker(self) -> Worker:
+        """Return a worker that is not started yet."""
+
+    @abstractmethod
+    def _problem(self) -> dict[str, Any]:
+        """Return the description of what is measured, for the worker."""
 
     def prepare(self) -> None:
         if self._worker.start():
@@ -85,28 +96,12 @@ class GpuRunner:
             self._send_setup()
 
     def _send_setup(self) -> None:
-        """Have the worker make the tensors of the shape; `_finish_setup` waits for them."""
+        """Have the worker make or take the tensors; `_finish_setup` waits for them."""
         terms = replace(self.terms, seed=self.terms.seed + self._generation)  # every worker asks another question
         self._generation += 1
-        self._worker.send({"command": "setup", "shape": self.shape.to_json(), "terms": terms.to_json()})
+        self._worker.send({"command": "setup", "shape": self._problem(), "terms": terms.to_json()})
 
-    def turn_to(self, shape: AttentionShape, anchor: KernelConfig | None = None, terms: Terms | None = None) -> None:
-        """Turn to another shape in the worker that is there.
-
-        Args:
-            shape: what is measured from now on.
-            anchor: a config that passed in an earlier session; None where the first that passes is to be it.
-            terms: on which; None leaves them.
-        """
-        if not self._is_set_up:
-            self.close()
-        self.shape, self.anchor, self._anchor_us = shape, anchor, 0.0
-        self.terms = terms or self.terms
-        self._is_set_up = False
-        if self._worker.pid is not None:
-            self._send_setup()
-
-    def measure(self, config: KernelConfig) -> Measurement:
+    def measure(self, config: ConfigT) -> Measurement:
         started = time.monotonic()
         self._ensure_ready()
         measurement = self._measure_undisturbed(config)
@@ -114,7 +109,7 @@ class GpuRunner:
             self._set_anchor(config, measurement)
         return replace(measurement, seconds=time.monotonic() - started)
 
-    def finals(self, configs: Sequence[KernelConfig]) -> Finals:
+    def finals(self, configs: Sequence[ConfigT]) -> Finals[ConfigT]:
         """Time configs in turns. If the worker is lost, each is measured again to find which are to blame."""
         first = self._finals(configs)
         if not first.disturbance:
@@ -123,7 +118,7 @@ class GpuRunner:
         told = f"{REPEATED}{first.disturbance}" + (f"; again {second.disturbance}" if second.disturbance else "")
         return replace(second, failures={**first.failures, **second.failures}, disturbance=told)
 
-    def duel(self, config: KernelConfig) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def duel(self, config: ConfigT) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the rounds, in microseconds, of finals in which a config that runs meets itself.
 
         Raises:
@@ -138,12 +133,12 @@ class GpuRunner:
             ) from failed
         return one, other
 
-    def _ask_finals(self, configs: Sequence[KernelConfig]) -> list[tuple[float, ...]]:
+    def _ask_finals(self, configs: Sequence[ConfigT]) -> list[tuple[float, ...]]:
         command = {"command": "finals", "configs": [config.to_json() for config in configs]}
         result = self._ask(command, self.deadlines.finals + self._launches_seconds())
         return [tuple(rounds) for rounds in result["samples_us"]]
 
-    def energies(self, configs: Sequence[KernelConfig], rounds: int) -> Energies:
+    def energies(self, configs: Sequence[ConfigT], rounds: int) -> Energies[ConfigT]:
         """Measure the energy of configs in turns. If the worker is lost there are no energies, and the log says why."""
         self._ensure_ready()
         command = {"command": "energies", "configs": [config.to_json() for config in configs], "rounds": rounds}
@@ -158,9 +153,9 @@ class GpuRunner:
             disturbance=disturbance(self._worker.telemetry),
         )
 
-    def _finals(self, configs: Sequence[KernelConfig]) -> Finals:
+    def _finals(self, configs: Sequence[ConfigT]) -> Finals[ConfigT]:
         """Return one run of the finals, with what disturbed it."""
-        failures: dict[KernelConfig, Measurement] = {}
+        failures: dict[ConfigT, Measurement] = {}
         remaining = list(configs)
         for _ in range(_FINALS_ATTEMPTS):
             self._ensure_ready()
@@ -180,7 +175,7 @@ class GpuRunner:
             )
         return Finals(samples_us={}, failures=failures)
 
-    def confirm(self, config: KernelConfig) -> Measurement:
+    def confirm(self, config: ConfigT) -> Measurement:
         self._ensure_ready()
         try:
             self._ask({"command": "confirm", "config": config.to_json()}, self._running_seconds())
@@ -191,7 +186,7 @@ class GpuRunner:
     def close(self) -> None:
         self._worker.close()
 
-    def _measure_undisturbed(self, config: KernelConfig) -> Measurement:
+    def _measure_undisturbed(self, config: ConfigT) -> Measurement:
         """Return a measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
         first = self._measure(config)
         why = disturbance(first.telemetry) if first.outcome is Outcome.OK else ""
@@ -207,7 +202,7 @@ class GpuRunner:
             return second
         return _remarked(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
 
-    def _measure(self, config: KernelConfig) -> Measurement:
+    def _measure(self, config: ConfigT) -> Measurement:
         try:
             answer = self._ask({"command": "measure", "config": config.to_json()}, self._running_seconds())
             measurement = Measurement.from_json(answer)
@@ -240,10 +235,10 @@ class GpuRunner:
             self._worker.receive(self.deadlines.setup)
         except (WorkerFailedError, ChildDiedError, ChildTimeoutError) as failed:
             self.close()
-            raise _setup_error(self.shape, failed) from failed
+            raise _setup_error(self.label, failed) from failed
         self._is_set_up = True
 
-    def _set_anchor(self, config: KernelConfig, measurement: Measurement) -> None:
+    def _set_anchor(self, config: ConfigT, measurement: Measurement) -> None:
         self.anchor = config
         self._anchor_us = statistics.median(measurement.samples_us)
 
@@ -262,6 +257,41 @@ class GpuRunner:
         )
 
 
+@dataclass
+class GpuRunner(WorkerRunner):
+    """Measures the configs of a shape in a worker process. command and environment start it."""
+
+    shape: AttentionShape
+    environment: dict[str, str] = field(default_factory=dict)
+    command: Sequence[str] = WORKER_COMMAND
+
+    @property
+    def label(self) -> str:
+        return self.shape.label
+
+    def _new_worker(self) -> Worker:
+        return WorkerProcess(self.command, self.environment)
+
+    def _problem(self) -> dict[str, Any]:
+        return self.shape.to_json()
+
+    def turn_to(self, shape: AttentionShape, anchor: KernelConfig | None = None, terms: Terms | None = None) -> None:
+        """Turn to another shape in the worker that is there.
+
+        Args:
+            shape: what is measured from now on.
+            anchor: a config that passed in an earlier session; None where the first that passes is to be it.
+            terms: on which; None leaves them.
+        """
+        if not self._is_set_up:
+            self.close()
+        self.shape, self.anchor, self._anchor_us = shape, anchor, 0.0
+        self.terms = terms or self.terms
+        self._is_set_up = False
+        if self._worker.pid is not None:
+            self._send_setup()
+
+
 def _remarked(measurement: Measurement, remark: str) -> Measurement:
     return replace(measurement, error=f"{remark}; {measurement.error}" if measurement.error else remark)
 
@@ -271,10 +301,10 @@ def _failure(failed: WorkerFailedError) -> Measurement:
     return Measurement(outcome=outcome, error=str(failed), transient=failed.transient)
 
 
-def _setup_error(shape: AttentionShape, failed: Exception) -> BlocktuneError:
+def _setup_error(label: str, failed: Exception) -> BlocktuneError:
     if isinstance(failed, WorkerFailedError) and failed.outcome == OUT_OF_MEMORY:
         return UsageError(
-            f"The tensors of a shape must fit the GPU's free memory, but those of {shape.label} do not: {failed}. "
+            f"The tensors of a shape must fit the GPU's free memory, but those of {label} do not: {failed}. "
             "Take a smaller batch, fewer heads or a shorter sequence, or end what else runs on the GPU."
         )
     return BlocktuneError(f"The GPU worker cannot start: {failed}. `tune doctor` checks the GPU and its software.")

@@ -20,7 +20,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Generic
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel
@@ -29,8 +29,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.worker import hash_triton
-from blocktune.tuner.measure.bench import Bench, ShapeBench, WrongResultError
-from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
+from blocktune.tuner.measure.bench import Bench, ShapeBench, Tell, WrongResultError
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, ConfigT, Terms
 
 MAX_ERROR_TEXT = 2000
 
@@ -44,52 +44,79 @@ _COMPILE_ERRORS = (
 )
 """Names, since importing their modules here would tie the worker to Triton's layout."""
 
-MakeBench = Callable[[Any, Terms], Bench]
-Parse = Callable[[dict[str, Any]], Any]
 
+class Commands(Generic[ConfigT]):
+    """Does what commands say, with the bench of the last `setup`.
 
-def serve(
-    make_bench: MakeBench, parse_shape: Parse = AttentionShape.from_json, parse_config: Parse = KernelConfig.from_json
-) -> None:
-    """Answer commands until the input ends. `make_bench` builds the bench of a shape; the other two make
-    shapes and configs of a command's objects."""
-    die_with_parent()
-    answers = private_stdout()
-    bench: Bench | None = None
-    for line in sys.stdin:
-        command = json.loads(line)
+    Args:
+        make_bench: builds the bench of a problem.
+        parse_problem: makes a problem of its description.
+        parse_config: makes a config of its description.
+    """
+
+    def __init__(
+        self,
+        make_bench: Callable[[Any, Terms], Bench[ConfigT]],
+        parse_problem: Callable[[dict[str, Any]], Any],
+        parse_config: Callable[[dict[str, Any]], ConfigT],
+    ) -> None:
+        self._make_bench, self._parse_problem, self._parse_config = make_bench, parse_problem, parse_config
+        self._bench: Bench[ConfigT] | None = None
+
+    def answer(self, command: dict[str, Any], tell: Tell) -> dict[str, Any]:
+        """Return the result of a command, or its failure."""
         try:
             if command["command"] == "setup":
-                bench = None  # frees the tensors of the last shape first
-                bench = make_bench(parse_shape(command["shape"]), Terms.from_json(command["terms"]))
-                answer: dict[str, Any] = {"result": {}}
-            elif bench is None:
+                self._bench = None  # frees the tensors of the last problem first
+                problem = self._parse_problem(command["shape"])
+                self._bench = self._make_bench(problem, Terms.from_json(command["terms"]))
+                return {"result": {}}
+            if self._bench is None:
                 raise RuntimeError("setup comes first")
-            else:
-                answer = {"result": _run(bench, command, parse_config, lambda stage: send(answers, {"stage": stage}))}
+            return {"result": self.run(self._bench, command, tell)}
         except Exception as error:
-            answer = {"failure": _failure(error, bench)}
-        send(answers, answer)
+            return {"failure": _failure(error, self._bench)}
+
+    def run(self, bench: Bench[ConfigT], command: dict[str, Any], tell: Tell) -> dict[str, Any]:
+        """Return the result of a command with a bench."""
+        match command["command"]:
+            case "measure":
+                return bench.measure(self._parse_config(command["config"]), tell).to_json()
+            case "finals":
+                return {"samples_us": bench.finals(self.configs(command), tell)}
+            case "energies":
+                found = bench.energies(self.configs(command), command["rounds"], tell)
+                return {"bursts": [[asdict(burst) for burst in rounds] for rounds in found]}
+            case "confirm":
+                bench.confirm(self._parse_config(command["config"]), tell)
+                return {}
+            case unknown:
+                raise RuntimeError(f"unknown command {unknown!r}")
+
+    def configs(self, command: dict[str, Any]) -> list[ConfigT]:
+        """Return the configs of a command."""
+        return [self._parse_config(config) for config in command["configs"]]
+
+    def close(self) -> None:
+        """Leave the problem as it was."""
+        if self._bench is not None:
+            self._bench.close()
 
 
-def _run(bench: Bench, command: dict[str, Any], parse: Parse, tell: Callable[[str], None]) -> dict[str, Any]:
-    match command["command"]:
-        case "measure":
-            return bench.measure(parse(command["config"]), tell).to_json()
-        case "finals":
-            configs = [parse(config) for config in command["configs"]]
-            return {"samples_us": bench.finals(configs, tell)}
-        case "energies":
-            found = bench.energies([parse(config) for config in command["configs"]], command["rounds"], tell)
-            return {"bursts": [[asdict(burst) for burst in rounds] for rounds in found]}
-        case "confirm":
-            bench.confirm(parse(command["config"]), tell)
-            return {}
-        case unknown:
-            raise RuntimeError(f"unknown command {unknown!r}")
+def serve(commands: Commands[Any]) -> None:
+    """Answer commands until the input ends."""
+    die_with_parent()
+    answers = private_stdout()
+    for line in sys.stdin:
+        send(answers, commands.answer(json.loads(line), lambda stage: send(answers, {"stage": stage})))
 
 
-def _failure(error: Exception, bench: Bench | None) -> dict[str, Any]:
+def attention_commands(make_bench: Callable[[AttentionShape, Terms], Bench]) -> Commands:
+    """Return what measures configs of shapes."""
+    return Commands(make_bench, AttentionShape.from_json, KernelConfig.from_json)
+
+
+def _failure(error: Exception, bench: Bench[Any] | None) -> dict[str, Any]:
     text = f"{type(error).__name__}: {error}"[:MAX_ERROR_TEXT]
     return {
         "outcome": outcome_of(error),
@@ -111,7 +138,7 @@ def outcome_of(error: Exception) -> str:
     return str(Outcome.COMPILE_ERROR if names & set(_COMPILE_ERRORS) else Outcome.RUN_ERROR)
 
 
-def _usable(bench: Bench) -> bool:
+def _usable(bench: Bench[Any]) -> bool:
     """Return whether the GPU still answers. CUDA errors are sticky: after an illegal access all calls of the process
     fail."""
     try:
@@ -140,8 +167,8 @@ def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.kernels.registry import get_kernel, kernels_for
+    from blocktune.tuner.measure.clock import CudaClock
     from blocktune.tuner.measure.energy import CudaQueue, EnergyMeter
-    from blocktune.tuner.measure.protocol import CudaClock
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
     (device, *_) = present_devices()
@@ -153,4 +180,4 @@ def _cuda_bench(shape: AttentionShape, terms: Terms) -> ShapeBench:
 
 
 if __name__ == "__main__":
-    serve(_cuda_bench)
+    serve(attention_commands(_cuda_bench))

@@ -76,7 +76,7 @@ def measured_ceilings(device: DeviceSpec, tell: Callable[[str], None]) -> dict[s
     here = _current(device)
     found = catalogue_ceilings(here)
 
-    from blocktune.tuner.measure.protocol import CudaClock
+    from blocktune.tuner.measure.clock import CudaClock
     from blocktune.tuner.profile.probes import probes_here
 
     with gpu_lock(here.uuid, tell):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from blocktune.kernels.base.kernel import Thunk
-from blocktune.tuner.measure.protocol import Clock
+from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.profile.ceiling_kernels import exp_kernel, read_kernel
 
 COPIED_BYTES = 1 << 30

@@ -16,7 +16,7 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.roofline import peak_tflops
 from blocktune.tuner.jitted.counts import counts_in
-from blocktune.tuner.turns.isolated import meta_of
+from blocktune.tuner.turns.saved_call import meta_of
 
 logger = logging.getLogger("blocktune")
 

@@ -13,8 +13,8 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.call import Call, Choice
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import UserRung
-from blocktune.kernels.tuned.triton_config import triton_config
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.tuned.compiles import compiles
@@ -22,9 +22,8 @@ from blocktune.tuner.tuned.costs import Costs, costs_of
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from blocktune.tuner.tuned.results import Ending
-from blocktune.tuner.turns.clock import TurnClock
 from blocktune.tuner.turns.isolated import IsolatedLaunches
-from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
+from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench, with_configs
 from blocktune.tuner.turns.outputs import OutputCheck
 from blocktune.tuner.turns.race import Standing, race
 
@@ -72,7 +71,7 @@ class Measuring:
         if call.settings.expand:
             self._take_in([config for config in known if config not in call.configs])
 
-    def run(self, make_clock: Callable[[], TurnClock], alone: AbstractContextManager[None]) -> Standing | None:
+    def run(self, make_clock: Callable[[], Clock], alone: AbstractContextManager[None]) -> Standing | None:
         """Return the end of the race among new configs and the best known ones; None if no config runs.
 
         Args:
@@ -99,6 +98,7 @@ class Measuring:
         """Return the end of the race after steps around the winner, until none is faster or the budget is spent."""
         try:
             check = OutputCheck(self._call)
+            check.problem(self._call, next(config for config in self._listed if config in standing.samples_us))
         except torch.OutOfMemoryError:
             logger.warning(
                 "%s: only listed configs are tried, for lack of memory for two copies of its tensors.", self._call.name
@@ -143,11 +143,7 @@ class Measuring:
 
     def _take_in(self, configs: Sequence[UserConfig]) -> None:
         """Let configs that are in no list be launched, with the hook of the list's first one."""
-        hook = self._call.configs[self._call.default].pre_hook
-        made = {config: triton_config(config) for config in configs}
-        for config in made.values():
-            config.pre_hook = hook
-        self._call = replace(self._call, configs={**self._call.configs, **made})
+        self._call = with_configs(self._call, configs)
 
     def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
         """Return whether a config runs and computes what the list's first one does."""
@@ -159,7 +155,7 @@ class Measuring:
             self.endings[config] = Ending(Outcome.WRONG_RESULT, error=problem)
         return problem is None
 
-    def _launches(self, make_clock: Callable[[], TurnClock]) -> "OwnLaunches | IsolatedLaunches":
+    def _launches(self, make_clock: Callable[[], Clock]) -> "OwnLaunches | IsolatedLaunches":
         """Return what times the configs of this call."""
         if self._call.settings.isolate:
             return IsolatedLaunches(self._call, self._isolated_command)

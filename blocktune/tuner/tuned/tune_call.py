@@ -14,12 +14,12 @@ from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled, compile_ahead
 from blocktune.tuner.jitted.specialization import is_importable
+from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.tuned.compiles import compiles
 from blocktune.tuner.tuned.measure import Measuring
 from blocktune.tuner.tuned.results import Ending, OpenStore, Results, open_store
-from blocktune.tuner.turns.clock import CudaTurnClock, TurnClock
 from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
 
 logger = logging.getLogger("blocktune")
@@ -35,7 +35,7 @@ class Tools:
 
     compiler: CompileAhead = compile_ahead
     open_store: OpenStore = open_store
-    make_clock: Callable[[Cache], TurnClock] = CudaTurnClock
+    make_clock: Callable[[Cache], Clock] = CudaClock
     isolated_command: Sequence[str] = ISOLATED_COMMAND
 
 

@@ -1,13 +1,16 @@
 """Timed launches of a call's configs in this process, on its own arguments."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.triton_config import triton_config
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.turns.clock import TurnClock
+from blocktune.tuner.measure.clock import Clock, HookedLaunch
+from blocktune.tuner.measure.protocol import HEAT_SECONDS, IDLE_SECONDS, Rounds
 from blocktune.tuner.turns.race import Samples
 
 _OF_THE_CONFIG = (
@@ -21,7 +24,7 @@ _OF_THE_CONFIG = (
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigLaunch:
+class ConfigLaunch(HookedLaunch):
     """The launches of one config, with the hooks of the kernel and of the config."""
 
     call: Call
@@ -34,8 +37,7 @@ class ConfigLaunch:
             config.pre_hook(self._named)
         self.call.tuner.pre_hook(self._named)
 
-    def run(self) -> None:
-        """Launch the kernel."""
+    def __call__(self) -> None:
         self.call.tuner.fn.run(*self.call.args, **self._keywords)
 
     def after(self, exception: Exception | None = None) -> None:
@@ -61,11 +63,12 @@ class OwnLaunches:
         make_clock: of the current device.
     """
 
-    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+    def __init__(self, call: Call, make_clock: Callable[[], Clock]) -> None:
         require_restorable(call)
         self.call, self._clock = call, make_clock()
         self._ran: set[UserConfig] = set()
         self.failures: dict[UserConfig, str] = {}
+        self._last_worked = 0.0
 
     def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
         """Return the times of configs that took turns; those that do not run are left out and among `failures`.
@@ -74,8 +77,16 @@ class OwnLaunches:
             Exception: what a launch raised that is not to blame on its config.
         """
         running = [config for config in configs if config in self._ran or self._runs(config)]
-        rows = self._clock.rounds([ConfigLaunch(self.call, config) for config in running], count) if running else []
+        rows = self._timed([ConfigLaunch(self.call, config) for config in running], count) if running else ()
         return {config: tuple(row[place] for row in rows) for place, config in enumerate(running)}
+
+    def _timed(self, launches: Sequence[ConfigLaunch], count: int) -> Rounds:
+        """Return rounds on a loaded GPU: one that was idle, as while configs were compiled, runs at another clock."""
+        if time.monotonic() - self._last_worked > IDLE_SECONDS:
+            self._clock.heat(launches[0], HEAT_SECONDS)
+        rows = self._clock.rounds(launches, count)
+        self._last_worked = time.monotonic()
+        return rows
 
     def close(self, winner: UserConfig) -> None:
         """Leave the arguments as the launch of the winner expects them, as `triton.autotune` does when it is done."""
@@ -87,8 +98,9 @@ class OwnLaunches:
         launch = ConfigLaunch(self.call, config)
         launch.before()
         try:
-            launch.run()
+            launch()
             self._clock.synchronize()
+            self._last_worked = time.monotonic()
         except Exception as error:
             launch.after(exception=error)
             if type(error).__name__ not in _OF_THE_CONFIG:
@@ -103,7 +115,7 @@ class OwnLaunches:
 class BenchedLaunches(OwnLaunches):
     """Times configs by the `do_bench` that the kernel brings along, each for itself, and once."""
 
-    def __init__(self, call: Call, make_clock: Callable[[], TurnClock]) -> None:
+    def __init__(self, call: Call, make_clock: Callable[[], Clock]) -> None:
         super().__init__(call, make_clock)
         self._times_us: dict[UserConfig, Samples] = {}
 
@@ -122,10 +134,19 @@ class BenchedLaunches(OwnLaunches):
 
         def run() -> None:
             launch.before()
-            launch.run()
+            launch()
             launch.after()
 
         return run
+
+
+def with_configs(call: Call, configs: Iterable[UserConfig]) -> Call:
+    """Return a call that can launch further configs, with the hook of the list's first one."""
+    hook = call.configs[call.default].pre_hook
+    made = {config: triton_config(config) for config in configs}
+    for config in made.values():
+        config.pre_hook = hook
+    return replace(call, configs={**call.configs, **made})
 
 
 def brings_its_own_bench(call: Call) -> bool:

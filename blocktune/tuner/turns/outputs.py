@@ -1,6 +1,6 @@
-"""Whether a config that is in no list computes what the first one of the list does, on the arguments of the call."""
+"""Whether configs of a call compute the same, on its arguments."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,28 +21,44 @@ _CHUNK = 1 << 24
 
 
 class OutputCheck:
-    """Compares what configs leave in the tensors of a call, which are restored. It keeps two copies of them."""
+    """Compares what configs leave in the tensors of a call with what the first one leaves that is checked.
+
+    The tensors are as before when a check begins and when it ends. Two copies of them are kept.
+    """
 
     def __init__(self, call: Call) -> None:
         found = {name: _tensor_of(value) for name, value in call.named.items()}
         self._tensors = {name: _memory_of(value) for name, value in found.items() if value is not None}
         self._before = {name: value.clone() for name, value in self._tensors.items()}
-        self._right = self._left_by(ConfigLaunch(call, call.default))
+        self._right: dict[str, Tensor] | None = None
 
-    def problem(self, call: Call, config: UserConfig) -> str | None:
-        """Return what is wrong with the results of a config, or None."""
-        left = self._left_by(ConfigLaunch(call, config))
+    def problem(self, call: Call, config: UserConfig, launched: Callable[[], None] = lambda: None) -> str | None:
+        """Return what is wrong with the results of a config, or None. `launched` is called after the launch."""
+        left = self._left_by(ConfigLaunch(call, config), launched)
+        if self._right is None:
+            self._right = left
+            return None
         problems = (_difference(name, left[name], right) for name, right in self._right.items())
         return next((problem for problem in problems if problem is not None), None)
 
-    def _left_by(self, launch: ConfigLaunch) -> dict[str, Tensor]:
-        """Return what the tensors hold after a launch."""
-        launch.before()
-        launch.run()
-        left = {name: value.clone() for name, value in self._tensors.items()}
-        launch.after()
+    def restore(self) -> None:
+        """Let the tensors hold what they held."""
         for name, value in self._tensors.items():
             value.copy_(self._before[name])
+
+    def _left_by(self, launch: ConfigLaunch, launched: Callable[[], None]) -> dict[str, Tensor]:
+        """Return what the tensors hold after a launch."""
+        self.restore()  # timed launches may have changed them
+        launch.before()
+        try:
+            launch()
+            launched()
+            left = {name: value.clone() for name, value in self._tensors.items()}
+        except Exception as error:
+            launch.after(exception=error)
+            raise
+        launch.after()
+        self.restore()
         return left
 
 

@@ -71,7 +71,7 @@ def fake(winner: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> FakeCom
         "blocktune.tuner.compare.compare.compile_ahead",
         lambda store, device, shapes, compiler: stand_in.compiled.extend(shape.label for shape in shapes),
     )
-    monkeypatch.setattr("blocktune.tuner.measure.protocol.CudaClock", lambda: None)
+    monkeypatch.setattr("blocktune.tuner.measure.clock.CudaClock", lambda: None)
     monkeypatch.setattr("blocktune.tuner.measure.telemetry.gpu_lock", no_lock)
     monkeypatch.setattr("blocktune.tuner.measure.telemetry.GpuMonitor", lambda uuid: None)
     environment = Environment(triton="3.6.0", ptxas="12.8", torch="2.13", driver="580", power_limit_w=700)

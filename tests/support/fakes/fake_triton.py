@@ -11,8 +11,9 @@ from typing import Any
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from blocktune.tuner.measure.protocol import rotated
-from blocktune.tuner.turns.clock import HookedLaunch
+from blocktune.kernels.base.kernel import Thunk
+from blocktune.tuner.measure.clock import HookedLaunch
+from blocktune.tuner.measure.protocol import Rounds, rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,27 +74,35 @@ class FakeGpu:
         return launch
 
 
-class FakeTurnClock:
+class FakeHookedClock:
     """Takes the times that a fake GPU says, and notes which launches it timed."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self._gpu = gpu
 
-    def rounds(self, launches: Sequence[HookedLaunch], count: int) -> list[tuple[float, ...]]:
-        return [self._round(launches, number) for number in range(count)]
+    def heat(self, launch: Thunk, seconds: float) -> None:
+        """It is warm."""
+
+    def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
+        return tuple(self._round(launches, number) for number in range(count))
+
+    def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
+        return self.rounds(launches, 1)
 
     def synchronize(self) -> None:
         """Nothing is on its way."""
 
-    def _round(self, launches: Sequence[HookedLaunch], number: int) -> tuple[float, ...]:
+    def _round(self, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
         times = {}
         for index in rotated(len(launches), number):
-            launches[index].before()
-            launches[index].run()
+            launch = launches[index]
+            assert isinstance(launch, HookedLaunch)
+            launch.before()
+            launch()
             made = self._gpu.launches[-1]
             self._gpu.timed.append(made)
             times[index] = self._gpu.time_us(made)
-            launches[index].after()
+            launch.after()
         return tuple(times[index] for index in range(len(launches)))
 
 

@@ -18,11 +18,11 @@ from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.tuned.decide import decide
 from blocktune.tuner.tuned.known import choice_of
 from blocktune.tuner.tuned.tune_call import tuned_choice
-from blocktune.tuner.turns.clock import CudaTurnClock
 from blocktune.tuner.turns.launches import OwnLaunches
 from blocktune.tuner.turns.race import shares
 
@@ -64,7 +64,7 @@ class Chosen:
 
 def exhaustive_us(call: Call) -> dict[UserConfig, float]:
     """Return the time of every config that runs: the median of a few rounds, and near the best the share of many."""
-    launches = OwnLaunches(call, lambda: CudaTurnClock("cold"))
+    launches = OwnLaunches(call, CudaClock)
     timed = launches.rounds(list(call.configs), ROUNDS)
     times = {config: statistics.median(samples) for config, samples in timed.items()}
     near = [config for config, time_us in times.items() if time_us <= NEAR * min(times.values())]

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.tuner.measure.clock import CudaClock, HookedLaunch
 from blocktune.tuner.measure.environment import source_commit
-from blocktune.tuner.turns.clock import CudaTurnClock
 from tests.support.libraries.document import read, write
 from tools.libraries.starts import caches_in
 
@@ -41,8 +41,8 @@ EXAMPLES: Mapping[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """One operator with its tensors, as a clock launches it."""
+class Operation(HookedLaunch):
+    """One operator with its tensors. It has hooks, which do nothing, for the head start of launches by Triton."""
 
     operator: Operator
     tensors: tuple[Tensor, ...]
@@ -53,6 +53,9 @@ class Operation:
     def run(self) -> Tensor:
         """Run the operator."""
         return self.operator(*self.tensors)
+
+    def __call__(self) -> None:
+        self.run()
 
     def after(self) -> None:
         """Restore nothing."""
@@ -91,7 +94,7 @@ def compared(example: str, device: str, helion: Operator) -> dict[str, Any]:
         result, row["helion_seconds"] = _first(found[1])
     except Exception as error:  # whatever Helion raises with this Triton and PyTorch
         return row | {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
-    own, theirs = zip(*CudaTurnClock("cold").rounds(found, ROUNDS), strict=True)
+    own, theirs = zip(*CudaClock().rounds(found, ROUNDS), strict=True)
     difference = float((result.double() - right.double()).norm() / right.double().norm())
     times = {"ours_us": statistics.median(own), "helion_us": statistics.median(theirs)}
     return row | times | {"difference": difference}

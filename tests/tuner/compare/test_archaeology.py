@@ -34,7 +34,7 @@ from blocktune.tuner.compare.standard_attention import standard_attention, stand
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.measure.protocol import CudaClock
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
 from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler
 

@@ -16,7 +16,7 @@ from blocktune.tuner.compare.ladder_steps import bytes_of, kernels_of, predicted
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
-from blocktune.tuner.measure.protocol import CudaClock
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.traffic.backward import standard_backward_traffic
 from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blocktune.tuner.measure import clock as clocks
 from blocktune.tuner.measure import protocol
 from blocktune.tuner.search.finals import CHALLENGER_BAND
 
@@ -56,7 +57,7 @@ class FakeGpu:
         self.log: list[str] = []
         self.cuda = SimpleNamespace(
             Event=self.new_event,
-            synchronize=self.synchronize,
+            current_stream=lambda: SimpleNamespace(synchronize=self.synchronize),
             current_device=lambda: 0,
             get_device_properties=lambda index: SimpleNamespace(L2_cache_size=50 << 20),
         )
@@ -100,7 +101,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
 
 def test_launch_overhead_does_not_leak_in(gpu: FakeGpu) -> None:
-    clock = protocol.CudaClock()
+    clock = clocks.CudaClock()
     launches = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0), lambda: gpu.work("b", host_us=50.0, gpu_us=8.0)]
     for row in clock.rounds(launches * 4, 3):
         assert row == pytest.approx((5.0, 8.0) * 4)
@@ -108,13 +109,13 @@ def test_launch_overhead_does_not_leak_in(gpu: FakeGpu) -> None:
 
 
 def test_without_the_head_start_it_would(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_MAX_HEAD_START", 0)
+    monkeypatch.setattr(clocks, "_MAX_ROUND_HEAD_START", 0)
     launch = [lambda: gpu.work("a", host_us=50.0, gpu_us=5.0)] * 8
-    assert max(protocol.CudaClock().rounds(launch, 1)[0]) > 20.0
+    assert max(clocks.CudaClock().rounds(launch, 1)[0]) > 20.0
 
 
 def test_every_launch_finds_a_cold_cache(gpu: FakeGpu) -> None:
-    clock = protocol.CudaClock()
+    clock = clocks.CudaClock()
     clock.rounds([lambda: gpu.work("a", host_us=1.0, gpu_us=50.0)] * 3, 2)
     flushed = [before for before, name in zip(gpu.log, gpu.log[1:], strict=False) if name == "a"]
     assert flushed == ["flush"] * 6
@@ -122,20 +123,20 @@ def test_every_launch_finds_a_cold_cache(gpu: FakeGpu) -> None:
 
 def test_heating_is_by_time(gpu: FakeGpu) -> None:
     launches: list[int] = []
-    protocol.CudaClock().heat(lambda: launches.append(1), 0.02)
+    clocks.CudaClock().heat(lambda: launches.append(1), 0.02)
     assert len(launches) >= 4
 
 
 @pytest.fixture
 def fake_time(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """Time as the host of the fake GPU has it."""
-    monkeypatch.setattr(protocol.time, "monotonic", lambda: gpu.host_us / 1e6)
+    monkeypatch.setattr(clocks.time, "monotonic", lambda: gpu.host_us / 1e6)
 
 
 @pytest.mark.usefixtures("fake_time")
 def test_a_load_never_pauses_while_it_is_timed(gpu: FakeGpu) -> None:
     launches = [lambda: gpu.work("a", host_us=10.0, gpu_us=500.0), lambda: gpu.work("b", host_us=10.0, gpu_us=800.0)]
-    clock = protocol.CudaClock()
+    clock = clocks.CudaClock()
     clock.loaded_rounds(launches, 0.1)
     idle_us, began_us = gpu.idle_us, gpu.gpu_us
     rounds = clock.loaded_rounds(launches, 1.0)
@@ -153,6 +154,6 @@ def test_a_load_never_pauses_while_it_is_timed(gpu: FakeGpu) -> None:
 @pytest.mark.usefixtures("fake_time")
 def test_under_load_a_slow_host_does_not_leak_in_either(gpu: FakeGpu) -> None:
     launches = [lambda: gpu.work("a", host_us=1.0, gpu_us=20.0), lambda: gpu.work("b", host_us=60.0, gpu_us=10.0)]
-    rounds = protocol.CudaClock().loaded_rounds(launches * 2, 0.05)
-    assert len(rounds) >= protocol.MIN_LOADED_ROUNDS
+    rounds = clocks.CudaClock().loaded_rounds(launches * 2, 0.05)
+    assert len(rounds) >= clocks.MIN_LOADED_ROUNDS
     assert set(rounds) == {(20.0, 10.0) * 2}

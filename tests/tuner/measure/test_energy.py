@@ -8,7 +8,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.measure.bench import Bench
 from blocktune.tuner.measure.energy import BURST_SECONDS, LEAD_SECONDS, Burst, EnergyMeter
 from blocktune.tuner.measure.measurement import Energies, Terms
-from tests.tuner.measure.test_shape_bench import KnownClock, Right
+from tests.tuner.measure.test_shape_bench import KnownClock, Right, bench_of
 
 pytestmark = pytest.mark.triton_free
 
@@ -114,7 +114,7 @@ KERNELS = {
 
 def bench(gpu: Gpu, meter: EnergyMeter | None) -> Bench:
     clock = KnownClock({kernel: kernel.time_us for kernel in KERNELS.values()})
-    return Bench(Right(), Right(), clock=clock, bind=KERNELS.__getitem__, terms=Terms(), meter=meter)
+    return bench_of(Right(), KERNELS, clock, Terms(), meter)
 
 
 def test_configs_burst_in_turns() -> None:

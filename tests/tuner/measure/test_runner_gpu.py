@@ -15,8 +15,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.noise import study_noise
 from blocktune.tuner.lab.noise_report import summarize
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.protocol import CudaClock
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.measure.worker_process import Deadlines

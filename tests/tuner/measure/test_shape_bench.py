@@ -1,14 +1,17 @@
 """The bench of a worker with a clock that knows all times: who races, who is stopped, and on what terms."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.measure import clock as clocks
 from blocktune.tuner.measure import protocol
-from blocktune.tuner.measure.bench import Bench, WrongResultError
+from blocktune.tuner.measure.bench import Bench, QuestionCandidate, Questions, WrongResultError
+from blocktune.tuner.measure.clock import Clock
+from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import RACE_ROUNDS, Rounds
 
@@ -56,8 +59,19 @@ class KnownClock:
         self.log.append((len(launches), count))
         return tuple(tuple(self.times_us[launch] * 1.1**number for launch in launches) for number in range(count))
 
+    def loaded_rounds(self, launches: Sequence[Callable[[], None]], seconds: float) -> Rounds:
+        return self.rounds(launches, 1)
+
     def synchronize(self) -> None:
         """Nothing runs behind."""
+
+
+def bench_of(
+    question: Right, launches: Mapping[KernelConfig, Any], clock: Clock, terms: Terms, meter: EnergyMeter | None = None
+) -> Bench:
+    """A bench of these configs, checked by one question."""
+    questions = Questions.of(question, question)
+    return Bench(lambda config: QuestionCandidate(launches[config], questions), clock=clock, terms=terms, meter=meter)
 
 
 def config(relative: float) -> KernelConfig:
@@ -73,7 +87,7 @@ def measure() -> Callable[..., list[Measurement]]:
         clock = KnownClock(
             {launch: ANCHOR_US * found.parameters["hundredths"] / 100 for found, launch in launches.items()}
         )
-        bench = Bench(Right(), Right(), clock=clock, bind=launches.__getitem__, terms=Terms(race=race))
+        bench = bench_of(Right(), launches, clock, Terms(race=race))
         return [bench.measure(config(relative), lambda stage: None) for relative in relatives]
 
     return measured
@@ -112,7 +126,7 @@ def test_an_anchor_that_fails_when_it_is_measured_again_is_the_anchor_still() ->
     launches = {config(relative): Launch() for relative in (1.0, 0.9)}
     clock = KnownClock({launch: ANCHOR_US * found.parameters["hundredths"] / 100 for found, launch in launches.items()})
     question = WrongOnce()
-    subject = Bench(question, question, clock=clock, bind=launches.__getitem__, terms=Terms())
+    subject = bench_of(question, launches, clock, Terms())
     subject.measure(config(1.0), lambda stage: None)
     question.wrong = True
     with pytest.raises(WrongResultError):
@@ -130,10 +144,10 @@ def test_the_anchor_is_measured_alone_and_never_stopped(measure: Callable[..., l
 @pytest.mark.parametrize(("regime", "rests"), [(Regime.BURST, True), (Regime.SUSTAINED, False)])
 def test_in_bursts_every_round_comes_after_a_rest(monkeypatch: pytest.MonkeyPatch, regime: Regime, rests: bool) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(protocol.time, "sleep", slept.append)
+    monkeypatch.setattr(clocks.time, "sleep", slept.append)
     launches = {config(relative): Launch() for relative in (1.0, 1.1)}
     clock = KnownClock(dict.fromkeys(launches.values(), ANCHOR_US))
-    subject = Bench(Right(), Right(), clock=clock, bind=launches.__getitem__, terms=Terms(regime=regime))
+    subject = bench_of(Right(), launches, clock, Terms(regime=regime))
     rounds = [len(subject.measure(each, lambda stage: None).samples_us) for each in launches]
     rounds.append(len(subject.finals(list(launches), lambda stage: None)[0]))
     assert slept == [protocol.REST_SECONDS] * (sum(rounds) if rests else 0)

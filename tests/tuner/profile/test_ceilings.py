@@ -64,7 +64,7 @@ def test_measured_ceilings_stand_next_to_the_catalogues(monkeypatch: pytest.Monk
     }
     monkeypatch.setattr(probes, "probes_here", lambda: made)
     monkeypatch.setattr(ceilings_module, "current_device", lambda: H200)
-    monkeypatch.setattr("blocktune.tuner.measure.protocol.CudaClock", lambda: FakeClock((250.0,)))
+    monkeypatch.setattr("blocktune.tuner.measure.clock.CudaClock", lambda: FakeClock((250.0,)))
     said: list[str] = []
     found = measured_ceilings(H200, said.append)
     measured = {name: ceiling.measured for name, ceiling in found.items()}

@@ -15,7 +15,7 @@ from blocktune.tuner.tuned import decide, node_lock, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import uninstall
 from blocktune.tuner.tuned.tune_call import Tools
-from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, active
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, active
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 
 H200 = device_named("h200")
@@ -45,7 +45,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
 
     made = FakeGpu(time_us)
     tools = Tools(
-        compiler=compiler, open_store=lambda: UserKernelStore.open(path), make_clock=lambda l2: FakeTurnClock(made)
+        compiler=compiler, open_store=lambda: UserKernelStore.open(path), make_clock=lambda l2: FakeHookedClock(made)
     )
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)

@@ -11,10 +11,12 @@ import pytest
 import torch
 import triton
 
+from blocktune.db.records.records import Outcome
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install, uninstall
+from blocktune.tuner.turns.launch_runner import LaunchRunner
 from tests.support.libraries.autotuned_kernels import CONFIGS, faulty_kernel, row_kernel, scale_kernel, sum_kernel
 from tools import ROOT, python
 
@@ -148,3 +150,22 @@ def test_a_launch_that_is_known_costs_the_host_no_more_than_under_triton() -> No
             torch.cuda.synchronize()
         best.append(min(times))
     assert best[1] <= best[0]
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_runner_times_and_checks_configs_and_restores_the_arguments(isolate: bool) -> None:
+    x = torch.ones(1 << 22, device="cuda")
+    kernel = autotune(CONFIGS, ["n"], isolate=isolate)(scale_kernel.fn).kernel
+    call = kernel.call_of((x, x.numel(), 2.0), {"grid": grid, "warmup": False})
+    runner = LaunchRunner(call)
+    try:
+        found = {config: runner.measure(config) for config in call.configs}
+        assert {each.outcome for each in found.values()} == {Outcome.OK}, found
+        assert all(1.0 < (each.time_us or 0.0) < 1000.0 for each in found.values())
+        finals = runner.finals(list(call.configs)[:2])
+        assert {len(samples) for samples in finals.samples_us.values()} == {150}
+        assert runner.confirm(call.default).outcome is Outcome.OK
+        assert all(len(bursts) == 1 for bursts in runner.energies([call.default], 1).bursts.values())
+    finally:
+        runner.close()
+    assert torch.equal(x, torch.ones_like(x))

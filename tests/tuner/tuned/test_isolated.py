@@ -11,17 +11,21 @@ import pytest
 import torch
 import triton
 
+from blocktune.db.records.records import Outcome
 from blocktune.db.user_store import UserKernelStore
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.tuner.compile.child_process import ChildLostError
+from blocktune.tuner.measure.worker_process import Deadlines, LocalWorker
 from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install
 from blocktune.tuner.turns import isolated
 from blocktune.tuner.turns.arguments import load_arguments, save_arguments
 from blocktune.tuner.turns.isolated import cause_of
-from blocktune.tuner.turns.measure_worker import answer_to
+from blocktune.tuner.turns.launch_runner import LaunchRunner
+from blocktune.tuner.turns.measure_worker import LaunchCommands
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
@@ -51,30 +55,19 @@ def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: 
     assert "no answer within 12 s" in reasons["BLOCK=512 num_stages=3 num_warps=2"]
 
 
-class FullDisk:
-    """A child on a machine without space, as `Child`."""
+class FullDisk(LaunchCommands):
+    """Those of a child on a machine without space."""
 
-    def __init__(self, *arguments: Any) -> None:
-        self._ready = True
+    def __init__(self) -> None:
+        bench: Any = SimpleNamespace(synchronize=lambda: None, close=lambda: None)
+        super().__init__(lambda call, terms: bench, lambda document: document, UserConfig.from_json)
 
-    def send(self, command: Any) -> None:
-        """Take a command."""
-
-    def receive(self, timeout_s: float) -> dict[str, Any]:
-        if self._ready:
-            self._ready = False
-            return {"ready": True}
-        return answer_to({"configs": [], "count": 1}, SimpleNamespace(rounds=self._launch))  # type: ignore[arg-type]
-
-    def end(self) -> None:
-        """Nothing runs."""
-
-    def _launch(self, configs: Any, count: int) -> Any:
+    def run(self, *_: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_machine_that_fails_disqualifies_no_config(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    monkeypatch.setattr(isolated, "Child", FullDisk)
+    monkeypatch.setattr(isolated, "WorkerProcess", lambda command, environment: LocalWorker(FullDisk()))
     scale_kernel.cache.clear()
     install(settings=Settings(isolate=True))
     with pytest.raises(BlocktuneError, match=r"the machine failed: OSError: .*No space left.* Free space on the disk"):
@@ -124,3 +117,21 @@ def test_arguments_arrive_as_they_were(tmp_path: Path, tensor: torch.Tensor) -> 
     assert torch.equal(found, tensor)
     assert (found.dtype, found.stride()) == (tensor.dtype, tensor.stride())
     assert found.numel() == 0 or found.data_ptr() % 16 == tensor.data_ptr() % 16
+
+
+@pytest.mark.exhaustive
+def test_a_runner_replaces_a_child_that_a_config_has_cost(gpu: FakeGpu) -> None:
+    kernel = autotune(CONFIGS, ["n"], restore_value=["x"], isolate=True)(scale_kernel.fn).kernel
+    call = kernel.call_of((torch.ones(1000), 1000, 2.0), {"grid": grid, "warmup": False})
+    deadlines = Deadlines(compiling=30.0, running=30.0)
+    runner = LaunchRunner(call, command=program("workers.fake_measure_worker"), deadlines=deadlines)
+    by_block = {(config.parameters["BLOCK"], config.parameters["num_warps"]): config for config in call.configs}
+    try:
+        crashed = runner.measure(by_block[512, 4])
+        assert (crashed.outcome, "SIGABRT" in crashed.error) == (Outcome.RUN_ERROR, True)
+        found = runner.measure(by_block[256, 2])
+        assert (found.outcome, found.time_us) == (Outcome.OK, 106.0)
+        assert set(runner.finals([by_block[128, 2], by_block[256, 2]]).samples_us[by_block[256, 2]]) == {106.0}
+        assert runner.confirm(by_block[256, 2]).outcome is Outcome.OK
+    finally:
+        runner.close()

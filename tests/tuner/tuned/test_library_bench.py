@@ -14,7 +14,7 @@ import triton
 
 from blocktune.tuner.jitted.specialization import function_named
 from blocktune.tuner.tuned import tune_call
-from tests.support.fakes.fake_triton import FakeGpu, FakeTurnClock, Launch
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
 from tests.support.libraries import document as library_document
 from tests.support.libraries import faults as library_faults
 from tests.support.libraries import measures as library_measures
@@ -56,7 +56,7 @@ def forget_choices_of_tests() -> None:
 @pytest.fixture
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The bench on a fake GPU, of a step of ours; Triton's own tuner takes the largest block for the fastest."""
-    monkeypatch.setattr(library_measures, "CudaTurnClock", lambda l2: FakeTurnClock(gpu))
+    monkeypatch.setattr(library_measures, "CudaClock", lambda: FakeHookedClock(gpu))
     for module in (library_bench, library_document, library_measures):
         monkeypatch.setattr(module, "current_device", lambda: H200)
     monkeypatch.setattr(library_document, "version", lambda name: "1.0")

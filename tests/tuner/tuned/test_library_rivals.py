@@ -18,7 +18,7 @@ pytestmark = compiled_here
 def test_examples_are_compared_with_other_operators_which_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the processor the example computes what PyTorch does."""
     clock = SimpleNamespace(rounds=lambda launches, count: [(20.0, 25.0)] * count)
-    monkeypatch.setattr(rivals, "CudaTurnClock", lambda l2: clock)
+    monkeypatch.setattr(rivals, "CudaClock", lambda: clock)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     row = rivals.compared("softmax", "cpu", lambda x: torch.softmax(x, dim=-1))
     assert (row["ours_us"], row["helion_us"], row["difference"], row["error"]) == (20.0, 25.0, 0.0, "")

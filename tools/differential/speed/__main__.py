@@ -16,8 +16,8 @@ import torch
 
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.kernels.selection.pytorch_rival import FORMAT, SCHEMA
+from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
-from blocktune.tuner.measure.protocol import CudaClock
 from tools.differential.speed.ahead import compile_ahead
 from tools.differential.speed.cases import GROUPS, SpeedCase, drawn_cases
 from tools.differential.speed.timing import timed

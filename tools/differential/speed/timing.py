@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.measure.protocol import column, median_ratio
 from tools.differential.speed.cases import SpeedCase
 from tools.differential.speed.contenders import Launch, launches_of
 

@@ -26,7 +26,8 @@ from blocktune.tuner.correctness.feature_reference import Group
 from blocktune.tuner.correctness.features import FeatureQuestion, make_feature_questions
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import Inputs, make_inputs
-from blocktune.tuner.measure.protocol import CudaClock, column, median_ratio
+from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.measure.protocol import column, median_ratio
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
