@@ -40,9 +40,9 @@ def block_sparse_attention(
         )
     way = ("block_sparse_attention", block_mask.block_q, block_mask.block_k, is_causal, scale)
     tensors = (query, key, value, block_mask.mask)
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
-    if served is not None:
-        return served(query, key, value, block_mask=block_mask)[0]
+    bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
+    if bound is not None:
+        return bound(query, key, value, block_mask=block_mask)[0]
     check_dimensions("[batch, heads, length, dim]", query=query, key=key, value=value)
     if block_mask.mask.device != query.device:
         raise UsageError(
@@ -60,7 +60,7 @@ def block_sparse_attention(
         scale=scale_of(query, scale),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         block_mask=block_mask,
-        remember=lambda ways, served: ways.add(way, tensors, served),
+        remember=lambda fast_path, bound: fast_path.add(way, tensors, bound),
     )
     return out
 

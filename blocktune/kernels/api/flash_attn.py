@@ -70,9 +70,9 @@ def flash_attn_func(
     """
     numbers = dropout_p, softmax_scale, causal, sides(window_size), softcap, deterministic, return_attn_probs
     way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
-    served = None if is_compiling() else dispatcher.resolver.ways.of(way, tensors)
-    if served is not None:
-        out, lse = served(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
+    bound = None if is_compiling() else dispatcher.resolver.fast_path.find(way, tensors)
+    if bound is not None:
+        out, lse = bound(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
         return (out, lse, None) if return_attn_probs else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
@@ -95,7 +95,7 @@ def flash_attn_func(
         lse=return_attn_probs,
         deterministic=_is_deterministic(deterministic),
         layout=Layout.LENGTH_FIRST,
-        remember=lambda ways, served: ways.add(way, tensors, served),
+        remember=lambda fast_path, bound: fast_path.add(way, tensors, bound),
         **asked,
     )
     out = out.transpose(1, 2)
@@ -146,16 +146,16 @@ def flash_attn_varlen_func(
     shared = cu_seqlens_k is cu_seqlens_q  # as in self-attention; guards take no tensor twice
     way = ("flash_attn_varlen_func", max_seqlen_q, max_seqlen_k, shared, *numbers)
     tensors = (q, k, v, alibi_slopes, cu_seqlens_q, None if shared else cu_seqlens_k, s_aux)
-    served = None if is_compiling() or block_table is not None else dispatcher.way(way, *tensors)
-    if served is not None:
-        out, lse = served(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))
+    bound = None if is_compiling() or block_table is not None else dispatcher.find_call(way, *tensors)
+    if bound is not None:
+        out, lse = bound(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))
         return (out, lse, None) if return_attn_probs else out
     check_dimensions("[tokens, heads, dim]", q=q)
     query = q.transpose(0, 1)[None]
     batch = _count(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
-    asked["remember"] = lambda ways, served: ways.add(way, tensors, served)
+    asked["remember"] = lambda fast_path, bound: fast_path.add(way, tensors, bound)
     longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
     bounds = cu_seqlens_q, cu_seqlens_k
     out, lse = attend_packed(
@@ -181,7 +181,7 @@ def attend_packed(
 
     Args:
         bounds: where sequences of queries and of keys begin. longest: the lengths of the longest ones.
-        asked: further arguments of `Engine.attend`; a short way is left to calls without a table.
+        asked: further arguments of `Engine.attend`; calls without a table are added to the fast path.
 
     Returns:
         the output [tokens, heads, dim_v] and the log-sum-exp [heads, tokens].

@@ -48,9 +48,9 @@ def attention_fp8(
             type, shape or device.
     """
     way, tensors = ("attention_fp8", is_causal, scale), (query, key, value, scale_q, scale_k, scale_v)
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
-    if served is not None:
-        return served(query, key, value, *(_rows(tensor) for tensor in tensors[3:] if tensor is not None))[0]
+    bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
+    if bound is not None:
+        return bound(query, key, value, *(_rows(tensor) for tensor in tensors[3:] if tensor is not None))[0]
     _check(query, key, value, scale_q, scale_k, scale_v)
     batch, heads, heads_kv = query.shape[0], query.shape[1], key.shape[1]
     scales: dict[str, Any] = {
@@ -59,7 +59,7 @@ def attention_fp8(
         "scale_v": _by_head("scale_v", scale_v, batch, heads_kv, query),
     }
     scale = scale_of(query, scale)
-    remember: Remember = lambda ways, served: ways.add(way, tensors, served)  # noqa: E731
+    remember: Remember = lambda fast_path, bound: fast_path.add(way, tensors, bound)  # noqa: E731
     attend = partial(_attend, is_causal=is_causal, scale=scale, dispatcher=dispatcher, remember=remember)
     if is_distributed(query):
         return attend_locally(lambda *own, **of_own: (attend(*own, **of_own), None), query, key, value, scales)[0]

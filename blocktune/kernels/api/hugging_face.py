@@ -134,7 +134,7 @@ def transformers_attention(
     [heads]: attention sinks.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not served (position bias, a paged cache, weights, packed
+        NotImplementedError: a keyword asks for what is not bound (position bias, a paged cache, weights, packed
             sequences without a mask), or is not known here.
     """
     refuse_others(others, has_mask=attention_mask is not None)
@@ -179,11 +179,11 @@ def _attended(
     diagonal: Causal,
 ) -> Tensor:
     """Return the output of a call with a window, a soft cap or sinks; way: its options, by which the next one is
-    served."""
+    bound."""
     query, key, value, mask, sinks = tensors
-    served = None if is_compiling() else dispatcher.way(way, *tensors)
-    if served is not None:
-        return served(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
+    bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
+    if bound is not None:
+        return bound(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
     *_, scaling, window, softcap, dropout = way
     out, _ = dispatcher.attend(
         query,
@@ -197,7 +197,7 @@ def _attended(
         deterministic=torch.are_deterministic_algorithms_enabled(),
         mask=mask,
         sinks=check_sinks(sinks, query.shape[1], query),
-        remember=lambda ways, served: ways.add(way, tensors, served),
+        remember=lambda fast_path, bound: fast_path.add(way, tensors, bound),
     )
     return out
 
@@ -235,6 +235,6 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     strange = sorted(set(given) - NO_CONCERN)
     if strange:
         raise NotImplementedError(
-            f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
+            f"`{', '.join(strange)}` of this model is not bound by blocktune. Load the model with "
             "attn_implementation='eager'."
         )

@@ -19,7 +19,7 @@ from blocktune.kernels.api.flash_arguments import (
     window_of,
     with_dense_rows,
 )
-from blocktune.kernels.dispatch.autograd import Served
+from blocktune.kernels.dispatch.autograd import KernelCall
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.call_checks import (
     check_dimensions,
@@ -29,8 +29,8 @@ from blocktune.kernels.dispatch.call_checks import (
 )
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.dtensors import refuse_distributed
+from blocktune.kernels.dispatch.launches.launch_replays import RepeatedLaunch
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.launches.recorded import Repeating
 from blocktune.kernels.dispatch.sdpa_arguments import scale_of
 from blocktune.kernels.values.errors import UsageError, require_type
 from blocktune.kernels.values.features import UNLIMITED
@@ -109,9 +109,9 @@ def flash_attn_with_kvcache(
     tensors = (q, k_cache, v_cache, k, v, given, block_table, alibi_slopes, *scales, s_aux)
     number = None if given is cache_seqlens else whole_number("cache_seqlens", cache_seqlens)
     stays = rotary_cos is None and rotary_sin is None and cache_batch_idx is None and cache_leftpad is None
-    served = dispatcher.way(way, *tensors) if stays and not is_compiling() else None
-    if served is not None:
-        out, lse = _again(served, number, *tensors)
+    bound = dispatcher.find_call(way, *tensors) if stays and not is_compiling() else None
+    if bound is not None:
+        out, lse = _replay_cache_call(bound, number, *tensors)
         return (out, lse) if return_softmax_lse else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k_cache=k_cache, v_cache=v_cache)
     rows = CacheRows.of(q, cache_batch_idx, cache_leftpad, block_table)
@@ -158,10 +158,10 @@ def flash_attn_with_kvcache(
             k_pages, v_pages, _ = rows.as_pages(k_cache, v_cache)  # those of before may be copies without the new rows
             keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
         elif given is not None:  # else the number of rows may be another one next time
-            ahead = Repeating(ahead)
+            ahead = RepeatedLaunch(ahead)
     remember = None
     if repeats and (new is None or ahead is not None):
-        remember = lambda ways, served: ways.add(way, tensors, served.laid_out(Layout.LENGTH_FIRST, ahead))  # noqa: E731
+        remember = lambda fast_path, bound: fast_path.add(way, tensors, bound.with_layout(Layout.LENGTH_FIRST, ahead))  # noqa: E731
     out, lse = dispatcher.attend(query, keys, values, lse=return_softmax_lse, remember=remember, **asked)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
@@ -192,10 +192,10 @@ def tree_attention(
     """
     cache_seqlens, block_table, tree_mask = map(with_dense_rows, (cache_seqlens, block_table, tree_mask))
     tensors = (query, key_cache, value_cache, cache_seqlens, block_table, tree_mask)
-    served = None if is_compiling() else dispatcher.way(("tree_attention", scale), *tensors)
-    if served is not None:
-        keys, values = Layout.LENGTH_FIRST.inside(key_cache, value_cache)
-        return served(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
+    bound = None if is_compiling() else dispatcher.find_call(("tree_attention", scale), *tensors)
+    if bound is not None:
+        keys, values = Layout.LENGTH_FIRST.to_heads_first(key_cache, value_cache)
+        return bound(query, keys, values, *(tensor for tensor in tensors[3:] if tensor is not None))[0]
     check_dimensions("[batch, heads, drafts, dim]", query=query)
     check_dimensions("[batch, seqlen, heads, dim]", key_cache=key_cache, value_cache=value_cache)
     require_type("tree_mask", tree_mask, Tensor, "Stack tree_words(parents) of every entry.")
@@ -214,7 +214,7 @@ def tree_attention(
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     remember = None
     if table is block_table:
-        remember = lambda ways, served: ways.add(("tree_attention", scale), tensors, served)  # noqa: E731
+        remember = lambda fast_path, bound: fast_path.add(("tree_attention", scale), tensors, bound)  # noqa: E731
     return dispatcher.attend(query, keys, values, tree_mask=tree_mask, remember=remember, **asked)[0]
 
 
@@ -246,8 +246,8 @@ def _lengths(given: Tensor | int | None, q: Tensor, capacity: int, new: int = 0)
     return given
 
 
-def _again(
-    served: Served,
+def _replay_cache_call(
+    bound: KernelCall,
     number: int | None,
     q: Tensor,
     k_cache: Tensor,
@@ -261,7 +261,7 @@ def _again(
     v_scale: Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output and log-sum-exp of a call of a kind that was served before, in at most two launches.
+    """Return the output and log-sum-exp of a call of a kind that was bound before, in at most two launches.
 
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.
@@ -269,10 +269,10 @@ def _again(
     if number is not None:
         _check_number(number, capacity_of(k_cache, table), 0 if k is None else k.shape[1])
     lengths, scales = given, [None if scale is None else as_kernels_take(scale) for scale in (k_scale, v_scale)]
-    if served.ahead is not None:
+    if bound.ahead is not None:
         lengths = torch.empty(q.shape[0], dtype=torch.int32, device=q.device)
         others = scales if k_cache.dtype is not q.dtype else ()
-        served.ahead(k_cache, v_cache, k, v, given, table, *others, lengths, _rows_of_all(number, k_cache, table))
+        bound.ahead(k_cache, v_cache, k, v, given, table, *others, lengths, _rows_of_all(number, k_cache, table))
     elif lengths is None:
         lengths = torch.full((q.shape[0],), _rows_of_all(number, k_cache, table), dtype=torch.int32, device=q.device)
     tensors = [lengths] if table is None else [lengths, table]
@@ -281,7 +281,7 @@ def _again(
     tensors += [scale for scale in scales if scale is not None]
     if sinks is not None:
         tensors.append(sinks)
-    return served(q, k_cache, v_cache, *tensors)
+    return bound(q, k_cache, v_cache, *tensors)
 
 
 def _rows_of_all(number: int | None, k_cache: Tensor, table: Tensor | None) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.snapshot import rows_within
+from blocktune.kernels.dispatch.snapshot import read_rows_within
 from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
@@ -90,7 +90,9 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
     """Return what rank 0 sends: its recommendations, or why it has none, so that no other rank waits for them."""
     try:
         device = current_device()
-        rows, problems = rows_within(dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None)
+        rows, problems = read_rows_within(
+            dispatcher.source, device, signed_by=trusted_key() if dispatcher.strict else None
+        )
         for problem in problems:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_document(device)}

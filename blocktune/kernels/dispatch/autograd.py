@@ -16,10 +16,10 @@ from torch import Tensor, is_grad_enabled
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
+from blocktune.kernels.dispatch.launches.launch_replays import CHANCES, MAX_LAYOUTS, BackwardReplay, ForwardReplay
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.memory_layout import dense
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
-from blocktune.kernels.dispatch.launches.recorded import CHANCES, MAX_LAYOUTS, Backward, Forward
 from blocktune.kernels.dispatch.launches.results import new_gradients
 from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.kernels.values.block_mask import BlockMask
@@ -27,20 +27,20 @@ from blocktune.kernels.values.dropout import drawn_words
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 
-OfCall = tuple[BlockMask | None, int, int]
-"""What of a call is no tensor and no option: its block mask, seed and offset."""
+CallValues = tuple[BlockMask | None, int, int]
+"""Per-call values besides tensors and options: block mask, dropout seed, dropout offset."""
 
-NOTHING: OfCall = None, 0, 0
+NO_VALUES: CallValues = None, 0, 0
 
-OF_THE_THREE = True, True, True, False, False
-"""Which inputs of `Attention` need a gradient in most calls: query, key and value."""
+QKV_GRADIENTS = True, True, True, False, False
+"""`needs_input_grad` of most calls of `Attention`: query, key and value need a gradient."""
 
 OFFSET_STEP = 4
 """By how much a call with dropout moves the generator on; PyTorch wants multiples of 4."""
 
 
-class Served:
-    """Calls of one kind that our kernels compute: served(query, key, value, *tensors) returns output and log-sum-exp.
+class KernelCall:
+    """Compute calls of one kind by our kernels: bound(query, key, value, *tensors) returns output and log-sum-exp.
 
     The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`; a block mask comes by its name. The
     log-sum-exp is None unless it is wanted or there are gradients. Pairs to drop are drawn in every call.
@@ -55,8 +55,20 @@ class Served:
     """
 
     __slots__ = (
-        "_again", "_backwards", "_extras", "_names", "_numbers", "_repeats", "_sinks", "ahead", "backward", "drops",
-        "forward", "layout", "lse", "scale",
+        "_backward_replays",
+        "_extras",
+        "_forward_replay",
+        "_names",
+        "_numbers",
+        "_repeats",
+        "_sinks",
+        "ahead",
+        "backward",
+        "drops",
+        "forward",
+        "layout",
+        "lse",
+        "scale",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +93,7 @@ class Served:
         self._repeats = call.extras.block_mask is None
         self._lay_out(layout)
 
-    def laid_out(self, layout: Layout, ahead: Launch | None = None) -> "Served":
+    def with_layout(self, layout: Layout, ahead: Launch | None = None) -> "KernelCall":
         """Return the same calls with tensors of another layout, and with a launch ahead of them."""
         other = copy(self)
         other.ahead = ahead
@@ -90,40 +102,40 @@ class Served:
 
     def _lay_out(self, layout: Layout) -> None:
         self.layout = layout
-        self._again = Forward(self.forward, CHANCES if self._repeats else 0)
-        self._backwards: tuple[Backward, ...] = ()
+        self._forward_replay = ForwardReplay(self.forward, CHANCES if self._repeats else 0)
+        self._backward_replays: tuple[BackwardReplay, ...] = ()
 
     def __call__(
         self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, block_mask: BlockMask | None = None
     ) -> tuple[Tensor, Tensor | None]:
         if self.drops:
-            drawn: OfCall = block_mask, *draw(query.device)
+            drawn: CallValues = block_mask, *draw(query.device)
         else:
-            drawn = NOTHING if block_mask is None else (block_mask, 0, 0)
+            drawn = NO_VALUES if block_mask is None else (block_mask, 0, 0)
         if self.backward is None:
             return self.run(query, key, value, tensors, drawn)
-        return attended(self, query, key, value, tensors, drawn)
+        return apply_autograd(self, query, key, value, tensors, drawn)
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], call_values: CallValues
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and log-sum-exp without autograd."""
-        replay = self._again.known
+        replay = self._forward_replay.known
         if replay is not None:
-            words = drawn_words(*of_call[1:]) if self.drops else ()
-            return self._again.again(replay, (query, key, value), tensors, words)
-        extras, plan = self.extras_of(tensors, *of_call), self.forward
-        q, k, v = self.layout.inside(query, key, value)
+            words = drawn_words(*call_values[1:]) if self.drops else ()
+            return self._forward_replay.replay(replay, (query, key, value), tensors, words)
+        extras, plan = self.extras_of(tensors, *call_values), self.forward
+        q, k, v = self.layout.to_heads_first(query, key, value)
         out, lse = plan.new_results(q, v)
         start = partial(plan.start_forward, q, k, v, out, lse, self.scale, extras)
-        outside = self.layout.outside(out)
-        replay = self._again.launch(start, (q, k, v, out, *tensors, lse))
+        outside = self.layout.from_heads_first(out)
+        replay = self._forward_replay.launch(start, (q, k, v, out, *tensors, lse))
         if replay is not None:
-            self._again.learn(replay, outside, lse, packed=plan.is_packed)
+            self._forward_replay.learn(replay, outside, lse, packed=plan.is_packed)
         return outside, lse
 
     def gradients(
-        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall = NOTHING
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues = NO_VALUES
     ) -> tuple[Tensor, ...]:
         """Return the gradients of query, key and value.
 
@@ -132,39 +144,39 @@ class Served:
             grad, grad_lse: the gradients of output and log-sum-exp.
         """
         if grad_lse is None and type(grad) is Tensor and not grad.is_nested:
-            words = drawn_words(*of_call[1:]) if self.drops else ()
-            for again in self._backwards:
-                found = again.again((*saved, grad), words)
+            words = drawn_words(*call_values[1:]) if self.drops else ()
+            for again in self._backward_replays:
+                found = again.replay((*saved, grad), words)
                 if found is not None:
                     return found
-        return self._gradients_of(saved, grad, grad_lse, of_call)
+        return self._gradients_of(saved, grad, grad_lse, call_values)
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None:
         """Return the sinks among the tensors of one of the calls, if there are any."""
         return None if self._sinks is None else tensors[self._sinks]
 
     def _gradients_of(
-        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
     ) -> tuple[Tensor, ...]:
         """Return the gradients of query, key and value by the slow path, which is recorded if it can be repeated."""
         plan = self.backward
         assert plan is not None  # or autograd would not have recorded the call
-        *inputs, dout = self.layout.inside(*saved[:4], grad)
+        *inputs, dout = self.layout.to_heads_first(*saved[:4], grad)
         given = *inputs, *saved[5:], saved[4]
         planned = *plan.as_planned(*given[:-1]), dense(saved[4])
         (q, k, v, out, *tensors, lse), is_restored = planned, any(map(is_not, planned, given))
-        extras = self.extras_of(tensors, *of_call).with_grad_lse(grad_lse)
+        extras = self.extras_of(tensors, *call_values).with_grad_lse(grad_lse)
         known = id(grad) in map(id, saved)  # in this call, and in no other
         once = not self._repeats or self._sinks is not None or grad_lse is not None or is_restored
-        if once or known or len(self._backwards) == MAX_LAYOUTS:
-            return self.layout.all_outside(plan.backward(q, k, v, out, lse, dout, self.scale, extras))
+        if once or known or len(self._backward_replays) == MAX_LAYOUTS:
+            return self.layout.all_from_heads_first(plan.backward(q, k, v, out, lse, dout, self.scale, extras))
         gradients = new_gradients(q, k, v, packed=plan.is_packed)
         start = partial(plan.start_backward, q, k, v, out, lse, dout, gradients, self.scale, extras)
-        made, outside = Backward(plan, (*saved, grad)), self.layout.all_outside(gradients)
+        made, outside = BackwardReplay(plan, (*saved, grad)), self.layout.all_from_heads_first(gradients)
         replay = made.launch(start, (q, k, v, out, lse, *tensors, dout, *gradients))
         if replay is not None:
             made.learn(replay, outside, packed=plan.is_packed)
-        self._backwards = (made, *self._backwards)
+        self._backward_replays = (made, *self._backward_replays)
         return outside
 
     def extras_of(
@@ -193,18 +205,18 @@ def draw(device: torch.device) -> tuple[int, int]:
     return generator.initial_seed() & (2**64 - 1), offset
 
 
-class Serving(Protocol):
-    """What computes calls of a kind: `Served`, or the ops of a graph."""
+class DifferentiableCall(Protocol):
+    """What computes calls of a kind: `KernelCall`, or the ops of a graph."""
 
     lse: bool
     layout: Layout
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], call_values: CallValues
     ) -> tuple[Tensor, Tensor | None]: ...
 
     def gradients(
-        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
     ) -> tuple[Tensor, ...]: ...
 
     def sinks_of(self, tensors: Sequence[Tensor]) -> Tensor | None: ...
@@ -224,23 +236,23 @@ class Attention(torch.autograd.Function):  # type: ignore[misc]
         key: Tensor,
         value: Tensor,
         sinks: Tensor | None,
-        call: tuple[Serving, tuple[Tensor, ...], OfCall],
+        call: tuple[DifferentiableCall, tuple[Tensor, ...], CallValues],
     ) -> Any:
         del sinks
-        served, tensors, of_call = call
-        out, lse = served.run(query, key, value, tensors, of_call)
+        bound, tensors, call_values = call
+        out, lse = bound.run(query, key, value, tensors, call_values)
         ctx.save_for_backward(query, key, value, out, lse, *tensors)
-        ctx.call = served, of_call
-        if not served.lse:
+        ctx.call = bound, call_values
+        if not bound.lse:
             return out  # there is a gradient of it whenever the backward runs
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None = None) -> tuple[Any, ...]:
-        if ctx.needs_input_grad == OF_THE_THREE and grad_lse is None and grad is not None and not is_grad_enabled():
-            served, of_call = ctx.call
-            return *served.gradients(ctx.saved_tensors, grad, None, of_call), None, None
+        if ctx.needs_input_grad == QKV_GRADIENTS and grad_lse is None and grad is not None and not is_grad_enabled():
+            bound, call_values = ctx.call
+            return *bound.gradients(ctx.saved_tensors, grad, None, call_values), None, None
         if grad is None and grad_lse is None:
             return (None,) * 5
         if not is_grad_enabled():
@@ -259,25 +271,30 @@ _apply = super(torch.autograd.Function, Attention).apply
 """`Attention.apply` without its look at functorch, which is not active where a plan serves a call."""
 
 
-def attended(
-    served: Serving, query: Tensor, key: Tensor, value: Tensor, tensors: tuple[Tensor, ...], of_call: OfCall
+def apply_autograd(
+    bound: DifferentiableCall,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    tensors: tuple[Tensor, ...],
+    call_values: CallValues,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the output and, if it is wanted, the log-sum-exp, differentiable both."""
-    found = _apply(query, key, value, served.sinks_of(tensors), (served, tensors, of_call))
-    return found if served.lse else (found, None)
+    found = _apply(query, key, value, bound.sinks_of(tensors), (bound, tensors, call_values))
+    return found if bound.lse else (found, None)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value, and of sinks if they need one."""
-    served: Serving
-    served, of_call = ctx.call
+    bound: DifferentiableCall
+    bound, call_values = ctx.call
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     grad = torch.zeros_like(saved[3]) if grad is None else grad
-    gradients = served.gradients(saved, grad, grad_lse, of_call)
+    gradients = bound.gradients(saved, grad, grad_lse, call_values)
     if not ctx.needs_input_grad[3]:
         return gradients
-    out, dout = served.layout.inside(saved[3], grad)
-    return *gradients, gradient_of_sinks(out, saved[4], dout, grad_lse, served.sinks_of(saved[5:]))
+    out, dout = bound.layout.to_heads_first(saved[3], grad)
+    return *gradients, gradient_of_sinks(out, saved[4], dout, grad_lse, bound.sinks_of(saved[5:]))
 
 
 class FinalGradients(torch.autograd.Function):  # type: ignore[misc]

@@ -196,7 +196,9 @@ class Call:
         )
         return own, self.causal, self.features, self.block_sizes, self.num_splits, kinds
 
-    def place(self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, use: PlanUse) -> tuple[Any, ...]:
+    def plan_key(
+        self, query: Tensor, key: Tensor, value: Tensor, direction: Direction, use: PlanUse
+    ) -> tuple[Any, ...]:
         """Return the key of the plan."""
         return direction, use, self.lengths, self.kind(query, key, value)
 

@@ -16,22 +16,21 @@ from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
 from blocktune.kernels.dispatch.engine import Engine
-from blocktune.kernels.dispatch.graphs.engines import Remember
+from blocktune.kernels.dispatch.fast_path import BoundCall, FastPath
 from blocktune.kernels.dispatch.graphs.sdpa import traced_attention
 from blocktune.kernels.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.launches.plans import ByTorch, TorchPlan
+from blocktune.kernels.dispatch.launches.plans import TorchCall, TorchPlan
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import (
     SdpaArguments,
-    call_of,
+    make_call,
     mask_of_scores,
     plain_call,
-    rescaled,
+    rescale,
     type_obstacle,
 )
 from blocktune.kernels.dispatch.torch_attention import torch_attention, unconverted_attention
-from blocktune.kernels.dispatch.ways import Serves, Ways
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.fallback import Rung
@@ -40,7 +39,7 @@ from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction, require_shape
 
 _SDPA = "scaled_dot_product_attention"
-"""Among the options of a short way: which entry point's they are."""
+"""The entry point, as the first option of a fast path's key."""
 
 
 class Dispatcher(Engine):
@@ -96,40 +95,43 @@ class Dispatcher(Engine):
         if type(is_causal) is bool and type(enable_gqa) is bool:  # 1 equals True, but PyTorch refuses it
             tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
             options = (_SDPA, len(tensors), dropout_p, is_causal, scale, enable_gqa)
-            served = self._resolver.ways.of(options, tensors)
-            if served is not None:
+            bound = self._resolver.fast_path.find(options, tensors)
+            if bound is not None:
                 masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
-                return served(query, key, value, *masks)[0]
+                return bound(query, key, value, *masks)[0]
         given = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         tensors = given[:3] if attn_mask is None else given[:4]
         way = (_SDPA, len(tensors), *given[4:])
-        return self._call_slowly(given, lambda ways, served: ways.add(way, tensors, served))
+        return self._call_slowly(given, lambda fast_path, bound: fast_path.add(way, tensors, bound))
 
     def plain(self, given: SdpaArguments) -> Tensor:
         """Return a call without gradients, mask and dropout, for the op of compiled graphs: the output has the strides
         of `empty_output` whoever computes it."""
         query, key, value, *options = given
-        served = self.way(("attention_plain", *options), query, key, value)
-        if served is not None:
-            return served(query, key, value)[0]
-        remember: Remember = lambda ways, served: ways.add(("attention_plain", *options), (query, key, value), served)  # noqa: E731
+        bound = self.find_call(("attention_plain", *options), query, key, value)
+        if bound is not None:
+            return bound(query, key, value)[0]
+
+        def remember(fast_path: FastPath, bound: BoundCall) -> None:
+            fast_path.add(("attention_plain", *options), (query, key, value), bound)
+
         return self.forward(query, key, value, plain_call(given), lse=False, sums=False, remember=remember)[0]
 
     def rows(
         self, way: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, scale: float, enable_gqa: bool
     ) -> Tensor:
-        """Return attention of tensors [batch, length, heads, head_dim], and leave a short way to further calls.
+        """Return attention of tensors [batch, length, heads, head_dim], and add the call to the fast path.
 
         Args:
-            way: the options by which the entry point finds it, with q, k and v and no tensor besides.
+            way: the options by which the entry point finds the call again, with q, k and v and no other tensor.
         """
-        query, key, value = Layout.LENGTH_FIRST.inside(q, k, v)
+        query, key, value = Layout.LENGTH_FIRST.to_heads_first(q, k, v)
 
-        def remember(ways: Ways, served: Serves) -> None:
-            ways.add(way, (q, k, v, None, None), served.laid_out(Layout.LENGTH_FIRST))
+        def remember(fast_path: FastPath, bound: BoundCall) -> None:
+            fast_path.add(way, (q, k, v, None, None), bound.with_layout(Layout.LENGTH_FIRST))
 
         given = SdpaArguments(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
-        return Layout.LENGTH_FIRST.outside(self._call_slowly(given, remember, Layout.LENGTH_FIRST))
+        return Layout.LENGTH_FIRST.from_heads_first(self._call_slowly(given, remember, Layout.LENGTH_FIRST))
 
     def explain(
         self,
@@ -169,7 +171,7 @@ class Dispatcher(Engine):
             return Explanation(rung=Rung.SDPA, reason=obstacle)
         if query.device.type == KERNEL_DEVICE:
             self._settle(query.device.index)
-        given, call = call_of(given)
+        given, call = make_call(given)
         if isinstance(call, str):
             return Explanation(rung=Rung.SDPA, reason=call)
         plans = self.plans(*given[:3], call)
@@ -238,40 +240,40 @@ class Dispatcher(Engine):
         return attend_locally(attend, query, key, value, {"mask": attn_mask})[0]
 
     def _call_slowly(
-        self, given: SdpaArguments, remember: Callable[[Ways, Serves], None], layout: Layout = Layout.HEADS_FIRST
+        self, given: SdpaArguments, remember: Callable[[FastPath, BoundCall], None], layout: Layout = Layout.HEADS_FIRST
     ) -> Tensor:
-        """Return attention of a call that no short way serves.
+        """Return attention of a call that the fast path does not know.
 
         Args:
-            remember: leaves a short way to what serves it.
+            remember: adds what serves the call to the fast path.
             layout: of the entry point's tensors, which autograd keeps: checkpoints compare them in all calls.
         """
         if type_obstacle(given) is not None:
             return unconverted_attention(given)
-        if functorch_transform() is not None:  # transforms know what each mask of PyTorch's op belongs to
-            return unconverted_attention(rescaled(given))
+        if functorch_transform() is not None:  # functorch needs PyTorch's own op
+            return unconverted_attention(rescale(given))
         if is_distributed(given.query) and given.query.dim() == 4:
             return self._call_locally(given)
         if is_symbolic(given.query) and 0.0 <= given.dropout_p <= 1.0:  # PyTorch computes others without a look at it
             return traced_attention(self._number, *given)
-        asked, call = call_of(given)
+        arguments, call = make_call(given)
         if is_capturing(given.query) or not (given.scale is None or given.scale > 0):
             remember = _forget
         resolver, serve = self._resolver, partial(self.serve, layout=layout, remember=remember)
-        found = self.refused(call) if isinstance(call, str) else serve(*asked[:3], call)
+        found = self.torch_plan(call) if isinstance(call, str) else serve(*arguments[:3], call)
         if not isinstance(found, TorchPlan):
             return found[0]
-        if asked.attn_mask is not None:
+        if arguments.attn_mask is not None:
             found.calls += 1
-            return torch_attention(asked)
-        by_torch = ByTorch(found, asked)
-        remember(resolver.ways, by_torch)
-        return by_torch(*asked[:3])[0]
+            return torch_attention(arguments)
+        by_torch = TorchCall(found, arguments)
+        remember(resolver.fast_path, by_torch)
+        return by_torch(*arguments[:3])[0]
 
 
-def _forget(ways: Ways, served: Serves) -> None:
-    """Leave no short way to a call that does not repeat."""
-    del ways, served
+def _forget(fast_path: FastPath, bound: BoundCall) -> None:
+    """Add nothing to the fast path: the call does not repeat."""
+    del fast_path, bound
 
 
 def _require_callable(shape: AttentionShape) -> None:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.autograd import Served, draw
+from blocktune.kernels.dispatch.autograd import KernelCall, draw
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
-from blocktune.kernels.dispatch.graphs.engines import Remember, registered
+from blocktune.kernels.dispatch.graphs.engines import Remember, register_engine
 from blocktune.kernels.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.kernels.dispatch.launches.layout import Layout
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
-from blocktune.kernels.dispatch.launches.results import empty_output, in_order_of, laid_out
+from blocktune.kernels.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.kernels.dispatch.obstacles import (
     call_obstacle,
     is_capturing,
@@ -28,9 +28,9 @@ from blocktune.kernels.dispatch.obstacles import (
     needs_gradients,
 )
 from blocktune.kernels.dispatch.resolver import MAX_PLANS, Resolver
-from blocktune.kernels.dispatch.sdpa_arguments import autocasted, with_positive_scale
+from blocktune.kernels.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.kernels.dispatch.snapshot import Snapshot
-from blocktune.kernels.dispatch.torch_math import gradients_of_mathematics, is_pytorchs, mathematics
+from blocktune.kernels.dispatch.torch_math import is_sdpa_call, mathematics, mathematics_gradients
 from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.background import MAX_SECONDS
@@ -61,7 +61,7 @@ class Engine:
         self._pid = os.getpid()
         self._source = default_source() if source is None else source
         require_source(self._source)
-        self._number = registered(self)  # by which compiled graphs name it
+        self._number = register_engine(self)  # by which compiled graphs name it
         self._begin(self._snapshot())
 
     @property
@@ -115,7 +115,7 @@ class Engine:
         """Forget the plans if they were made without what has been read since. Any thread may call it."""
         with self._miss_lock():
             if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
-                self._resolver = self._resolver.renewed()
+                self._resolver = self._resolver.renew()
 
     def _settle(self, device: DeviceSpec | int | None) -> None:
         """Wait until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
@@ -128,10 +128,10 @@ class Engine:
             configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
             self._renew(snapshot)
 
-    def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None:
+    def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None:
         """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
-        served = self._resolver.ways.of(options, tensors)
-        return served if isinstance(served, Served) else None
+        bound = self._resolver.fast_path.find(options, tensors)
+        return bound if isinstance(bound, KernelCall) else None
 
     def attend(
         self,
@@ -142,31 +142,31 @@ class Engine:
         lse: bool = False,
         layout: Layout = Layout.HEADS_FIRST,
         remember: Remember | None = None,
-        **asked: Any,
+        **arguments: Any,
     ) -> Results:
         """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
         Differentiable, both. Autocast converts as it does for PyTorch's attention.
 
         Args:
-            layout: of the entry point's tensors. Autograd keeps those, as in calls that come the short way:
+            layout: of the entry point's tensors. Autograd keeps those, as in calls by the fast path:
                 checkpoints compare the two.
-            remember: gets what serves the call, where our kernels do, to leave a short way to it.
-            asked: the arguments of `Call.of`.
+            remember: gets what serves the call, where our kernels do, to add it to the fast path.
+            arguments: the arguments of `Call.of`.
 
         Raises:
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         if is_distributed(query):
-            return self._attend_locally(query, key, value, lse, asked)
-        if asked.get("cache_seqlens") is not None and is_short_cache(query, key):
-            (query,) = autocasted(query)  # the cache stays as it is
+            return self._attend_locally(query, key, value, lse, arguments)
+        if arguments.get("cache_seqlens") is not None and is_short_cache(query, key):
+            (query,) = autocast_tensors(query)  # the cache stays as it is
         else:
-            query, key, value = autocasted(query, key, value)
-        is_changed = not asked["scale"] > 0
-        query, asked["scale"] = with_positive_scale(query, asked["scale"])
+            query, key, value = autocast_tensors(query, key, value)
+        is_changed = not arguments["scale"] > 0
+        query, arguments["scale"] = with_positive_scale(query, arguments["scale"])
         if is_symbolic(query):
-            return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **asked)
-        call = Call.of(**asked).over(query, key)
+            return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **arguments)
+        call = Call.of(**arguments).over(query, key)
         self.check(query, key, value, call)
         extras = call.extras
         is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
@@ -177,28 +177,30 @@ class Engine:
                 return found
             found.calls += 1
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
-        if lse or not is_pytorchs(query, key, call):
+        if lse or not is_sdpa_call(query, key, call):
             if is_capturing(query):
                 check_capture(call)
-            call = drawn(call, query.device)
+            call = with_new_seed(call, query.device)
         out, sums = mathematics(query, key, value, call, lse=lse)
-        return in_order_of(query, out), sums
+        return permute_like(query, out), sums
 
-    def _attend_locally(self, query: Tensor, key: Tensor, value: Tensor, lse: bool, asked: dict[str, Any]) -> Results:
+    def _attend_locally(
+        self, query: Tensor, key: Tensor, value: Tensor, lse: bool, arguments: dict[str, Any]
+    ) -> Results:
         """Return `attend` of DTensors.
 
         Raises:
             UsageError: pairs are to be dropped.
         """
-        if asked.get("dropout_p"):
+        if arguments.get("dropout_p"):
             refuse_distributed(query, "Attention with dropout")
-        mask, sizes = asked.pop("block_mask", None), asked.pop("lengths", None)
-        tensors = {name: asked.pop(name, None) for name in EXTRA_TENSORS}
+        mask, sizes = arguments.pop("block_mask", None), arguments.pop("lengths", None)
+        tensors = {name: arguments.pop(name, None) for name in EXTRA_TENSORS}
 
         def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
             own_mask = None if blocks is None else replace(mask, mask=blocks)
             own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
-            others: dict[str, Any] = asked | own
+            others: dict[str, Any] = arguments | own
             out, sums = self.attend(query, key, value, lse=lse, block_mask=own_mask, lengths=own_sizes, **others)
             return out, sums if lse else None
 
@@ -221,15 +223,15 @@ class Engine:
         if isinstance(plans, TorchPlan):
             return plans
         forward, backward = plans
-        served = Served(call, forward, backward, lse=lse, layout=layout)
+        bound = KernelCall(call, forward, backward, lse=lse, layout=layout)
         if remember is not None and _may_repeat(query, call):
-            remember(resolver.ways, served)
-        if backward is None and not served.drops:  # recorded when the next one comes the short way
+            remember(resolver.fast_path, bound)
+        if backward is None and not bound.drops:  # recorded when the next call comes by the fast path
             return forward.forward(query, key, value, call.scale, call.extras)
         tensors = (tensor for tensor in call.tensors if tensor is not None)
-        outside = layout.all_outside((query, key, value))
-        out, sums = served(*outside, *tensors, block_mask=call.extras.block_mask)
-        return *layout.inside(out), sums
+        outside = layout.all_from_heads_first((query, key, value))
+        out, sums = bound(*outside, *tensors, block_mask=call.extras.block_mask)
+        return *layout.to_heads_first(out), sums
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
@@ -254,7 +256,7 @@ class Engine:
         """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
         call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
         backward = None
-        competes = not lse and is_pytorchs(query, key, call)
+        competes = not lse and is_sdpa_call(query, key, call)
         if needs_gradients(query, key, value, call.extras.sinks):
             use = PlanUse(sums=True, competes=competes)
             found = self.plan(query, key, value, call, Direction.BACKWARD, use)
@@ -270,7 +272,7 @@ class Engine:
         self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
     ) -> Plan:
         """Return the plan of one direction."""
-        place = call.place(query, key, value, direction, use)
+        place = call.plan_key(query, key, value, direction, use)
         plan = self._resolver.plans.get(place)
         if plan is None:
             with self._miss_lock():
@@ -278,13 +280,13 @@ class Engine:
                 plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
         return plan
 
-    def refused(self, reason: str) -> TorchPlan:
+    def torch_plan(self, reason: str) -> TorchPlan:
         """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
         plan = self._resolver.plans.get(reason)
         if isinstance(plan, TorchPlan):
             return plan
         with self._miss_lock():
-            return self._resolver.refused(reason)
+            return self._resolver.torch_plan(reason)
 
     def forward(
         self,
@@ -301,16 +303,16 @@ class Engine:
         the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
         call, resolver = call.over(query, key), self._resolver
         self.check(query, key, value, call)
-        use = PlanUse(sums=sums, competes=not sums and is_pytorchs(query, key, call))
+        use = PlanUse(sums=sums, competes=not sums and is_sdpa_call(query, key, call))
         plan = self.plan(query, key, value, call, Direction.FORWARD, use) if call.scale > 0 else None
         if isinstance(plan, KernelPlan):
             if remember is not None and _may_repeat(query, call):
-                remember(resolver.ways, Served(call, plan, None, lse=sums))
+                remember(resolver.fast_path, KernelCall(call, plan, None, lse=sums))
             return plan.forward(query, key, value, call.scale, call.extras)
         if plan is not None:
             plan.calls += 1
         out, lse_of_rows = mathematics(query, key, value, call, lse=lse or call.features.dropout)
-        return laid_out(out, empty_output(query, value.shape[-1])), lse_of_rows
+        return with_strides_of(out, empty_output(query, value.shape[-1])), lse_of_rows
 
     def backward(
         self,
@@ -331,10 +333,10 @@ class Engine:
         plans = self._plans_of_both(query, key, value, call)
         if plans is not None:
             if remember is not None and _may_repeat(query, call):
-                remember(resolver.ways, Served(call, *plans, lse=True))
+                remember(resolver.fast_path, KernelCall(call, *plans, lse=True))
             extras = call.extras.with_grad_lse(grad_lse)
             return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
-        return gradients_of_mathematics(query, key, value, call, grad, grad_lse)
+        return mathematics_gradients(query, key, value, call, grad, grad_lse)
 
     def _plans_of_both(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call
@@ -356,7 +358,7 @@ class Engine:
         return self._lock
 
 
-def drawn(call: Call, device: torch.device) -> Call:
+def with_new_seed(call: Call, device: torch.device) -> Call:
     """Return the call with a new seed; itself without dropout."""
     return call.with_seed(*draw(device)) if call.features.dropout else call
 

@@ -1,7 +1,7 @@
 """PyTorch's guards around compiled graphs as a check of a call: one call in C compares all that a plan depends on.
 
 They ask tensors for type, sizes, strides, data type, device, `requires_grad` and dispatch keys, which autocast and
-inference mode change. What they do not know of is `is_watched`, the grad mode, and addresses.
+inference mode change. They do not cover autocast and tracing (`is_watched`), the grad mode, and addresses.
 """
 
 import logging
@@ -30,8 +30,8 @@ def never(*tensors: Any) -> bool:
 
 
 def is_watched() -> bool:
-    """Return whether something decides about a call besides its arguments: `call_obstacle` and `autocasted` look at the
-    same and give reasons."""
+    """Return whether something decides about a call besides its arguments. `call_obstacle` and `autocast_tensors` look
+    at the same states and give reasons."""
     watched: bool = (
         is_any_autocast_enabled()
         or dispatch_modes() > 0
@@ -54,7 +54,7 @@ def while_unchanged(guard: Guard, state: Callable[[], int]) -> Guard:
     return stays
 
 
-def guard_of(*tensors: Tensor) -> Guard:
+def make_guard(*tensors: Tensor) -> Guard:
     """Return a check whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these.
 
     Each tensor is compared with the one in its own place. Addresses are not compared. One tensor in two places never

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call, PlanUse
+from blocktune.kernels.dispatch.fast_path import FastPath
+from blocktune.kernels.dispatch.launches.launch_trial import LaunchTrial
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
-from blocktune.kernels.dispatch.launches.trial import Trial
 from blocktune.kernels.dispatch.obstacles import is_capturing
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import has_fused_kernel
-from blocktune.kernels.dispatch.torch_math import pytorchs_arguments
-from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.dispatch.torch_math import sdpa_call_arguments
 from blocktune.kernels.files.incidents import reason_of
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.hardware.side_thread import run_on_side_thread
@@ -44,7 +44,7 @@ class Resolver:
 
     def __init__(self, snapshot: Snapshot, *, strict: bool = False) -> None:
         self.plans: dict[Any, Plan] = {}  # by `Call.place`, or by the reason why none was looked for
-        self.ways = Ways()  # to the plans
+        self.fast_path = FastPath()  # to the plans
         self.snapshot = snapshot
         self.late = snapshot.late  # what comes after that makes the plans out of date
         self._strict = strict
@@ -58,7 +58,7 @@ class Resolver:
         """Return how many configs did not launch or computed a wrong result."""
         return len({kind[0] for kind in list(self._failures)})
 
-    def renewed(self) -> "Resolver":
+    def renew(self) -> "Resolver":
         """Return a resolver that knows what this one does, but for the plans: configs have come that they do not know
         of.
 
@@ -69,7 +69,7 @@ class Resolver:
         made._earlier = self._earlier | self.plans
         return made
 
-    def refused(self, reason: str) -> TorchPlan:
+    def torch_plan(self, reason: str) -> TorchPlan:
         """Return the plan of calls that are PyTorch's, whatever the configs are."""
         plan = self.plans.get(reason)
         if not isinstance(plan, TorchPlan):
@@ -91,20 +91,20 @@ class Resolver:
         """
         obstacle = call.obstacle(query, key, value)
         if obstacle is not None:
-            return self.refused(obstacle)
+            return self.torch_plan(obstacle)
         shape = call.shape(query, key, value, direction)
-        new_trial = partial(Trial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
+        new_trial = partial(LaunchTrial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
         try:
-            if use.competes and not has_fused_kernel(pytorchs_arguments(query, key, value, call)):
+            if use.competes and not has_fused_kernel(sdpa_call_arguments(query, key, value, call)):
                 use = use._replace(competes=False)
             if not is_capturing(query):
-                plan = self._planned(new_trial(call), use)
+                plan = self._make_plan(new_trial(call), use)
                 self._keep(place, plan)
             elif place in self._earlier:
                 plan = self._earlier[place]
             else:
                 plan = self._earlier[place] = run_on_side_thread(
-                    lambda: self._planned(new_trial(call.blank(), compared=False), use), query.device
+                    lambda: self._make_plan(new_trial(call.blank(), compared=False), use), query.device
                 )
         except torch.OutOfMemoryError:
             raise  # PyTorch would need the same memory
@@ -114,14 +114,16 @@ class Resolver:
             plans[place] = plan  # without what counts misses, which may be what has failed
         return plan
 
-    def _planned(self, trial: Trial, use: PlanUse) -> Plan:
+    def _make_plan(self, trial: LaunchTrial, use: PlanUse) -> Plan:
         """Return the plan of the calls of a trial, whose kernels have been launched once.
 
         While a CUDA graph is captured this runs on another stream, so that none of it becomes part of the graph. What
         the captured kernels will compute is not in memory yet: the trial has blank tensors then, and is not compared.
         """
         device, shape = self.device(trial.device_index), trial.shape
-        found = self._first(shape, device, trial.call, lambda step: self._tried(step, trial), competes=use.competes)
+        found = self._climb(
+            shape, device, trial.call, lambda step: self._try_config(step, trial), competes=use.competes
+        )
         if isinstance(found, Explanation):
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
@@ -130,7 +132,7 @@ class Resolver:
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
             self.plans.clear()
-            self.ways.clear()
+            self.fast_path.clear()
         self.plans[place] = plan
         watch(plan)
 
@@ -141,12 +143,12 @@ class Resolver:
                 if plan.explanation.shape == shape and (isinstance(place, str) or place[1].competes):
                     return plan.explanation
         try:
-            found = self._first(shape, device or self.device(None), None, lambda step: None, competes=True)
+            found = self._climb(shape, device or self.device(None), None, lambda step: None, competes=True)
         except Exception as error:
             return _failed(error, shape)
         return found if isinstance(found, Explanation) else found[0]
 
-    def _first(
+    def _climb(
         self,
         shape: AttentionShape,
         device: DeviceSpec | str,
@@ -188,7 +190,7 @@ class Resolver:
         blocks = None if call is None else call.block_sizes
         return climb_down(table, shape, limits, strict=self._strict, block_sizes=blocks, competes=competes)
 
-    def _tried(self, step: Candidate, trial: Trial) -> Launch | str:
+    def _try_config(self, step: Candidate, trial: LaunchTrial) -> Launch | str:
         """Return a launcher of a config that has launched once, or why it is not used.
 
         A failure is remembered for all lengths and batches, since registers and shared memory do not depend on them,

@@ -36,14 +36,14 @@ class SdpaArguments(NamedTuple):
     enable_gqa: bool = False
 
 
-def call_of(given: SdpaArguments) -> tuple[SdpaArguments, Call | str]:
+def make_call(given: SdpaArguments) -> tuple[SdpaArguments, Call | str]:
     """Return the arguments as PyTorch converts them, with a positive scale, and the call that they make; or why PyTorch
     computes it whatever the configs are.
 
     Raises:
         UsageError: dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
-    given = converted(rescaled(given))
+    given = convert(rescale(given))
     query, key, value, attn_mask, dropout_p, *_ = given
     obstacle = (
         call_obstacle(query, key, value, attn_mask, dropout_p)
@@ -122,13 +122,13 @@ def options_obstacle(given: SdpaArguments) -> str | None:
     return "all pairs are dropped" if given.dropout_p == 1.0 else None
 
 
-def converted(given: SdpaArguments) -> SdpaArguments:
+def convert(given: SdpaArguments) -> SdpaArguments:
     """Return the arguments with the tensors that autocast gives PyTorch's attention."""
-    query, key, value, attn_mask = autocasted(*given[:4])
+    query, key, value, attn_mask = autocast_tensors(*given[:4])
     return given._replace(query=query, key=key, value=value, attn_mask=attn_mask)
 
 
-def rescaled(given: SdpaArguments) -> SdpaArguments:
+def rescale(given: SdpaArguments) -> SdpaArguments:
     """Return arguments of the same call with a positive scale, or none (`with_positive_scale`)."""
     scale = given.scale
     if scale is not None and not isinstance(scale, torch.SymFloat):
@@ -137,17 +137,17 @@ def rescaled(given: SdpaArguments) -> SdpaArguments:
     return given._replace(query=query, scale=scale)
 
 
-def autocasted(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+def autocast_tensors(query: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """Return the tensors as autocast gives them to scaled_dot_product_attention: floating-point ones in its lower
     precision, but for float64."""
     device = query.device.type
     if device not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(device):
         return query, *others
     dtype = torch.get_autocast_dtype(device)
-    return tuple(_converted(tensor, device, dtype) for tensor in (query, *others))
+    return tuple(_convert(tensor, device, dtype) for tensor in (query, *others))
 
 
-def _converted(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
+def _convert(tensor: Tensor | None, device: str, dtype: torch.dtype) -> Tensor | None:
     if tensor is None or tensor.device.type != device or not tensor.is_floating_point():
         return tensor
     return tensor if tensor.dtype is torch.float64 else tensor.to(dtype)

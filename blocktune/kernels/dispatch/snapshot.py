@@ -43,7 +43,7 @@ class DeviceConfigs:
         layers = layers_of(source)
         _learn_present_identity(device)
         self._names = [type(layer).__name__ for layer in layers]
-        self._layers = [_begun(layer, device, changed, signed_by) for layer in layers]
+        self._layers = [_begin_layer(layer, device, changed, signed_by) for layer in layers]
         self._there: tuple[bool, ...] | None = None
         self._table = ConfigTable(())
         self._untuned: Callable[[], Untuned | None] = _nothing
@@ -95,14 +95,14 @@ def _nobody(shape: AttentionShape) -> str | None:
 def _learn_present_identity(device: DeviceSpec) -> None:
     """Find out what every row is compared with, once in a process. It takes longer than the reading, and may import
     modules, which a thread should not do while another one forks."""
-    with suppress(Exception):  # who reads meets it again, and reports it
+    with suppress(Exception):  # the reader hits the same error and reports it
         import blocktune.kernels.stored.store_file  # noqa: F401
 
         for kernel in registry.KERNELS.values():
             present_identity(device, kernel.source_hash)
 
 
-def _begun(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None], signed_by: Path | None) -> Layer:
+def _begin_layer(layer: ConfigSource, device: DeviceSpec, changed: Callable[[], None], signed_by: Path | None) -> Layer:
     """Return a layer that is being read; what it holds, if it is in memory or of a class that says nothing of
     threads."""
 
@@ -160,7 +160,7 @@ class Snapshot:
         return self.begin(device).table(seconds)
 
 
-def rows_within(
+def read_rows_within(
     source: ConfigSource, device: DeviceSpec, seconds: float = MAX_SECONDS, *, signed_by: Path | None = None
 ) -> LayerRows:
     """Return all rows of a source that can be read within `seconds`, and what is wrong or missing.

@@ -50,7 +50,7 @@ FUSED_DEVICE = "cuda"
 """Where the backends are that all of this is about."""
 
 
-def by_pytorch(given: SdpaArguments) -> Tensor:
+def call_sdpa(given: SdpaArguments) -> Tensor:
     """Return PyTorch's attention, by whichever of its backends it takes."""
     query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa = given
     return scaled_dot_product_attention(
@@ -62,13 +62,13 @@ def unconverted_attention(given: SdpaArguments) -> Tensor:
     """Return PyTorch's attention of arguments that PyTorch itself refuses or converts, or that `torch.func`
     transforms."""
     with _sound_backends(*given[:4]):
-        return by_pytorch(given)
+        return call_sdpa(given)
 
 
 def torch_attention(given: SdpaArguments) -> Tensor:
     """Return PyTorch's attention, of copies where its backends would read the tensors wrong, and by those that are
     right."""
-    query, key, value = _realigned(*given[:3])
+    query, key, value = _realign(*given[:3])
     given = given._replace(query=query, key=key, value=value)
     if _takes_both(given):
         mask = _with_diagonal(given.attn_mask, query.shape[-2], key.shape[-2])
@@ -160,7 +160,7 @@ def sound_attention(given: SdpaArguments) -> Tensor:
         if attn_mask.dtype is torch.float32 and dtype in HALVES and key.dtype is dtype and value.dtype is dtype:
             query, key, value = (tensor.to(torch.float32) for tensor in (query, key, value))
     sound = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return by_pytorch(sound).to(dtype)
+    return call_sdpa(sound).to(dtype)
 
 
 def one_for_each_key(mask: Tensor, seqlen_k: int) -> Tensor:
@@ -189,7 +189,7 @@ def _without_cudnn() -> Iterator[None]:
         backends.enable_math_sdp(before[1])
 
 
-def _realigned(*tensors: Tensor) -> tuple[Tensor, ...]:
+def _realign(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Return the tensors, copied where 16 does not divide their addresses and strides in bytes."""
     if dispatch_modes() or functorch_transform() is not None or not all(map(_is_plain, tensors)):
         return tensors

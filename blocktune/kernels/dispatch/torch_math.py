@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.launches.results import dense_like, laid_out
+from blocktune.kernels.dispatch.launches.results import dense_like, with_strides_of
 from blocktune.kernels.dispatch.obstacles import is_short_cache
 from blocktune.kernels.dispatch.sdpa_arguments import AUTOCAST_DEVICES, SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
@@ -25,34 +25,34 @@ def mathematics(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: b
     there."""
     device = query.device.type
     with torch.autocast(device, enabled=False) if device in AUTOCAST_DEVICES else nullcontext():
-        if not lse and is_pytorchs(query, key, call):
-            given = pytorchs_arguments(query, key, value, call)
+        if not lse and is_sdpa_call(query, key, call):
+            given = sdpa_call_arguments(query, key, value, call)
             return torch_attention(given), query.new_zeros(query.shape[:3], dtype=torch.float32)
-        out, sums = _all_scores(query, key, value, call)
+        out, sums = _attend_dense(query, key, value, call)
         if call.extras.sinks is not None:
             out, sums = with_sinks(out, sums, call.extras.sinks)
         return out, sums.float()
 
 
-def pytorchs_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:
-    """Return the arguments by which PyTorch's attention computes a call that `is_pytorchs`."""
+def sdpa_call_arguments(query: Tensor, key: Tensor, value: Tensor, call: Call) -> SdpaArguments:
+    """Return the arguments by which PyTorch's attention computes a call that `is_sdpa_call`."""
     causal, shared = call.causal is not Causal.NONE, bool(query.shape[1] != key.shape[1])
     extras = call.extras
     return SdpaArguments(query, key, value, extras.mask, extras.dropout_p, causal, call.scale, shared)
 
 
-def _all_scores(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _attend_dense(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp of a call without its sinks, with all scores in memory."""
     if call.features.cached:
-        return _over_cache(query, key, value, call)
+        return _attend_cache(query, key, value, call)
     if call.extras.block_mask is not None:
         seen = call.extras.block_mask.to_dense(query.shape[2], key.shape[2])
         seen = seen.tril() if call.causal is Causal.UPPER_LEFT else seen
         return masked_attention(query, key, value, seen, call.scale)
-    return _by_definition(query, key, value, call)
+    return _attend_by_definition(query, key, value, call)
 
 
-def is_pytorchs(query: Tensor, key: Tensor, call: Call) -> bool:
+def is_sdpa_call(query: Tensor, key: Tensor, call: Call) -> bool:
     """Return whether scaled_dot_product_attention computes the same: its diagonal, and no other feature than its
     own."""
     if call.extras.sinks is not None:
@@ -64,7 +64,7 @@ def is_pytorchs(query: Tensor, key: Tensor, call: Call) -> bool:
     return upper_left and names <= {"dropout"}
 
 
-def _by_definition(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _attend_by_definition(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     out, sums = attention_reference(
         query,
         key,
@@ -114,24 +114,24 @@ def masked_attention(
     return (probabilities @ clean).to(query.dtype), lse
 
 
-def _over_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+def _attend_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
     """Return the output and log-sum-exp without a look at the lengths, so that a CUDA graph may capture it."""
     extras, wide = call.extras, torch.promote_types(query.dtype, torch.float32)
     if is_short_cache(query, key):
         table = extras.block_table
-        key, value = _widened(key, extras.scale_k, table, wide), _widened(value, extras.scale_v, table, wide)
+        key, value = _widen(key, extras.scale_k, table, wide), _widen(value, extras.scale_v, table, wide)
     else:
-        key, value = (gathered(cache, extras.block_table) for cache in (key, value))
+        key, value = (gather_pages(cache, extras.block_table) for cache in (key, value))
     assert extras.cache_seqlens is not None
     lengths = extras.cache_seqlens.long()[:, None, None]
     distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
-    seen = _seen(distance, lengths, call)
+    seen = _visible(distance, lengths, call)
     slopes = extras.alibi_slopes
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
     return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
 
 
-def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
+def gather_pages(cache: Tensor, table: Tensor | None) -> Tensor:
     """Return the cache as [batch, num_heads_kv, rows, dim]: itself, or the pages of every entry one after the other.
     After the last key, where the table may hold anything, any page will do."""
     if table is None:
@@ -140,13 +140,13 @@ def gathered(cache: Tensor, table: Tensor | None) -> Tensor:
     return cache[pages].transpose(1, 2).flatten(2, 3)
 
 
-def _widened(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _widen(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return the numbers that an 8-bit cache stands for, `gathered`."""
-    rows = gathered(cache.view(torch.int8), table).view(cache.dtype).to(dtype)  # no device indexes all 8-bit types
+    rows = gather_pages(cache.view(torch.int8), table).view(cache.dtype).to(dtype)  # no device indexes all 8-bit types
     if scale is None:
         return rows
     factor = as_factor(scale)
-    return rows * (gathered(factor, table) if scale.dim() == 3 else factor)
+    return rows * (gather_pages(factor, table) if scale.dim() == 3 else factor)
 
 
 def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> Tensor:
@@ -156,7 +156,7 @@ def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> 
     return keys - rows - (0 if causal is Causal.UPPER_LEFT else lengths - seqlen_q)
 
 
-def _seen(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:
+def _visible(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:
     """Return [batch, seqlen_q, seqlen_k], True where the query sees the key."""
     keys = torch.arange(distance.shape[2], device=lengths.device)[None, None]
     seen = (keys < lengths).expand(-1, distance.shape[1], -1)
@@ -179,7 +179,7 @@ def _in_tree(tree: Tensor, keys: Tensor, lengths: Tensor, seqlen_q: int) -> Tens
     return (drafts < 0) | ((words >> inside % WORD_BITS & 1) != 0)
 
 
-def gradients_of_mathematics(
+def mathematics_gradients(
     query: Tensor, key: Tensor, value: Tensor, call: Call, grad: Tensor, grad_lse: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of `mathematics` by autograd, laid out as `new_gradients` are. grad_lse: the gradient of the
@@ -190,7 +190,7 @@ def gradients_of_mathematics(
         again = mathematics(leaves[0], leaves[1], leaves[2], call, lse=wants_lse)
         outputs, grads = (again[:1], (grad,)) if grad_lse is None else (again, (grad, grad_lse))
         found = torch.autograd.grad(outputs, leaves, grads)
-    dq, dk, dv = (laid_out(one, dense_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
+    dq, dk, dv = (with_strides_of(one, dense_like(leaf)) for leaf, one in zip(leaves, found, strict=True))
     return dq, dk, dv
 
 

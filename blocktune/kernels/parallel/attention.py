@@ -7,7 +7,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call_checks import check_dimensions
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
-from blocktune.kernels.dispatch.sdpa_arguments import autocasted
+from blocktune.kernels.dispatch.sdpa_arguments import autocast_tensors
 from blocktune.kernels.parallel.agreement import agree
 from blocktune.kernels.parallel.head_trade import HeadsGathered, HeadTrade, TokensGathered, heads_of, tokens_of
 from blocktune.kernels.parallel.plan.layout import ZIGZAG, SequenceLayout
@@ -81,7 +81,7 @@ def context_parallel_attention(
     ranks = Ranks.of(group)
     try:
         check_dimensions("[batch, heads, length, dim]", q=q, k=k, v=v)
-        q, k, v = autocasted(q, k, v)
+        q, k, v = autocast_tensors(q, k, v)
         request = request_of(
             ranks,
             q,

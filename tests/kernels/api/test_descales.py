@@ -21,7 +21,7 @@ CONVERSION = "ignore:Conversion of an array with ndim > 0:DeprecationWarning"
 pytestmark = [pytest.mark.triton_free, pytest.mark.filterwarnings(CONVERSION)]
 
 REFERENCE = Dispatcher()
-"""Serves the calls in float64, by PyTorch: the plans of the dispatcher under test are to be ours alone."""
+"""BoundCall the calls in float64, by PyTorch: the plans of the dispatcher under test are to be ours alone."""
 
 DTYPES = (torch.float8_e4m3fn, torch.int8)
 SIZES: dict[str, tuple[int, ...]] = {"number": (), "heads": (2,), "batch": (3, 2)}

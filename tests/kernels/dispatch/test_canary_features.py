@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.launches.trial import Trial
-from blocktune.kernels.dispatch.torch_math import gradients_of_mathematics, mathematics
+from blocktune.kernels.dispatch.launches.launch_trial import LaunchTrial
+from blocktune.kernels.dispatch.torch_math import mathematics, mathematics_gradients
 from blocktune.kernels.selection import canary, row_sample
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
@@ -83,7 +83,7 @@ def compared(
 ) -> str | None:
     """The problem of results that PyTorch computes, of another call than that which is compared if there is one."""
     shape = call.shape(*given, direction)
-    trial = Trial.of(shape, *given, call, sums=True)
+    trial = LaunchTrial.of(shape, *given, call, sums=True)
     rows = trial.rows()
     out, lse, *gradients = trial.results[3:]
     computed = computed or call
@@ -95,7 +95,7 @@ def compared(
         own = computed
         if given[0].dtype is torch.float32:
             own = replace(computed, extras=replace(computed.extras, sinks=None))
-        for memory, found in zip(gradients[1:], gradients_of_mathematics(*given, own, gradients[0], None), strict=True):
+        for memory, found in zip(gradients[1:], mathematics_gradients(*given, own, gradients[0], None), strict=True):
             memory.copy_(found)
         spoil(*gradients[1:])
     problem = trial.problem(CONFIG, rows)
@@ -255,7 +255,7 @@ def test_numbers_that_are_not_finite_are_nobodys_fault(direction: Direction) -> 
 
     trial_call = call_of({})
     shape = trial_call.shape(query, key, value, direction)
-    trial = Trial.of(shape, query, key, value, trial_call, sums=True)
+    trial = LaunchTrial.of(shape, query, key, value, trial_call, sums=True)
     rows = trial.rows()
     spoil(*trial.results[3:])
     assert trial.problem(CONFIG, rows) is None
@@ -264,7 +264,7 @@ def test_numbers_that_are_not_finite_are_nobodys_fault(direction: Direction) -> 
 def test_a_trial_without_the_calls_numbers_is_not_compared() -> None:
     given, call = tensors({}, torch.float16), call_of({})
     shape = call.shape(*given, Direction.FORWARD)
-    trial = Trial.of(shape, *given, call, sums=True, compared=False)
+    trial = LaunchTrial.of(shape, *given, call, sums=True, compared=False)
     assert trial.rows() is None
     assert trial.problem(CONFIG, None) is None
     assert canary.counts == {}

@@ -26,8 +26,8 @@ DEPENDENCIES: dict[str, tuple[Any, str]] = {
     "the ladder": (resolver, "climb_down"),
     "the registry": (resolver, "get_kernel"),
     "the kernel's layout": (PlainKernel, "layout_problem"),
-    "memory for a trial": (resolver.Trial, "of"),
-    "the kind of a failure": (resolver.Trial, "kind"),
+    "memory for a trial": (resolver.LaunchTrial, "of"),
+    "the kind of a failure": (resolver.LaunchTrial, "kind"),
     "the first use": (canary, "problem_of"),
     "the explanation": (resolver.Explanation, "of"),
     "the plan": (resolver, "KernelPlan"),
@@ -114,6 +114,6 @@ def test_a_place_that_cannot_be_written_costs_no_call(
 
 
 def test_memory_that_the_call_lacks_is_no_incident(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resolver.Trial, "of", failing(torch.OutOfMemoryError("no memory")))
+    monkeypatch.setattr(resolver.LaunchTrial, "of", failing(torch.OutOfMemoryError("no memory")))
     with pytest.raises(torch.OutOfMemoryError):
         Dispatcher(ListSource())(*tensors(shape_like(32)))

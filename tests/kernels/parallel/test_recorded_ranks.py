@@ -30,7 +30,7 @@ def document(request: pytest.FixtureRequest) -> Any:
     return json.loads(request.param.read_text())
 
 
-def of_call(document: Row, call: tuple[int, int, str]) -> dict[str, Row]:
+def call_values(document: Row, call: tuple[int, int, str]) -> dict[str, Row]:
     ranks, length, direction = call
     return {row["name"]: row for row in measured(document, "together", ranks=ranks, length=length, direction=direction)}
 
@@ -43,7 +43,7 @@ def test_what_is_measured() -> None:
 def test_ranks_are_nearly_as_fast_as_so_many_gpus_alone(document: Row) -> None:
     """Of a million tokens with the backward, the ring alone was measured, not the gather that `auto` takes."""
     for call in calls(document):
-        rows = of_call(document, call)
+        rows = call_values(document, call)
         auto = rows.get(taken(document, *call), rows["ring"])
         assert auto["of_alone"] >= OF_ALONE
         fastest_ms = min(row["ms"] for row in rows.values() if row["name"] in tuple(Schedule))

@@ -9,7 +9,7 @@ from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.steps import Launcher
 from blocktune.kernels.dispatch.call_checks import check_dimensions
-from blocktune.kernels.dispatch.launches.trial import on_its_device
+from blocktune.kernels.dispatch.launches.launch_trial import on_its_device
 from blocktune.kernels.dispatch.obstacles import KERNEL_DEVICE, is_capturing, trace_obstacle
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
 from blocktune.kernels.portable.decode8.append import Append8Launch, append8_obstacle

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.autograd import NOTHING, OfCall, attended
+from blocktune.kernels.dispatch.autograd import NO_VALUES, CallValues, apply_autograd
 from blocktune.kernels.dispatch.graphs.graph_call import BLOCKS, DRAWN, TENSORS, GraphCall
 from blocktune.kernels.dispatch.graphs.ops import INPUTS, LIBRARY
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.launches.results import in_order_of
+from blocktune.kernels.dispatch.launches.results import permute_like
 from blocktune.kernels.dispatch.obstacles import is_transformed, needs_gradients
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.block_mask import BlockMask
@@ -96,8 +96,8 @@ def _attend(
     if needs_gradients(given.get("mask"), given.get("alibi_slopes")):
         _check_biases(given)
         out, sums = mathematics(query, key, value, call.call(all_given, lengths), lse=lse)
-        return in_order_of(query, out), sums
-    out, sums = attended(TracedCall(call, lengths), query, key, value, all_given, NOTHING)
+        return permute_like(query, out), sums
+    out, sums = apply_autograd(TracedCall(call, lengths), query, key, value, all_given, NO_VALUES)
     return out, query.new_empty(0) if sums is None else sums
 
 
@@ -116,7 +116,7 @@ def _check_biases(given: Mapping[str, Tensor]) -> None:
 
 
 class TracedCall:
-    """A call in a graph, in place of `Served`: an op stands for the launch of either direction.
+    """A call in a graph, in place of `KernelCall`: an op stands for the launch of either direction.
 
     Its tensors are all that it has, block masks and seeds as well.
 
@@ -133,18 +133,18 @@ class TracedCall:
         self.layout, self.lse = Layout.HEADS_FIRST, call.lse
 
     def run(
-        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], of_call: OfCall
+        self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], call_values: CallValues
     ) -> tuple[Tensor, Tensor]:
         """Return the output and log-sum-exp without autograd."""
-        del of_call
+        del call_values
         out, lse = self._op("attention_forward")(query, key, value, tensors, self._lengths, self._call.text)
         return out, lse
 
     def gradients(
-        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, of_call: OfCall
+        self, saved: Sequence[Tensor], grad: Tensor, grad_lse: Tensor | None, call_values: CallValues
     ) -> tuple[Tensor, ...]:
-        """Return the gradients of query, key and value, as `Served.gradients` does."""
-        del of_call
+        """Return the gradients of query, key and value, as `KernelCall.gradients` does."""
+        del call_values
         (query, key, value, out, lse), tensors = saved[:5], saved[5:]
         results, asked = (out, lse, grad, grad_lse), (tensors, self._lengths, self._call.text)
         dq, dk, dv = self._op("attention_backward")(query, key, value, *results, *asked)

@@ -7,19 +7,19 @@ from weakref import WeakValueDictionary
 
 from torch import Tensor
 
-from blocktune.kernels.dispatch.autograd import Served
+from blocktune.kernels.dispatch.autograd import KernelCall
 from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.ways import Ways
+from blocktune.kernels.dispatch.fast_path import FastPath
 from blocktune.kernels.values.errors import UsageError
 
-Remember = Callable[[Ways, Served], None]
-"""Leaves a short way to what serves a call."""
+Remember = Callable[[FastPath, KernelCall], None]
+"""Adds a bound call to the fast path."""
 
 
 class GraphEngine(Protocol):
     """What the ops of a graph ask of an `Engine`."""
 
-    def way(self, options: tuple[Any, ...], *tensors: Tensor | None) -> Served | None: ...
+    def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None: ...
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool, remember: Remember | None
@@ -44,7 +44,7 @@ _engines: "WeakValueDictionary[int, GraphEngine]" = WeakValueDictionary()
 _numbers = count()
 
 
-def registered(engine: GraphEngine) -> int:
+def register_engine(engine: GraphEngine) -> int:
     """Return the number by which graphs of this process name the engine. The first one is the default dispatcher's, in
     every process, so that graphs of it can be exported."""
     number = next(_numbers)

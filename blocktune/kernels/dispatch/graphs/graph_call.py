@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from blocktune.kernels.dispatch.autograd import NOTHING, OfCall
+from blocktune.kernels.dispatch.autograd import NO_VALUES, CallValues
 from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call
 from blocktune.kernels.values.block_mask import BlockMask
 
@@ -56,11 +56,11 @@ class GraphCall:
         lists = {name: tuple(value) for name, value in values.items() if type(value) is list}
         return cls(**values | lists)
 
-    def parts(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], OfCall]:
+    def parts(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], CallValues]:
         """Return the tensors of the call's extras, and what else of the tensors is its own."""
         named = self.tensors
         if not named or named[-1] in EXTRA_TENSORS:
-            return tensors, NOTHING
+            return tensors, NO_VALUES
         by_name = dict(zip(named, tensors, strict=True))
         blocks, drawn = by_name.pop(BLOCKS, None), by_name.pop(DRAWN, None)
         seed, offset = (0, 0) if drawn is None else drawn.tolist()
@@ -70,7 +70,7 @@ class GraphCall:
         return None if blocks is None else BlockMask(*self.block_sizes, blocks)
 
     def guarded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors whose kind decides how the call is served."""
+        """Return the tensors whose kind decides how the call is bound."""
         return tensors[:-1] if DRAWN in self.tensors else tensors
 
     def call(self, tensors: Sequence[Tensor], lengths: Sequence[int] | None) -> Call:

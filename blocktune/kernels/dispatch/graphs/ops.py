@@ -28,8 +28,8 @@ from blocktune.kernels.dispatch.graphs.graph_call import graph_call
 from blocktune.kernels.dispatch.launches.results import empty_output, new_gradients
 
 if TYPE_CHECKING:
-    from blocktune.kernels.dispatch.autograd import Served
-    from blocktune.kernels.dispatch.ways import Ways
+    from blocktune.kernels.dispatch.autograd import KernelCall
+    from blocktune.kernels.dispatch.fast_path import FastPath
 
 LIBRARY = torch.library.Library("blocktune", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -46,10 +46,10 @@ def _forward(
     asked = graph_call(text)
     engine, options = engine_of(asked.dispatcher), _options("forward", lengths, text)
     kinds = query, key, value, *asked.guarded(tensors)
-    served = engine.way(options, *kinds)
-    if served is not None:
-        extras, of_call = asked.parts(tensors)
-        return served.run(query, key, value, extras, of_call)
+    bound = engine.find_call(options, *kinds)
+    if bound is not None:
+        extras, call_values = asked.parts(tensors)
+        return bound.run(query, key, value, extras, call_values)
     call, remember = asked.call(tensors, lengths), _remember(options, kinds)
     return engine.forward(query, key, value, call, lse=asked.lse, remember=remember)
 
@@ -61,21 +61,21 @@ def _backward(
     asked = graph_call(text)
     engine, options = engine_of(asked.dispatcher), _options("backward", lengths, text)
     kinds = query, key, value, *asked.guarded(tensors)
-    served = engine.way(options, *kinds)
-    if served is not None:
-        extras, of_call = asked.parts(tensors)
-        return served.gradients((query, key, value, out, lse, *extras), grad, grad_lse, of_call)
+    bound = engine.find_call(options, *kinds)
+    if bound is not None:
+        extras, call_values = asked.parts(tensors)
+        return bound.gradients((query, key, value, out, lse, *extras), grad, grad_lse, call_values)
     call, remember = asked.call(tensors, lengths), _remember(options, kinds)
     return engine.backward(query, key, value, out, lse, grad, call, grad_lse=grad_lse, remember=remember)
 
 
 def _options(op: str, lengths: Sequence[int] | None, text: str) -> tuple[Any, ...]:
-    """Return the options of the short way to what serves an op."""
+    """Return the options by which the fast path knows an op."""
     return op, text, None if lengths is None else tuple(lengths)
 
 
-def _remember(options: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Callable[["Ways", "Served"], None]:
-    return lambda ways, served: ways.add(options, tensors, served)
+def _remember(options: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Callable[["FastPath", "KernelCall"], None]:
+    return lambda fast_path, bound: fast_path.add(options, tensors, bound)
 
 
 def _fake_forward(

@@ -26,13 +26,13 @@ from blocktune.kernels.dispatch.obstacles import is_transformed, layout_obstacle
 from blocktune.kernels.dispatch.sdpa_arguments import (
     SdpaArguments,
     call_arguments,
-    converted,
+    convert,
     options_obstacle,
-    rescaled,
+    rescale,
     scale_of,
     type_obstacle,
 )
-from blocktune.kernels.dispatch.torch_attention import by_pytorch, sound_attention
+from blocktune.kernels.dispatch.torch_attention import call_sdpa, sound_attention
 from blocktune.kernels.values.errors import UsageError
 
 
@@ -53,7 +53,7 @@ def traced_attention(
     Raises:
         UsageError: key and value differ in length, dropout_p is outside [0, 1], or the mask has a wrong type or shape.
     """
-    is_usual = (  # all in one place, by names that are there anyway
+    is_usual = (  # in one expression on local names: Dynamo traces it, and an eager call pays for every lookup
         type(query) is Tensor
         and type(key) is Tensor
         and type(value) is Tensor
@@ -81,11 +81,11 @@ def _unusual(given: SdpaArguments) -> Tensor | None:
     query, key, value, *_ = given
     if type_obstacle(given) is not None:
         if _differ_in_length(key, value):  # without keys PyTorch says what it has against the types
-            by_pytorch(SdpaArguments(query, key[..., :0, :], value[..., :0, :], *given[3:]))
+            call_sdpa(SdpaArguments(query, key[..., :0, :], value[..., :0, :], *given[3:]))
         _check_lengths(key, value)
-        return by_pytorch(given)
+        return call_sdpa(given)
     _check_lengths(key, value)
-    given = converted(given)
+    given = convert(given)
     if _stays_pytorchs(given) or options_obstacle(given) is not None:
         return sound_attention(given)
     if given.attn_mask is not None:
@@ -104,7 +104,7 @@ def _attention(*arguments: Any) -> Tensor:
     """
     given, dispatcher = SdpaArguments(*arguments[:-1]), arguments[-1]
     _check_lengths(given.key, given.value)
-    given = converted(rescaled(given))
+    given = convert(rescale(given))
     query, key, value, attn_mask, *_ = given
     if is_transformed() or _stays_pytorchs(given):
         return sound_attention(given)

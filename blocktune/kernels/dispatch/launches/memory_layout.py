@@ -23,7 +23,7 @@ def fits_layout(tensor: Tensor, layout: MemoryLayout) -> bool:
     return strides == layout[0] and aligned >= layout[1]
 
 
-def laid_out_anew(tensor: Tensor, layout: MemoryLayout) -> Tensor:
+def copy_to_layout(tensor: Tensor, layout: MemoryLayout) -> Tensor:
     """Return a copy with this layout. Where one element serves all in the layout, all elements are the same."""
     strides, _ = layout
     own = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)]

@@ -9,7 +9,7 @@ from torch import Tensor
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.launches.layout import Layout
-from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, is_given, laid_out_anew, memory_layout
+from blocktune.kernels.dispatch.launches.memory_layout import copy_to_layout, fits_layout, is_given, memory_layout
 from blocktune.kernels.dispatch.launches.results import new_gradients, new_results
 from blocktune.kernels.dispatch.sdpa_arguments import SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
@@ -53,7 +53,7 @@ class KernelPlan:
         """Return query, key, value, output and the tensors of the extras with the layout that the plan was made for:
         what a user's hooks have saved and restored may be laid out in any way."""
         return tuple(
-            tensor if fits_layout(tensor, layout) else laid_out_anew(tensor, layout)
+            tensor if fits_layout(tensor, layout) else copy_to_layout(tensor, layout)
             for tensor, layout in zip(tensors, self._layouts, strict=True)
         )
 
@@ -110,7 +110,7 @@ class KernelPlan:
 
 
 class TorchPlan:
-    """PyTorch computes the calls. `ByTorch` counts those of `attention` that have no mask."""
+    """PyTorch computes the calls. `TorchCall` counts those of `attention` that have no mask."""
 
     __slots__ = ("calls", "explanation")
 
@@ -122,8 +122,8 @@ class TorchPlan:
 Plan = KernelPlan | TorchPlan
 
 
-class ByTorch:
-    """Calls of one kind without a mask, served by PyTorch's attention with these options."""
+class TorchCall:
+    """Calls of one kind without a mask, bound by PyTorch's attention with these options."""
 
     __slots__ = ("_layout", "_options", "_plan")
     drops = False  # PyTorch draws the pairs itself
@@ -133,7 +133,7 @@ class ByTorch:
         self._options = options[3:]  # the tensors are not kept
         self._layout = Layout.HEADS_FIRST
 
-    def laid_out(self, layout: Layout) -> "ByTorch":
+    def with_layout(self, layout: Layout) -> "TorchCall":
         """Return the same calls with tensors of another layout."""
         other = copy(self)
         other._layout = layout
@@ -141,9 +141,9 @@ class ByTorch:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
-        query, key, value = self._layout.inside(query, key, value)
+        query, key, value = self._layout.to_heads_first(query, key, value)
         out = torch_attention(SdpaArguments(query, key, value, *self._options))
-        return self._layout.outside(out), None
+        return self._layout.from_heads_first(out), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:

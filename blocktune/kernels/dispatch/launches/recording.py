@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from blocktune.kernels.base.direct_launch import DirectLaunch, recorder
 from blocktune.kernels.dispatch.launches.memory import new_like
-from blocktune.kernels.dispatch.launches.replay import Find, Known, Repeated, Replay
+from blocktune.kernels.dispatch.launches.replay import FindTensors, KernelReplay, KnownAddresses, LaunchReplay
 
 
 class Recording:
@@ -25,10 +25,10 @@ class Recording:
     """
 
     def __init__(self, inputs: Sequence[Tensor | None]) -> None:
-        self._known = Known({id(tensor): place for place, tensor in enumerate(inputs) if tensor is not None})
+        self._known = KnownAddresses({id(tensor): place for place, tensor in enumerate(inputs) if tensor is not None})
         self._launches: list[tuple[DirectLaunch, Sequence[Any]]] = []
         self._devices: set[int] = set()
-        self._finds: list[Find] = []
+        self._finds: list[FindTensors] = []
         self._found: list[Tensor] = []
         self._operators, self._expected = _Operators(), 0
         self._started = 0
@@ -58,8 +58,8 @@ class Recording:
         self._launches.append((launch, values))
         self._devices.add(torch._C._cuda_getDevice())
 
-    def found(self, tensors: tuple[Tensor, ...], find: Find) -> None:
-        """Note tensors that are kept for the current stream: each launch finds those of its own."""
+    def found(self, tensors: tuple[Tensor, ...], find: FindTensors) -> None:
+        """Record scratch tensors of the current stream; a replay looks them up for its own stream."""
         self._known.kept |= {id(tensor): len(self._found) + n for n, tensor in enumerate(tensors)}
         self._found += tensors
         self._finds.append(find)
@@ -69,17 +69,17 @@ class Recording:
         if self._known.memory is None:
             self._known.memory, self._expected = memory, 1
 
-    def replay(self) -> Replay | None:
+    def replay(self) -> LaunchReplay | None:
         """Return what starts the same kernels again; None where they are not all that was done."""
         whole = self._operators.count == self._expected and len(self._launches) == self._started
         if not whole or len(self._devices) != 1:
             return None
         try:
-            launches = [Repeated(self._known, launch, values) for launch, values in self._launches]
+            launches = [KernelReplay(self._known, launch, values) for launch, values in self._launches]
         except KeyError:  # a tensor that is neither given nor kept
             return None
         memory = self._known.memory
-        return Replay(launches, None if memory is None else new_like(memory), self._finds, *self._devices)
+        return LaunchReplay(launches, None if memory is None else new_like(memory), self._finds, *self._devices)
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[misc]

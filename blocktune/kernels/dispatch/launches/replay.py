@@ -13,11 +13,11 @@ from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, 
 MAX_KEPT = 256
 """Sets of addresses whose arguments are kept: those of the layers of a model, some times over."""
 
-Find = Callable[[], tuple[Tensor, ...]]
+FindTensors = Callable[[], tuple[Tensor, ...]]
 """Finds the tensors that are kept for the current stream."""
 
 
-class Known:
+class KnownAddresses:
     """What the addresses of a launch belong to.
 
     places: of the inputs, by id. kept: of the tensors that are found for a stream, by id. memory: the workspace.
@@ -31,7 +31,7 @@ class Known:
         self.memory: Tensor | None = None
 
 
-class Repeated:
+class KernelReplay:
     """One kernel of a replay: all arguments of its launcher, and where addresses are put in.
 
     inputs, described: (place, which input), as an address or as an encoded descriptor. parts, described_parts: (place,
@@ -44,7 +44,7 @@ class Repeated:
 
     __slots__ = ("described", "described_parts", "inputs", "kept", "launch_in_c", "parts", "template", "words")
 
-    def __init__(self, known: Known, launch: DirectLaunch, values: Sequence[Any]) -> None:
+    def __init__(self, known: KnownAddresses, launch: DirectLaunch, values: Sequence[Any]) -> None:
         self.launch_in_c, self.template = launch.launch_in_c, list(launch.head)
         self.inputs: list[tuple[int, int]] = []
         self.parts: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ class Repeated:
                 self._add_described(known, value, own)
         self.template += launch.rest
 
-    def _add(self, known: Known, value: Any) -> None:
+    def _add(self, known: KnownAddresses, value: Any) -> None:
         place = len(self.template)
         self.template.append(None if isinstance(value, Tensor) else value)
         if type(value) is Part:
@@ -74,7 +74,7 @@ class Repeated:
         elif isinstance(value, Tensor):
             self.inputs.append((place, known.places[id(value)]))
 
-    def _add_described(self, known: Known, value: Any, own: EncodedMaps) -> None:
+    def _add_described(self, known: KnownAddresses, value: Any, own: EncodedMaps) -> None:
         place = len(self.template)
         maps = EncodedMaps(partial(_at, _at(own.describe(value), 0)), own.metadata)
         self.template += own.encoded(value)
@@ -113,7 +113,7 @@ Ready = tuple[Callable[..., None], tuple[Any, ...], Sequence[tuple[int, int]]]
 """A launcher, its arguments, and which of them are words of dropped pairs."""
 
 
-class Replay:
+class LaunchReplay:
     """replay(addresses of the inputs) starts the kernels of a launch again, on the current stream of the device that
     they were recorded on.
 
@@ -123,7 +123,11 @@ class Replay:
     __slots__ = ("_current_device", "_device", "_finds", "_kept", "_launches", "_new", "_stream_of", "runtime")
 
     def __init__(
-        self, launches: Sequence[Repeated], new: Callable[[], Tensor] | None, finds: Sequence[Find], device: int
+        self,
+        launches: Sequence[KernelReplay],
+        new: Callable[[], Tensor] | None,
+        finds: Sequence[FindTensors],
+        device: int,
     ) -> None:
         from triton import knobs
 

@@ -61,7 +61,7 @@ def strides_like(strides: Sequence[int], shape: Sequence[int]) -> tuple[int, ...
     return tuple(dense)
 
 
-def in_order_of(query: Tensor, out: Tensor) -> Tensor:
+def permute_like(query: Tensor, out: Tensor) -> Tensor:
     """Return the output with the dimension order of the query, without writing to memory: a transform may be
     watching."""
     strides = strides_like(query.stride(), out.shape)
@@ -71,6 +71,6 @@ def in_order_of(query: Tensor, out: Tensor) -> Tensor:
     return out.permute(order).contiguous().permute([order.index(dim) for dim in range(out.dim())])
 
 
-def laid_out(tensor: Tensor, like: Tensor) -> Tensor:
+def with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
     """Return the tensor with the strides of `like`."""
     return tensor if tensor.stride() == like.stride() else like.copy_(tensor)

@@ -152,7 +152,7 @@ def test_a_checkpoint_may_be_computed_again_the_short_way(kernels: Kernels, entr
     leaves = [tensor.transpose(1, 2).detach().requires_grad_() for tensor in inputs()]
     attend = partial(entry, softcap=2.0, dispatcher=dispatcher)
     right = attend(*leaves)
-    dispatcher.resolver.ways.clear()
+    dispatcher.resolver.fast_path.clear()
     out = checkpoint(attend, *leaves, use_reentrant=False)
     grad = torch.randn_like(out)
     got, expected = (torch.autograd.grad(one, leaves, grad) for one in (out, right))
@@ -384,7 +384,7 @@ def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, mo
     with pytest.raises(UsageError, match="cannot be captured"):
         dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, dropout_p=0.5, lse=True)
     with monkeypatch.context() as patch:  # PyTorch draws by itself: a generator that is captured says no offset
-        patch.setattr(engine, "drawn", None)
+        patch.setattr(engine, "with_new_seed", None)
         assert dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, dropout_p=0.5)[0].shape == leaves[0].shape
     packed = {"cu_seqlens_q": torch.zeros(2, dtype=torch.int32), "cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}
     doubles = [tensor[:1].double() for tensor in leaves]

@@ -8,7 +8,7 @@ import torch
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import CompileSpec, Launch
 from blocktune.kernels.base.precision import allows_tf32, product_precision
-from blocktune.kernels.dispatch import resolver, ways
+from blocktune.kernels.dispatch import fast_path, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS
@@ -104,7 +104,7 @@ def test_the_short_way_asks_only_for_float32(
 ) -> None:
     dispatcher, tensors = Dispatcher(ListSource()), [torch.randn(1, 4, 32, 64).to(dtype) for _ in range(3)]
     asked: list[bool] = []
-    monkeypatch.setattr(ways, "allows_tf32", lambda: bool(asked.append(True)))
+    monkeypatch.setattr(fast_path, "allows_tf32", lambda: bool(asked.append(True)))
     for _ in range(2):
         dispatcher(*tensors)
     asked.clear()

@@ -14,7 +14,7 @@ from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import resolver, snapshot, torch_attention
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.launches.memory_layout import fits_layout, laid_out_anew, memory_layout
+from blocktune.kernels.dispatch.launches.memory_layout import copy_to_layout, fits_layout, memory_layout
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
@@ -253,12 +253,12 @@ def test_a_mask_for_all_heads_and_one_that_is_expanded_have_one_layout() -> None
     assert fits_layout(expanded, layout)
     restored = expanded.contiguous()  # as a hook brings it back
     assert not fits_layout(restored, layout)
-    again = laid_out_anew(restored, layout)
+    again = copy_to_layout(restored, layout)
     assert fits_layout(again, layout)
     assert torch.equal(again, expanded)
     assert again.untyped_storage().nbytes() <= padding.untyped_storage().nbytes()
     dense = torch.rand(2, 3, 4, 5).transpose(1, 2)
-    assert torch.equal(laid_out_anew(dense.contiguous(), memory_layout(dense)), dense)
+    assert torch.equal(copy_to_layout(dense.contiguous(), memory_layout(dense)), dense)
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.dispatch import resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
-from blocktune.kernels.dispatch.launches import trial
+from blocktune.kernels.dispatch.launches import launch_trial
 from blocktune.kernels.dispatch.resolver import MAX_PLANS
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.fallback import Rung
@@ -138,7 +138,7 @@ def test_lack_of_memory_is_no_fault_of_the_config(kernel: PlainKernel, monkeypat
         raise torch.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(trial, "new_results", exhausted)
+        patch.setattr(launch_trial, "new_results", exhausted)
         dispatcher = Dispatcher(ListSource())
         with pytest.raises(torch.OutOfMemoryError):
             dispatcher(*tensors(SHAPE))

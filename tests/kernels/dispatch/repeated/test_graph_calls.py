@@ -1,4 +1,4 @@
-"""Calls as graphs hold them: a text and few tensors, found again by the short way of eager calls."""
+"""Calls as graphs hold them: a text and few tensors, found again by the fast path of eager calls."""
 
 import math
 from typing import Any

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.launches.recorded import Recorded
+from blocktune.kernels.dispatch.launches.launch_replays import RecordedLaunch
 from tests.support.attention.entry_calls import entry_calls
 from tests.support.fakes import fake_launches
 from tests.support.fakes.dispatch_fakes import ListSource
@@ -107,8 +107,8 @@ def test_a_workspace_lives_until_the_last_kernel_has_started(entry: str, monkeyp
     launches = Launches(workspaces)
     pretend_kernels(monkeypatch, launches)
     monkeypatch.setattr(Recorder, "__getitem__", forgetful)
-    monkeypatch.setattr(Recorded, "known", None)  # the ordinary way, which graphs capture
-    monkeypatch.setattr(Recorded, "launch", lambda self, start, inputs: start())
+    monkeypatch.setattr(RecordedLaunch, "known", None)  # the ordinary way, which graphs capture
+    monkeypatch.setattr(RecordedLaunch, "launch", lambda self, start, inputs: start())
     call, _ = entry_calls("cpu", Dispatcher(ListSource()))[entry]()
     call()
     monkeypatch.setattr(torch, "empty", workspaces.empty)

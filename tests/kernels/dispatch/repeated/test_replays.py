@@ -16,7 +16,7 @@ from blocktune.kernels.base.launch import DIRECT_TRITON, _triton_version
 from blocktune.kernels.base.steps import Workspace, new_memory
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches import replay as replays
-from blocktune.kernels.dispatch.launches.recorded import Recorded, Repeating
+from blocktune.kernels.dispatch.launches.launch_replays import RecordedLaunch, RepeatedLaunch
 from blocktune.kernels.dispatch.launches.recording import Recording
 from blocktune.kernels.hopper.common.persistent_blocks import tile_counter
 from blocktune.kernels.values.dropout import drawn_words, share_kept
@@ -130,17 +130,17 @@ def test_what_is_more_than_known_kernels_is_not_repeated(launch: Callable[[Compi
 
 @pytest.mark.usefixtures("stream")
 def test_a_launch_is_recorded_a_few_times_at_most() -> None:
-    compiled, tensor, recorded = Compiled(0), torch.zeros(4), Recorded(chances=2)
+    compiled, tensor, recorded = Compiled(0), torch.zeros(4), RecordedLaunch(chances=2)
     for launch in (unknown, nothing):
         assert recorded.launch(partial(launch, compiled, tensor), [tensor]) is None
     assert recorded.launch(lambda: kernel(compiled)(tensor), [tensor]) is None
-    assert Recorded().launch(lambda: kernel(compiled)(tensor), [tensor]) is not None
+    assert RecordedLaunch().launch(lambda: kernel(compiled)(tensor), [tensor]) is not None
 
 
 @pytest.mark.usefixtures("stream")
 def test_a_profiler_sees_every_launch() -> None:
     compiled, tensor, hook = Compiled(0), torch.zeros(4), triton.knobs.runtime.launch_enter_hook
-    repeating = Repeating(lambda tensor, number: kernel(compiled)(tensor, number))
+    repeating = RepeatedLaunch(lambda tensor, number: kernel(compiled)(tensor, number))
     repeating(tensor, 7)
     assert repeating.known is not None
     repeating(tensor, 7)
@@ -242,8 +242,8 @@ def test_a_repeated_call_passes_what_the_ordinary_way_passes(entry: str, monkeyp
     def arguments(*, is_known: bool) -> Calls:
         with monkeypatch.context() as patch:
             if not is_known:
-                patch.setattr(Recorded, "known", None)
-                patch.setattr(Recorded, "launch", lambda self, start, inputs: start())
+                patch.setattr(RecordedLaunch, "known", None)
+                patch.setattr(RecordedLaunch, "launch", lambda self, start, inputs: start())
             calls.clear()
             torch.manual_seed(0)  # the same pairs are dropped
             results = call()
@@ -276,7 +276,7 @@ def test_calls_with_dropout_are_repeated_with_new_pairs(monkeypatch: pytest.Monk
     call, _ = entry_calls("cpu", dispatcher)["dropout"]()
     for _ in range(3):
         call()
-    monkeypatch.setattr(Recorded, "launch", None)  # the ordinary way
+    monkeypatch.setattr(RecordedLaunch, "launch", None)  # the ordinary way
     calls.clear()
     for seed in (0, 0, 1):
         torch.manual_seed(seed)

@@ -31,7 +31,7 @@ ONE = torch.ones(2, 1, 4, 16)
 
 
 class Everything(FeatureForward):
-    """Serves caches and trees too, so that nothing but the check stands between a bad call and a launch."""
+    """BoundCall caches and trees too, so that nothing but the check stands between a bad call and a launch."""
 
     features: ClassVar[frozenset[str]] = SERVED | {"cached", "paged", "tree"}
 

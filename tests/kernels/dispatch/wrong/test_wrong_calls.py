@@ -262,7 +262,7 @@ def test_a_wrong_option_leaves_no_plan_that_a_right_one_would_miss(monkeypatch: 
         dispatcher(Q, K, K, is_causal=wrong)
     dispatcher(Q, K, K, is_causal=bool(wrong))
     options = ("scaled_dot_product_attention", 3, 0.0, bool(wrong), None, False)
-    assert dispatcher.resolver.ways.of(options, (Q, K, K)) is not None
+    assert dispatcher.resolver.fast_path.find(options, (Q, K, K)) is not None
 
 
 def test_explaining_such_a_call_says_who_answers_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The short way is taken only by tensors of the kinds that it was left for, with PyTorch's guards and without them."""
+"""The fast path is taken only by tensors of the kinds that it was added for, with PyTorch's guards and without them."""
 
 import warnings
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from blocktune.kernels.dispatch import guards
-from blocktune.kernels.dispatch.ways import MAX_GUARDS, Ways
+from blocktune.kernels.dispatch.fast_path import MAX_GUARDS, FastPath
 from tests.support.fakes.dispatch_fakes import shape_like, tensors
 
 pytestmark = pytest.mark.triton_free
@@ -23,15 +23,15 @@ OPTIONS = ("a call", False, None)
 
 
 class Server:
-    """Serves no calls, but can be found."""
+    """BoundCall no calls, but can be found."""
 
     drops = False
 
-    def __call__(self, *tensors: Any, **of_call: Any) -> tuple[Tensor, None]:
+    def __call__(self, *tensors: Any, **call_values: Any) -> tuple[Tensor, None]:
         raise AssertionError
 
 
-Known = tuple[Ways, Three, Server]
+Known = tuple[FastPath, Three, Server]
 
 
 @pytest.fixture(params=["guards", "keys", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -41,10 +41,10 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kn
         monkeypatch.setattr(guards, "_guards", lambda: None)
     query, key, value = (tensor.to("cuda" if request.param == "cuda" else "cpu") for tensor in tensors(SHAPE))
     arguments = query, key, value
-    ways, served = Ways(), Server()
-    ways.add(OPTIONS, arguments, served)
-    assert ways.of(OPTIONS, arguments) is served
-    return ways, arguments, served
+    fast_path, served = FastPath(), Server()
+    fast_path.add(OPTIONS, arguments, served)
+    assert fast_path.find(OPTIONS, arguments) is served
+    return fast_path, arguments, served
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,18 @@ def known(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kn
 def test_a_state_of_pytorch_is_asked_for_in_every_call(
     known: Known, state: Callable[[str], AbstractContextManager[Any]]
 ) -> None:
-    ways, arguments, served = known
+    fast_path, arguments, served = known
     with state(arguments[0].device.type):
-        assert ways.of(OPTIONS, arguments) is None
-    assert ways.of(OPTIONS, arguments) is served
+        assert fast_path.find(OPTIONS, arguments) is None
+    assert fast_path.find(OPTIONS, arguments) is served
 
 
 def test_transforms_and_tracers_are_asked_for_in_every_call(known: Known) -> None:
-    ways, arguments, _ = known
+    fast_path, arguments, _ = known
     seen: list[Any] = []
 
     def ask(tensor: Tensor) -> Tensor:
-        seen.append(ways.of(OPTIONS, arguments))
+        seen.append(fast_path.find(OPTIONS, arguments))
         return tensor
 
     torch.vmap(ask)(torch.zeros(3))
@@ -100,64 +100,64 @@ def test_transforms_and_tracers_are_asked_for_in_every_call(known: Known) -> Non
 def test_what_a_plan_relies_on_is_asked_of_every_tensor(
     known: Known, place: int, change: Callable[[Tensor], Tensor]
 ) -> None:
-    ways, arguments, served = known
+    fast_path, arguments, served = known
     changed = list(arguments)
     changed[place] = change(arguments[place])
-    assert ways.of(OPTIONS, changed) is None
-    assert ways.of(OPTIONS, arguments) is served
+    assert fast_path.find(OPTIONS, changed) is None
+    assert fast_path.find(OPTIONS, arguments) is served
 
 
 def test_options_count_and_gradients_where_they_are_recorded(known: Known) -> None:
-    ways, (query, key, value), served = known
-    assert ways.of(("a call", True, None), (query, key, value)) is None
-    assert ways.of(OPTIONS, (query, key, value, None)) is None
+    fast_path, (query, key, value), served = known
+    assert fast_path.find(("a call", True, None), (query, key, value)) is None
+    assert fast_path.find(OPTIONS, (query, key, value, None)) is None
     query.requires_grad_()
     recorded = Server()
-    ways.add(OPTIONS, (query, key, value), recorded)
-    assert ways.of(OPTIONS, (query, key, value)) is recorded
+    fast_path.add(OPTIONS, (query, key, value), recorded)
+    assert fast_path.find(OPTIONS, (query, key, value)) is recorded
     with torch.no_grad():
-        assert ways.of(OPTIONS, (query, key, value)) is None
-        assert ways.of(OPTIONS, (query.detach(), key, value)) is served
-    ways.clear()
-    assert ways.of(OPTIONS, (query.detach(), key, value)) is None
+        assert fast_path.find(OPTIONS, (query, key, value)) is None
+        assert fast_path.find(OPTIONS, (query.detach(), key, value)) is served
+    fast_path.clear()
+    assert fast_path.find(OPTIONS, (query.detach(), key, value)) is None
 
 
 @pytest.mark.parametrize("kinds", [2, 3 * MAX_GUARDS])
 def test_kinds_that_take_turns_are_told_apart(known: Known, kinds: int) -> None:
-    ways, (query, key, value), served = known
+    fast_path, (query, key, value), served = known
     calls = {Server(): (query[:, :, :length].clone(), key, value) for length in range(1, kinds)}
     for other, given in calls.items():
-        ways.add(OPTIONS, given, other)
+        fast_path.add(OPTIONS, given, other)
     for _ in range(3):
-        assert ways.of(OPTIONS, (query, key, value)) is served
-        assert [ways.of(OPTIONS, given) for given in calls.values()] == list(calls)
-    assert all(len(guarded) <= MAX_GUARDS for guarded in ways._guarded.values())
+        assert fast_path.find(OPTIONS, (query, key, value)) is served
+        assert [fast_path.find(OPTIONS, given) for given in calls.values()] == list(calls)
+    assert all(len(guarded) <= MAX_GUARDS for guarded in fast_path._guarded.values())
 
 
 def test_memory_that_is_not_aligned_is_a_kind_of_its_own(known: Known) -> None:
-    ways, (query, key, value), served = known
+    fast_path, (query, key, value), served = known
     other, offset = Server(), query.new_empty(query.numel() + 1)[1:].view(query.shape)
-    ways.add(OPTIONS, (offset, key, value), other)
+    fast_path.add(OPTIONS, (offset, key, value), other)
     with torch.no_grad():  # which counts where a tensor requires a gradient
-        assert ways.of(OPTIONS, (offset, key, value)) is other
+        assert fast_path.find(OPTIONS, (offset, key, value)) is other
     for _ in range(2):
-        assert ways.of(OPTIONS, (offset, key, value)) is other
-        assert ways.of(OPTIONS, (query, key, value)) is served
+        assert fast_path.find(OPTIONS, (offset, key, value)) is other
+        assert fast_path.find(OPTIONS, (query, key, value)) is served
 
 
 def test_one_tensor_in_several_places_and_inference_mode(known: Known) -> None:
-    ways, (query, key, value), served = known
+    fast_path, (query, key, value), served = known
     same, made_there = Server(), Server()
-    ways.add(OPTIONS, (query, query, value), same)
+    fast_path.add(OPTIONS, (query, query, value), same)
     with torch.inference_mode():
         made = query.clone()
-        ways.add(OPTIONS, (made, key, value), made_there)
+        fast_path.add(OPTIONS, (made, key, value), made_there)
     for _ in range(2):
-        assert ways.of(OPTIONS, (query, query, value)) is same
-        assert ways.of(OPTIONS, (query, value, value)) is None
+        assert fast_path.find(OPTIONS, (query, query, value)) is same
+        assert fast_path.find(OPTIONS, (query, value, value)) is None
         with torch.inference_mode():
-            assert ways.of(OPTIONS, (made, key, value)) is made_there
-        assert ways.of(OPTIONS, (query, key, value)) is served
+            assert fast_path.find(OPTIONS, (made, key, value)) is made_there
+        assert fast_path.find(OPTIONS, (query, key, value)) is served
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -165,7 +165,7 @@ def test_this_pytorch_has_the_guards(device: str) -> None:
     """Without them everything works, but takes twice as long."""
     assert guards._guards() is not None
     query, key, value = (tensor.to(device) for tensor in tensors(SHAPE))
-    guard = guards.guard_of(query, key, value)
+    guard = guards.make_guard(query, key, value)
     assert guard(query, key, value)
     assert guard(query.clone(), key.clone(), value.clone())
     assert not guard(query, query, value)
@@ -173,7 +173,7 @@ def test_this_pytorch_has_the_guards(device: str) -> None:
 
 def test_tensors_without_strides_are_asked_for_none(known: Known) -> None:
     """PyTorch's guards end the process when a tensor refuses to tell its strides."""
-    ways, arguments, served = known
+    fast_path, arguments, served = known
     entries = [torch.randn(4, length, 64) for length in (3, 5)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some of these are called a prototype
@@ -184,8 +184,8 @@ def test_tensors_without_strides_are_asked_for_none(known: Known) -> None:
         for place in range(3):
             changed = list(arguments)
             changed[place] = strange
-            assert ways.of(OPTIONS, changed) is None
-            assert ways.of(OPTIONS, arguments) is served
+            assert fast_path.find(OPTIONS, changed) is None
+            assert fast_path.find(OPTIONS, arguments) is served
 
 
 def test_guards_that_answer_otherwise_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""On a GPU: the second call of a kind launches the short way, and computes what PyTorch computes."""
+"""On a GPU: the second call of a kind launches by the fast path, and computes what PyTorch computes."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,7 +62,7 @@ def forbid_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a call of a known kind took the long way")
 
     monkeypatch.setattr(Call, "of", long_way)
-    monkeypatch.setattr(Call, "place", long_way)
+    monkeypatch.setattr(Call, "plan_key", long_way)
 
 
 @pytest.mark.parametrize("seqlen", [128, 200])

@@ -12,12 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch.guards import Guard, guard_of
+from blocktune.kernels.dispatch.guards import Guard, make_guard
 from blocktune.kernels.dispatch.kinds import ALIGNMENT_BYTES
 from blocktune.kernels.dispatch.launches.memory import new_like
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.launches.recording import Recording
-from blocktune.kernels.dispatch.launches.replay import Replay, is_hooked
+from blocktune.kernels.dispatch.launches.replay import LaunchReplay, is_hooked
 from blocktune.kernels.dispatch.obstacles import is_capturing
 
 CHANCES = 3
@@ -30,7 +30,7 @@ _misaligned = (ALIGNMENT_BYTES - 1).__and__
 """Returns by how much an address, or 0, is off."""
 
 
-class Recorded:
+class RecordedLaunch:
     """A launch of one kind, recorded until it can be repeated.
 
     Args:
@@ -41,15 +41,15 @@ class Recorded:
 
     def __init__(self, chances: int = CHANCES) -> None:
         self._chances = chances
-        self._replay: Replay | None = None
+        self._replay: LaunchReplay | None = None
 
     @property
-    def known(self) -> Replay | None:
+    def known(self) -> LaunchReplay | None:
         """What repeats the launch, unless it is not known, or a profiler watches kernels."""
         replay = self._replay
         return None if replay is None or is_hooked(replay.runtime) else replay
 
-    def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> Replay | None:
+    def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> LaunchReplay | None:
         """Launch the ordinary way, and return what repeats it if this launch has shown that.
 
         Args:
@@ -65,7 +65,7 @@ class Recorded:
         return recording.replay()
 
 
-class Repeating(Recorded):
+class RepeatedLaunch(RecordedLaunch):
     """launch(*tensors, number), repeated as soon as that is known; the number is the same in every call.
 
     Args:
@@ -87,7 +87,7 @@ class Repeating(Recorded):
             replay(tuple(map(address_of, given)))
 
 
-class Forward(Recorded):
+class ForwardReplay(RecordedLaunch):
     """The launch of the forward of calls of a kind, and what makes memory for its results."""
 
     __slots__ = ("_new_lse", "_new_out", "_plan")
@@ -96,14 +96,14 @@ class Forward(Recorded):
         super().__init__(chances)
         self._plan = plan
 
-    def learn(self, replay: Replay, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
+    def learn(self, replay: LaunchReplay, out: Tensor, lse: Tensor | None, *, packed: bool) -> None:
         """Repeat calls like this one from now on; out is as the entry point returns it."""
         self._new_out = new_like(out, 0.0 if packed else None)
         self._new_lse = None if lse is None else new_like(lse, float("-inf") if packed else None)
         self._replay = replay  # last: other threads take it as soon as it is there
 
-    def again(
-        self, replay: Replay, given: tuple[Tensor, ...], tensors: Sequence[Tensor], words: Sequence[int]
+    def replay(
+        self, replay: LaunchReplay, given: tuple[Tensor, ...], tensors: Sequence[Tensor], words: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and log-sum-exp of another call.
 
@@ -122,7 +122,7 @@ class Forward(Recorded):
         return out, lse
 
 
-class Backward(Recorded):
+class BackwardReplay(RecordedLaunch):
     """The launch of the backward of calls of a kind, for tensors that pass a guard: autograd chooses the layout of the
     output's gradient, and what a user's hooks have saved and restored may be laid out in any way.
 
@@ -137,12 +137,12 @@ class Backward(Recorded):
         self._plan = plan
         self._guard = _guard_of_distinct(tensors)
 
-    def learn(self, replay: Replay, gradients: Sequence[Tensor], *, packed: bool) -> None:
+    def learn(self, replay: LaunchReplay, gradients: Sequence[Tensor], *, packed: bool) -> None:
         """Repeat calls like this one from now on; the gradients are as the entry point returns them."""
         self._new = tuple([new_like(one, 0.0 if packed else None) for one in gradients])
         self._replay = replay
 
-    def again(self, tensors: tuple[Tensor, ...], words: Sequence[int]) -> tuple[Tensor, ...] | None:
+    def replay(self, tensors: tuple[Tensor, ...], words: Sequence[int]) -> tuple[Tensor, ...] | None:
         """Return the gradients of query, key and value, the first of the tensors, the last of which is the gradient of
         the output; None where these are others than those that were recorded.
 
@@ -166,7 +166,7 @@ def _guard_of_distinct(tensors: Sequence[Tensor]) -> Guard:
     """Return a guard of tensors, some of which may be one, that looks at each once: guards pass no tensor twice."""
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     if len(places) == len(tensors):
-        return guard_of(*tensors)
+        return make_guard(*tensors)
     distinct = itemgetter(*places.values())
-    guard = guard_of(*distinct(tensors))
+    guard = make_guard(*distinct(tensors))
     return lambda *given: guard(*distinct(given))

@@ -1,4 +1,4 @@
-"""The short way to what serves a call: the second call of a kind takes it, and nothing of another kind does."""
+"""The fast path: the second call of a kind takes it, and nothing of another kind does."""
 
 import gc
 import threading
@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from blocktune.kernels.api.block_sparse import block_sparse_attention
 from blocktune.kernels.api.flash_attn import flash_attn_func
-from blocktune.kernels.dispatch import guards, ways
+from blocktune.kernels.dispatch import fast_path, guards
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.values.block_mask import BlockMask
@@ -105,7 +105,7 @@ def test_the_second_call_of_a_kind_computes_the_same_without_a_look_up(
     bind(dispatcher)(*make())
     wanted = gradients_of(long, second)
     monkeypatch.setattr(Call, "of", no_call)
-    monkeypatch.setattr(Call, "place", no_call)
+    monkeypatch.setattr(Call, "plan_key", no_call)
     torch.testing.assert_close(gradients_of(bind(dispatcher), second), wanted)
     assert (kernels[0].seen[-1][1].mask is not None) == ("mask" in kind)
 
@@ -118,10 +118,10 @@ def known(kernels: Kernels) -> Known:
     """A dispatcher that has served a masked call, a look-up by other tensors, and the tensors."""
     dispatcher, tensors = Dispatcher(ListSource()), [*three(), mask()]
     dispatcher(*tensors)
-    (options,) = dispatcher._resolver.ways._guarded
+    (options,) = dispatcher._resolver.fast_path._guarded
 
     def look_up(*others: Tensor | None) -> Any:
-        return dispatcher.way(options, *others)
+        return dispatcher.find_call(options, *others)
 
     assert look_up(*tensors) is not None
     return dispatcher, look_up, tensors
@@ -191,13 +191,13 @@ def test_transforms_are_looked_at_in_every_call(known: Known) -> None:
 def test_deterministic_gradients_have_ways_of_their_own(kernels: Kernels) -> None:
     dispatcher, leaves = Dispatcher(ListSource()), three(grad=True)
     dispatcher(*leaves)
-    (options,) = dispatcher.resolver.ways._guarded
+    (options,) = dispatcher.resolver.fast_path._guarded
     torch.use_deterministic_algorithms(True)
     try:
-        assert dispatcher.way(options, *leaves) is None
+        assert dispatcher.find_call(options, *leaves) is None
     finally:
         torch.use_deterministic_algorithms(False)
-    assert dispatcher.way(options, *leaves) is not None
+    assert dispatcher.find_call(options, *leaves) is not None
 
 
 def test_another_precision_has_ways_of_its_own(known: Known) -> None:
@@ -221,7 +221,7 @@ def test_a_tensor_in_two_places_is_another_kind_than_two_tensors(kernels: Kernel
     for _ in range(2):
         for leaves in ([query, key, value], [query, key, key]):
             torch.testing.assert_close(dispatcher(*leaves), sdpa(*leaves))
-    assert len(dispatcher._resolver.ways) == 2
+    assert len(dispatcher._resolver.fast_path) == 2
 
 
 def test_values_of_a_mask_are_those_of_the_call(kernels: Kernels) -> None:
@@ -232,7 +232,7 @@ def test_values_of_a_mask_are_those_of_the_call(kernels: Kernels) -> None:
             gradients_of(with_mask(dispatcher), [*leaves, seen]),
             gradients_of(lambda q, k, v, m: sdpa(q, k, v, m), [*leaves, seen]),
         )
-    assert len(dispatcher._resolver.ways) == 1
+    assert len(dispatcher._resolver.fast_path) == 1
 
 
 def test_tensors_of_a_call_are_not_kept(kernels: Kernels) -> None:
@@ -244,7 +244,7 @@ def test_tensors_of_a_call_are_not_kept(kernels: Kernels) -> None:
     del leaves, seen
     gc.collect()
     assert [reference() for reference in forgotten] == [None] * 4
-    assert len(dispatcher._resolver.ways) == 1
+    assert len(dispatcher._resolver.fast_path) == 1
 
 
 def test_a_block_mask_is_the_one_of_the_call(kernels: Kernels) -> None:
@@ -254,7 +254,7 @@ def test_a_block_mask_is_the_one_of_the_call(kernels: Kernels) -> None:
         dense = blocks.to_dense(32, KEYS)
         got = gradients_of(lambda q, k, v, m=blocks: block_sparse_attention(q, k, v, m, dispatcher=dispatcher), leaves)
         torch.testing.assert_close(got, gradients_of(lambda q, k, v, m=dense: sdpa(q, k, v, m), leaves))
-    assert len(dispatcher._resolver.ways) == 1
+    assert len(dispatcher._resolver.fast_path) == 1
 
 
 def test_dropout_draws_other_pairs_in_every_call_and_the_same_after_the_same_seed(kernels: Kernels) -> None:
@@ -277,14 +277,14 @@ def test_a_number_in_a_tensor_may_change_and_has_no_way(kernels: Kernels) -> Non
             flash_attn_func(*leaves, softcap=cap, dispatcher=dispatcher),
             flash_attn_func(*leaves, softcap=value, dispatcher=Dispatcher(ListSource())),
         )
-    assert len(dispatcher._resolver.ways) == 0
+    assert len(dispatcher._resolver.fast_path) == 0
 
 
 def test_a_scale_that_is_not_positive_has_no_way(kernels: Kernels) -> None:
     dispatcher, leaves, seen = Dispatcher(ListSource()), three(), mask()
     for _ in range(2):
         torch.testing.assert_close(dispatcher(*leaves, seen, scale=-0.3), sdpa(*leaves, seen, scale=-0.3))
-    assert len(dispatcher._resolver.ways) == 0
+    assert len(dispatcher._resolver.fast_path) == 0
 
 
 def test_one_is_not_true(kernels: Kernels) -> None:
@@ -295,12 +295,12 @@ def test_one_is_not_true(kernels: Kernels) -> None:
 
 
 def test_ways_do_not_pile_up(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ways, "MAX_WAYS", 3)
+    monkeypatch.setattr(fast_path, "MAX_ENTRIES", 3)
     dispatcher = Dispatcher(ListSource())
     for width in range(2, 12):
         dispatcher(*three(), scale=width / 10, attn_mask=mask())
         dispatcher(*three(queries=width), torch.rand(width, KEYS) > 0.2)
-        assert len(dispatcher._resolver.ways) <= 3
+        assert len(dispatcher._resolver.fast_path) <= 3
 
 
 def test_without_guards_ways_are_found_as_well(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +330,7 @@ def test_threads_share_the_ways(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_checkpoint_of_plain_rows_finds_the_tensors_of_the_first_call(kernels: Kernels, causal: bool) -> None:
-    """The first call of a kind and those that come the short way save tensors of the same sizes."""
+    """The first call of a kind and those by the fast path save tensors of the same sizes."""
     dispatcher, leaves = Dispatcher(ListSource()), square(grad=True)
     dispatcher(*(leaf.transpose(1, 2) for leaf in leaves), is_causal=causal)  # resolves the plans
     attend = flash(dispatcher, causal=causal)

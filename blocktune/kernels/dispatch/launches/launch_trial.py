@@ -18,7 +18,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class LaunchTrial:
     """A call that configs are tried with.
 
     shape: of one direction. arguments: all of a launch without sinks: query, key, value and output, then what this
@@ -34,7 +34,7 @@ class Trial:
     def of(
         cls, shape: AttentionShape, query: Tensor, key: Tensor, value: Tensor, call: Call, *, sums: bool,
         compared: bool = True,
-    ) -> "Trial":  # fmt: skip
+    ) -> "LaunchTrial":  # fmt: skip
         """Return the trial of a call, with memory of its own. sums: a forward leaves the log-sum-exp."""
         packed, is_backward = call.features.varlen, shape.direction is Direction.BACKWARD
         out, lse = new_results(query, value, packed=packed, sums=sums or is_backward)
