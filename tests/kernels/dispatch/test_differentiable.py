@@ -18,7 +18,7 @@ pytestmark = pytest.mark.triton_free
 
 
 @pytest.fixture(params=["fallback", "kernels", "graph"])
-def find_call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """What computes the calls."""
     if request.param == "kernels":
         pretend_features(monkeypatch)

@@ -28,10 +28,10 @@ LOOKUP_ON_ANY_MACHINE_US = 30.0
 
 def looked_up(dispatcher: Dispatcher, arguments: Any) -> Callable[[], Any]:
     """What a call does before its plan runs."""
-    ways = dispatcher.resolver.fast_path
+    fast_path = dispatcher.resolver.fast_path
 
     def look_up() -> Any:
-        return ways.of(("scaled_dot_product_attention", 3, 0.0, False, None, False), arguments)
+        return fast_path.find(("scaled_dot_product_attention", 3, 0.0, False, None, False), arguments)
 
     assert look_up() is not None
     return look_up
