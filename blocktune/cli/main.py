@@ -88,7 +88,7 @@ def tune(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Find, explain, keep and dispatch the fastest block sizes of Triton attention kernels.
+    """Autotune attention and other Triton kernels, and explain the result.
 
     Data goes to stdout, progress and messages go to stderr. Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no
     GPU or driver, 5 database, 7 wrong result, 130 interrupted.

@@ -13,7 +13,7 @@ PART = "summary"
 """The name by which a page asks for it: `<!-- results FILE#summary -->`."""
 
 LENGTHS = (1024, 4096, 16384)
-RIVALS = {BEST: "the fastest peer", **PEERS}
+RIVALS = {BEST: "the fastest rival", **PEERS}
 SHORT = GUESTS | {"fa2": "FA2"}
 
 
@@ -24,7 +24,13 @@ def summary(document: Mapping[str, Any] | None) -> str:
     rows = [BenchRow(row) for row in document["rows"]]
     shown = [row for row in rows if row.shape.seqlen_q in LENGTHS and row.shape.causal is Causal.UPPER_LEFT]
     peers = [name for name in PEERS if any(row.timing(name) for row in shown)]
-    header = ("head_dim", "seqlen", *(SHORT.get(name, PEERS[name]) for name in peers), "blocktune", "over best peer")
+    header = (
+        "head_dim",
+        "seqlen",
+        *(SHORT.get(name, PEERS[name]) for name in peers),
+        "blocktune",
+        "over fastest rival",
+    )
     ordered = sorted(shown, key=lambda row: (row.shape.head_dim, row.place()))
     table = markdown_table(header, (_cells(row, peers) for row in ordered), words=())
     return "\n\n".join((_caption(document, rows[0]), table, means(rows, RIVALS)))
@@ -34,7 +40,7 @@ def _caption(document: Mapping[str, Any], row: BenchRow) -> str:
     return (
         f"{absent(document)}{document['device']['name']}, {document['created_at'][:10]} ({software(document)}), "
         f"{row.shape.dtype}, causal, {REGIMES[document['regime']]}. "
-        "TFLOP/s, and the ratio with its 5th and 95th percentile, and the fastest peer:"
+        "TFLOP/s; the last column is the speedup over the fastest rival, with its 5th and 95th percentile:"
     )
 
 

@@ -22,13 +22,13 @@ NO_LOAD = (
     "No results under sustained load are here yet: those of this file do not say how the GPU worked. `tune bench "
     "--regime sustained --out results/DEVICE-sustained.bench.json` measures them, `make results` shows them."
 )
-HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / best peer")
+HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / fastest rival")
 GUESTS = {"fa3": "FA3", "fa4": "FA4", "flex": PEERS["flex"], "bfloat16": "16 bits"}
 """Contenders that take part where they are installed, or on request."""
 
 BEST = "best"
 RIVALS = {
-    BEST: "the fastest peer",
+    BEST: "the fastest rival",
     **PEERS,
     "default": "the default",
     "paper": "the paper's rule",
@@ -46,7 +46,7 @@ OWN_COLUMNS = (
 )
 MASKS = {Causal.NONE: "full", Causal.UPPER_LEFT: "causal", Causal.LOWER_RIGHT: "causal, lower right"}
 REGIMES = {
-    "burst": "short bursts, in which the card stays cool",
+    "burst": "short bursts (no thermal throttling)",
     "sustained": "sustained load, without a break",
 }
 
@@ -127,12 +127,12 @@ class BenchRow:
 
     @property
     def best_peer(self) -> str | None:
-        """The name of the fastest peer; None where none was timed."""
+        """The name of the fastest rival; None where none was timed."""
         return fastest_peer({name: timing["median_us"] for name in PEERS if (timing := self.timing(name))})
 
     @property
     def over_best(self) -> str:
-        """The tuned config's speed over the fastest peer's, with its 5th and 95th percentile where rounds were paired
+        """The tuned config's speed over the fastest rival's, with its 5th and 95th percentile where rounds were paired
         with that peer, and the peer."""
         name, ratio = self.best_peer, self.ratio(BEST)
         if name is None or ratio is None:
@@ -157,7 +157,7 @@ class BenchRow:
         return theirs["median_us"] / ours["median_us"] if ours and theirs else None
 
     def timing(self, name: str) -> Mapping[str, Any] | None:
-        """Return the times of a contender or of the fastest peer; None where it did not take part or failed."""
+        """Return the times of a contender or of the fastest rival; None where it did not take part or failed."""
         if name == BEST:
             return None if self.best_peer is None else self.timing(self.best_peer)
         timing: Mapping[str, Any] | None = self.entries.get(name, {}).get("timing")
@@ -182,7 +182,7 @@ def _caption(document: Mapping[str, Any]) -> str:
     return (
         f"{absent(document)}{measured(document)} "
         "All of a row was checked first and timed in turns in one run; the ratio is paired by round, with its 5th and "
-        "95th percentile, and names the fastest peer. In brackets after stock `@triton.autotune` over the same space: "
+        "95th percentile, and names the fastest rival. In brackets after stock `@triton.autotune` over the same space: "
         "the seconds that it takes to tune, estimated for an empty cache."
         + left_out(document)
         + (OWN_COLUMNS if _has_kernels(document) else "")

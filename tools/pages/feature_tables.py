@@ -23,7 +23,7 @@ HEADER = (
     "FA3, µs",
     "FA4, µs",
     "FlexAttention, µs",
-    "tuned over best peer",
+    "tuned over fastest rival",
     "TFLOP/s",
     "GB/s of keys and values",
 )
@@ -32,7 +32,7 @@ SHOWN = ("cudnn", "fa3", "fa4", "flex")
 
 RIVALS = {
     "the default": ("default",),
-    "the fastest peer": tuple(PEERS),
+    "the fastest rival": tuple(PEERS),
     "cuDNN": ("cudnn",),
     PEERS["fa3"]: ("fa3",),
     PEERS["fa4"]: ("fa4",),
@@ -132,7 +132,7 @@ def _feature_cells(shape: AttentionShape, entries: Mapping[str, Mapping[str, Any
 
 
 def _over_best(entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the fastest peer's time over that of the tuned config."""
+    """Return the fastest rival's time over that of the tuned config."""
     ratio = _over(PEERS, entries)
     return "-" if ratio is None else f"{ratio:.3f}"
 

@@ -29,7 +29,6 @@ from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import sweep_files
 from blocktune.tuner.lab.sweep_sources import sources_of
 from tools.pages import bench_summary, speed_picture
-from tools.pages.bars import tables as bar_tables
 from tools.pages.bench_tables import NOTHING, absent, measured, results_block
 from tools.pages.checks import (
     differential_tables,
@@ -57,6 +56,7 @@ from tools.pages.recorded import (
     ui_tables,
 )
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
+from tools.pages.targets import tables as target_tables
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
 NO_REPLAY = (
@@ -105,7 +105,7 @@ def with_results(page: str, folder: Path) -> str:
     folder/FILE.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
-    `facts#NAME` holds sentences (recorded/facts.py), `bars#NAME` what all files say of the bars (bars/tables.py).
+    `facts#NAME` holds sentences (recorded/facts.py), `targets#NAME` the tables of a topic (targets/tables.py).
 
     Raises:
         UsageError: a file is neither a bench nor what its name says.
@@ -114,8 +114,8 @@ def with_results(page: str, folder: Path) -> str:
     def filled(match: re.Match[str]) -> str:
         if match["file"] == facts.FILE:
             return f"<!-- results {match['place']} -->\n{facts.fact(match['part'], folder)}\n<!-- /results -->"
-        if match["file"] == bar_tables.FILE:
-            return f"<!-- results {match['place']} -->\n{bar_tables.block(match['part'], folder)}\n<!-- /results -->"
+        if match["file"] == target_tables.FILE:
+            return f"<!-- results {match['place']} -->\n{target_tables.block(match['part'], folder)}\n<!-- /results -->"
         path = folder / match["file"]
         block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
         if block is None and path.name.endswith(REPLAY):

@@ -1,4 +1,4 @@
-"""What the first line of a table says of peers that it lacks."""
+"""What the first line of a table says of rivals that it lacks."""
 
 from collections.abc import Collection, Iterable
 
@@ -9,19 +9,19 @@ EXPECTED = ("cudnn", "fa3", "fa4")
 
 
 def without(timed: Collection[str]) -> str:
-    """Return a sentence, with a space after it, that names the expected peers that were not timed; empty where all
+    """Return a sentence, with a space after it, that names the expected rivals that were not timed; empty where all
     were."""
     names = missing(timed)
     return f"Measured without {names}. " if names else ""
 
 
 def missing(timed: Collection[str]) -> str:
-    """Return the expected peers that were not timed, as a list in words; empty where all were."""
+    """Return the expected rivals that were not timed, as a list in words; empty where all were."""
     return _listed([PEERS[name] for name in EXPECTED if name not in timed])
 
 
 def named_in(texts: Iterable[str]) -> set[str]:
-    """Return the expected peers that headings or cells of a table name, by their own name or their title."""
+    """Return the expected rivals that headings or cells of a table name, by their own name or their title."""
     lines = list(texts)
     return {name for name in EXPECTED if any(name == line or PEERS[name] in line for line in lines)}
 

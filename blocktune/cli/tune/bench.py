@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLACES = ("--out", "--db")
 """Flags that name files of this machine."""
 
-COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "over best peer", "config")
+COLUMNS = ("", "time", "5 % to 95 %", "TFLOP/s", "over fastest rival", "config")
 KEY_RATE = "keys, values"
 """A further column where there are few queries."""
 
@@ -47,7 +47,7 @@ def bench(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Time the tuned config against its peers.
+    """Time the tuned config against its rivals.
 
     They are the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
@@ -152,13 +152,13 @@ def _show(row: Mapping[str, Any]) -> None:
 
 
 def _title(row: Mapping[str, Any], timed: Sequence[str]) -> str:
-    """Return what stands above the table of a shape: among the rest the fastest peer, and the peers that it lacks."""
+    """Return what stands above the table of a shape: among the rest the fastest rival, and the rivals that it lacks."""
     from blocktune.cli.output.missing_peers import missing
     from blocktune.tuner.compare.report import PEERS
 
     best = row.get("best_peer")  # absent from older files
     words = [row["label"], row["regime"], f"{row['rounds']} rounds"]
-    words += [f"best peer {PEERS[best]}"] if best else []
+    words += [f"fastest rival {PEERS[best]}"] if best else []
     words += [f"without {lacking}"] if (lacking := missing(timed)) else []
     return ", ".join(words)
 
@@ -188,7 +188,7 @@ def _summarize(rows: Iterable[Mapping[str, Any]]) -> None:
         {entry["name"]: entry["timing"]["median_us"] for entry in row["contenders"] if entry["timing"]} for row in rows
     ]
     for row in times:
-        row |= {"best peer": min(peers)} if (peers := [row[name] for name in PEERS if name in row]) else {}
+        row |= {"fastest rival": min(peers)} if (peers := [row[name] for name in PEERS if name in row]) else {}
     own = [(row, row.pop(out_of_the_box(row), None)) for row in times]
     for rival in dict.fromkeys(name for row in times for name in row):
         ratios = [row[rival] / time_us for row, time_us in own if rival in row and time_us is not None]

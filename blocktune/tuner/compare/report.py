@@ -41,8 +41,8 @@ class Ratio:
 class Timing:
     """Median, 5th and 95th percentile of the rounds in microseconds.
 
-    over_cudnn: cuDNN's time over this one; None where cuDNN did not run. over_best: the time of the fastest peer over
-    this one; None where no peer ran. key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few
+    over_cudnn: cuDNN's time over this one; None where cuDNN did not run. over_best: the time of the fastest rival over
+    this one; None where no rival ran. key_gbs: bytes of keys and values over the median, in 1e9 B/s; None but for few
     queries.
     """
 
@@ -92,7 +92,7 @@ class Comparison:
 
     @property
     def best_peer(self) -> str | None:
-        """The name of the fastest peer; None where none was timed."""
+        """The name of the fastest rival; None where none was timed."""
         return fastest_peer({entry.name: entry.timing.median_us for entry in self.entries if entry.timing})
 
     @property
@@ -122,7 +122,7 @@ def out_of_the_box(names: Collection[str]) -> str:
 
 
 def fastest_peer(times_us: Mapping[str, float]) -> str | None:
-    """Return the name of the fastest peer among contenders with their times; None where there is no peer."""
+    """Return the name of the fastest rival among contenders with their times; None where there is no rival."""
     return min((name for name in PEERS if name in times_us), key=times_us.__getitem__, default=None)
 
 
@@ -133,12 +133,12 @@ def timing_of(
     flops: int,
     key_bytes: int | None = None,
 ) -> Timing:
-    """Return the timing of a contender by its rounds, paired with cuDNN's and the fastest peer's.
+    """Return the timing of a contender by its rounds, paired with cuDNN's and the fastest rival's.
 
     Args:
         samples_us: its rounds.
         cudnn_us: cuDNN's.
-        best_us: those of the fastest peer.
+        best_us: those of the fastest rival.
         flops: of one launch.
         key_bytes: bytes of keys and values that one launch reads.
     """

@@ -84,14 +84,14 @@ def test_a_bench_shows_everybody_and_the_means(tune, fake: FakeCompare) -> None:
     result = tune("bench", *GRID, "--autotune")
     assert result.exit_code == 0, result.output
     for part in (
-        "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer cuDNN, without FlashAttention-3 and FlashAttention-4\n",
-        "over best peer",
+        "b32 h32 s512 d64 bf16, burst, 21 rounds, fastest rival cuDNN, without FlashAttention-3 and FlashAttention-4\n",
+        "over fastest rival",
         "100.0 µs",
         "2.000x (0.990 to 1.010)",
         "paper was not timed: no block of this rule",
         "tried 10 configs in 60 s, compiling 5 of them; about 70 s with an empty cache",
         "ours over cudnn: 2.000x (geometric mean of 2 shapes)",
-        "ours over best peer: 2.000x (geometric mean of 2 shapes)",
+        "ours over fastest rival: 2.000x (geometric mean of 2 shapes)",
     ):
         assert part in result.stdout, part
     assert result.stderr.splitlines()[:2] == ["1/2 b32 h32 s512 d64 bf16", "2/2 b16 h32 s1024 d64 bf16"]
@@ -106,7 +106,7 @@ def test_all_peers_have_lines_and_versions(tune, fake: FakeCompare, monkeypatch:
     lines = tune("bench", "--seq", 512, "--dim", 64).stdout.splitlines()
     assert lines[0].startswith("NVIDIA H200 with triton 3.6.0, torch 2.13, cudnn ")
     assert lines[0].endswith(", driver 580, fa3-fwd 0.0.3, flash-attn-4 4.0.0b36")
-    assert lines[1] == "b32 h32 s512 d64 bf16, burst, 21 rounds, best peer FlashAttention-3"
+    assert lines[1] == "b32 h32 s512 d64 bf16, burst, 21 rounds, fastest rival FlashAttention-3"
     assert [line.split()[0] for line in lines if "µs" in line] == ["tuned", "cudnn", "triton_autotune", "fa3", "fa4"]
 
 

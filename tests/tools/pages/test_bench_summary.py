@@ -38,7 +38,7 @@ def test_the_summary_has_causal_rows_of_three_lengths_in_order() -> None:
 
 
 def test_the_means_of_the_summary_are_those_of_all_rows() -> None:
-    means = "0.990 over the fastest peer (5 shapes); 0.990 over cuDNN (5 shapes); 1.980 over FlashAttention-2"
+    means = "0.990 over the fastest rival (5 shapes); 0.990 over cuDNN (5 shapes); 1.980 over FlashAttention-2"
     assert means in summary(BENCH)
     # (0.8 * 0.9 * 1.0 * 1.1 * 1.2) ** (1 / 5)
 

@@ -56,7 +56,7 @@ def test_features_are_listed_forwards_first_with_who_took_part() -> None:
     header, _, *lines = lines_of(text)
     assert header == (
         "| shape | kernel | default, µs | tuned, µs | tuned over default | FlexAttention, µs "
-        "| tuned over best peer | TFLOP/s "
+        "| tuned over fastest rival | TFLOP/s "
         "| GB/s of keys and values |"
     ), "cuDNN took no part"
     assert lines == [
@@ -65,7 +65,7 @@ def test_features_are_listed_forwards_first_with_who_took_part() -> None:
         f"| {SPARSE.label} | flash_bwd_sparse | failed | 400.0 | - | - | - | 250 | - |",
     ]
     means = (
-        "1.250 over the default (2 shapes); 1.500 over the fastest peer (1 shape); 1.500 over FlexAttention (1 shape)"
+        "1.250 over the default (2 shapes); 1.500 over the fastest rival (1 shape); 1.500 over FlexAttention (1 shape)"
     )
     assert means in text
     assert text.startswith("Caption. All of a row was checked first")

@@ -102,7 +102,7 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     other = row(512, 64, True, entry("tuned", 1.0, config={"kernel": "flash_fwd_tma"}), entry("flash_fwd", 300.0))
     block = results_block(DOCUMENT | {"rows": [first, other]})
     header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
-    assert header.endswith("| tuned / best peer | flash_fwd_tma | flash_fwd |")
+    assert header.endswith("| tuned / fastest rival | flash_fwd_tma | flash_fwd |")
     assert full.endswith("| 390 | 520 |")  # the kernel that won has its time, too
     assert causal.endswith("| 1 | 300 |")
     assert "A column with the name of a kernel" in block
@@ -111,7 +111,7 @@ def test_every_kernel_has_a_column_where_its_best_config_took_part_throughout() 
     (header,) = (
         line for line in results_block(DOCUMENT | {"rows": [first, without]}).splitlines() if "cuDNN |" in line
     )
-    assert header.endswith("| tuned / best peer |")
+    assert header.endswith("| tuned / fastest rival |")
 
 
 def test_a_rival_that_the_kernels_do_not_have_any_more_has_no_figure() -> None:
@@ -168,7 +168,7 @@ def test_a_peer_that_was_asked_for_has_a_column_and_a_mean() -> None:
     first, other = row(512, 64, False, entry("tuned", 520.0), entry("flex", 260.0)), row(512, 64, True)
     block = results_block(DOCUMENT | {"rows": [first, other]})
     header, full, causal = (line for line in block.splitlines() if line.startswith(("| seqlen", "| 512")))
-    assert header.endswith("| tuned / best peer | FlexAttention |")
+    assert header.endswith("| tuned / fastest rival | FlexAttention |")
     assert full.endswith("| 260 |")
     assert causal.endswith("| - |")
     assert "2.000 over FlexAttention (1 shape)" in block
@@ -185,8 +185,8 @@ def test_the_fastest_peer_counts_and_who_is_missing_is_said_first() -> None:
     assert "| 512 | causal | - | - | - | 520 | - | 0.810 (0.800 to 0.820), FA3 | 650 |" in block.splitlines()
     assert block.startswith("Measured without FlashAttention-4. Measured on NVIDIA H200")
     assert "driver 580.65, fa3-fwd 0.0.3, power limit" in block
-    assert "0.800 over the fastest peer (2 shapes); 1.040 over cuDNN (1 shape)" in block
-    assert block.index("over the fastest peer") < block.index("over FlashAttention-3 (2 shapes)")
+    assert "0.800 over the fastest rival (2 shapes); 1.040 over cuDNN (1 shape)" in block
+    assert block.index("over the fastest rival") < block.index("over FlashAttention-3 (2 shapes)")
 
 
 def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The tables that are made of results/DEVICE.backward-peers.json: our times next to those of peers, groups in parts, a
+"""The tables that are made of results/DEVICE.backward-peers.json: our times next to those of rivals, groups in parts, a
 fixed order of additions, scores that run ahead, and block masks."""
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from blocktune.kernels.values.shape import AttentionShape
 SUFFIX = ".backward-peers.json"
 FORMAT, SCHEMA = "blocktune-backward-peers", 1
 PEERS = {"cuDNN": "cuDNN", "flash-attn-4": "FlashAttention-4"}
-"""The names of peers in a file, and in tables."""
+"""The names of rivals in a file, and in tables."""
 
 PARTS, DEFAULT, ANY_ORDER, NOT_AHEAD = "parts ", "default", "in any order", "scores not ahead"
 DENSE, PORTABLE, FIXED_ORDER = "dense", "flash_bwd_sparse", "in a fixed order"
@@ -40,7 +40,7 @@ def block(path: Path) -> str:
         UsageError: it holds nothing of the kind that its name says.
     """
     if not path.exists():
-        return "The backward was not measured next to its peers yet."
+        return "The backward was not measured next to its rivals yet."
     document = read_document(path, "results", FORMAT, SCHEMA)
     environment = document["environment"]
     software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()))
@@ -108,7 +108,7 @@ def _sparse(rows: Rows) -> Iterator[list[str]]:
 
 
 def _peers(times: Mapping[str, float], ours: float) -> list[str]:
-    """Return the times of the peers, and how much longer the faster one takes."""
+    """Return the times of the rivals, and how much longer the faster one takes."""
     found = [times[name] for name in PEERS if name in times]
     return [*(_us(times.get(name)) for name in PEERS), f"{min(found) / ours:.3f}" if found else "-"]
 

@@ -4,7 +4,7 @@ import altair as alt
 
 from blocktune.cli.report.charts.style import BLUE, DASHED, DIVERGING, GREY, ORANGE, RED, Spec, rows, spec_of
 
-RATIOS = {"peer": "tuned over the best peer", "default": "tuned over the default"}
+RATIOS = {"peer": "tuned over the fastest rival", "default": "tuned over the default"}
 """Measures of `shapes` that are ratios of speed; 1 is equal."""
 
 

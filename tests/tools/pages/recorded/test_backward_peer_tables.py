@@ -1,4 +1,4 @@
-"""The tables of the backward next to its peers."""
+"""The tables of the backward next to its rivals."""
 
 import json
 from pathlib import Path

@@ -34,7 +34,7 @@ def test_a_table_of_peers_begins_with_those_that_it_lacks(tmp_path: Path) -> Non
     assert block(beside).startswith("Measured without cuDNN and FlashAttention-4. Made-up GPU, ")
     among_rows = written(tmp_path, columns=["who", "µs"], rows=[["ours", "10.5"], ["cudnn", "11.0"]])
     assert block(among_rows).startswith("Measured without FlashAttention-3 and FlashAttention-4. Made-up GPU, ")
-    assert block(written(tmp_path)).startswith("Made-up GPU, "), "no peer is compared"
+    assert block(written(tmp_path)).startswith("Made-up GPU, "), "no rival is compared"
 
 
 def test_a_file_that_is_missing_or_another_is_said(tmp_path: Path) -> None:

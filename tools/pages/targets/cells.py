@@ -79,7 +79,7 @@ def short_device(name: str) -> str:
 
 
 def short_label(shape: AttentionShape) -> str:
-    """Return the label of a shape without what the name of its bar says."""
+    """Return the label of a shape without what the name of its target says."""
     corner = "" if shape.causal_offset else "-lower-right"  # with equal lengths both corners are the same
     dtype = f" {SHORT_DTYPES[shape.dtype]}"
     return shape.label.replace(dtype, "").replace(corner, "").removesuffix(" backward")

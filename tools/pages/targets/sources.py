@@ -11,9 +11,9 @@ from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.report import PEERS
-from tools.pages.bars.cells import Cell, Measurement, Record, fastest, in_order, short_device, short_label
 from tools.pages.bench_tables import GUESTS, BenchRow
 from tools.pages.recorded import backward_peer_tables, plain_tables
+from tools.pages.targets.cells import Cell, Measurement, Record, fastest, in_order, short_device, short_label
 
 RIVALS = ("cudnn", "fa3", "fa4", "flex")
 """Peers of which the fastest is the best."""
@@ -173,6 +173,6 @@ def _versions(environment: Mapping[str, str]) -> dict[str, frozenset[str]]:
 
 
 def _peer_versions(environment: Mapping[str, Any]) -> dict[str, frozenset[str]]:
-    """Return the versions of a bench, which names the packages of its peers in words."""
+    """Return the versions of a bench, which names the packages of its rivals in words."""
     peers = dict(words.rsplit(" ", 1) for words in environment.get("peers", {}).values())
     return _versions({**environment, **peers})

@@ -1,4 +1,4 @@
-"""Which shapes and rows of a file belong to a bar."""
+"""Which shapes and rows of a file belong to a target."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,22 +1,22 @@
-"""The bars of backwards."""
+"""The targets of backwards."""
 
 from collections.abc import Collection
 
-from tools.pages.bars.bar import (
+from tools.pages.recorded.backward_peer_tables import PEERS
+from tools.pages.targets.choices import Chosen, backwards, biased, block_masked, words
+from tools.pages.targets.sources import PeerRows, Source
+from tools.pages.targets.target import (
     AHEAD,
     BACKWARD_BIASES,
     DEVICES,
     NEWEST_CUDNN,
     POWER,
     STEP,
-    Bar,
+    Target,
     benches,
     feature_benches,
     tables,
 )
-from tools.pages.bars.choices import Chosen, backwards, biased, block_masked, words
-from tools.pages.bars.sources import PeerRows, Source
-from tools.pages.recorded.backward_peer_tables import PEERS
 
 PEER_FILES = (
     "-apart.backward-peers.json", "-flash4.backward-peers.json", "-ahead.backward-peers.json", ".backward-peers.json",
@@ -42,12 +42,12 @@ def programs(chosen: Chosen, rivals: Collection[str] = tuple(PEERS), *, of_share
 
 
 def rows(bench: str, chosen: Chosen) -> tuple[Source, ...]:
-    """Return backwards next to peers on each device, from a bench and from the program."""
+    """Return backwards next to rivals on each device, from a bench and from the program."""
     return (*benches(bench, chosen), *programs(chosen))
 
 
 def with_features(chosen: Chosen) -> tuple[Source, ...]:
-    """Return backwards with a feature next to peers on each device, from benches and from the program."""
+    """Return backwards with a feature next to rivals on each device, from benches and from the program."""
     return (*feature_benches(chosen), *programs(chosen))
 
 
@@ -63,23 +63,23 @@ PLAIN, GROUPED, WIDE = (
 )
 
 BACKWARDS = (
-    Bar(
+    Target(
         what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(128)), limit=f"{FULL} {STEP}."
     ),
-    Bar(
+    Target(
         what="backward, 64 columns",
         least=1.0,
         mean=1.03,
         sources=rows(PLAIN, backwards(64)),
     ),
-    Bar(
+    Target(
         what="backward, 256 columns",
         least=1.0,
         mean=1.3,
         ratio="over FA4",
         sources=benches(WIDE, backwards(256), ("fa4",)),
     ),
-    Bar(
+    Target(
         what="backward, 256 columns",
         least=1.0,
         mean=1.3,
@@ -89,18 +89,18 @@ BACKWARDS = (
             "gradients of 64 keys leave no registers to issue the next products meanwhile."
         ),
     ),
-    Bar(
+    Target(
         what="backward, groups of 4, 8 and 16",
         least=1.0,
         sources=rows(GROUPED, backwards(64, 128, grouped=True)),
         limit=f"The same step as without groups. {STEP}.",
     ),
-    Bar(
+    Target(
         what="backward, keys of 192 and values of 128 columns",
         least=1.0,
         sources=benches(GROUPED, backwards(192, narrow=True)),
     ),
-    Bar(
+    Target(
         what="backward, 192 columns",
         least=1.0,
         sources=rows(PLAIN, backwards(192)),
@@ -110,19 +110,19 @@ BACKWARDS = (
             "often."
         ),
     ),
-    Bar(
+    Target(
         what="backward, lengths that no tile divides",
         least=1.0,
         sources=with_features(backwards(64, 128, ragged=True)),
         limit=f"The same step; 4000 queries are 50 steps of FlashAttention-4's 80, and 62.5 of ours. {STEP}.",
     ),
-    Bar(
+    Target(
         what="backward, 32k to 128k tokens",
         least=1.0,
         sources=(*benches("-backward-long.bench.json", backwards(128)), *benches("-long.bench.json", backwards(128))),
         limit=f"{POWER} The step is that of shorter lengths. {STEP}.",
     ),
-    Bar(
+    Target(
         what="backward, next to the newest cuDNN",
         least=1.0,
         ratio="over cuDNN 9.28",
@@ -131,21 +131,21 @@ BACKWARDS = (
 )
 
 BACKWARD_FEATURES = (
-    Bar(
+    Target(
         what="backward, window of 1024",
         least=1.0,
         sources=with_features(backwards(64, 128, features="window=1023:-1")),
         limit=f"What stands between two tiles, and a last round that is half empty. {AHEAD}.",
     ),
-    Bar(what="backward, soft cap", least=1.0, sources=with_features(backwards(64, 128, features="softcap"))),
-    Bar(
+    Target(what="backward, soft cap", least=1.0, sources=with_features(backwards(64, 128, features="softcap"))),
+    Target(
         what="backward, deterministic",
         least=1.0,
         ratio="over FA4's deterministic",
         sources=(*feature_benches(FIXED_ORDER, ("fa4",)), *programs(FIXED_ORDER, ("flash-attn-4",))),
         limit=TURNS,
     ),
-    Bar(
+    Target(
         what="backward, deterministic",
         least=1 / 1.1,
         ratio="of our rate in any order",
@@ -155,43 +155,43 @@ BACKWARD_FEATURES = (
             "(../kernels/lab_diary.md#the-last-heads-walk-back))."
         ),
     ),
-    Bar(
+    Target(
         what="backward, ALiBi",
         least=0.9,
         ratio="of the plain rate",
         sources=in_tables("of the plain rate", "plain call", "alibi"),
     ),
-    Bar(
+    Target(
         what="backward, boolean and additive masks",
         least=0.75,
         ratio="of the plain rate",
         sources=in_tables("of the plain rate", "plain call", "boolean", "additive"),
         limit=f"An additive mask of long sequences is read by every head. See {BACKWARD_BIASES}.",
     ),
-    Bar(
+    Target(
         what="backward, dropout",
         least=0.55,
         ratio="of the plain rate",
         sources=in_tables("of the plain rate", "plain call", "dropout"),
     ),
-    Bar(
+    Target(
         what="backward, ALiBi and masks",
         least=1.2,
         sources=feature_benches(biased(backwards)),
     ),
-    Bar(
+    Target(
         what="backward, ALiBi and masks",
         least=1.2,
         ratio="over PyTorch's fastest",
         sources=in_tables("over PyTorch", "PyTorch", "alibi", "boolean", "additive"),
     ),
-    Bar(
+    Target(
         what="backward, block masks",
         least=1.0,
         ratio="over FA4",
         sources=programs(block_masked, ("flash-attn-4",)),
     ),
-    Bar(
+    Target(
         what="backward, block masks",
         least=0.75,
         ratio="of our rate without the mask, on the pairs that take part",

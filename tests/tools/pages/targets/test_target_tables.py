@@ -1,4 +1,4 @@
-"""The page of bars: what is measured of each, and that nothing below is left out."""
+"""The page of targets: what is measured of each, and that nothing below is left out."""
 
 import json
 from dataclasses import replace
@@ -9,12 +9,12 @@ import pytest
 
 from blocktune.kernels.values.features import Features
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from tools.pages.bars import tables
-from tools.pages.bars.bar import Bar, Topic
-from tools.pages.bars.cells import Cell, Measurement, Record, merged
-from tools.pages.bars.choices import backwards, biased, forwards, words
-from tools.pages.bars.sources import BenchRows, PeerRows, TableRows
-from tools.pages.bars.standings import standings
+from tools.pages.targets import tables
+from tools.pages.targets.cells import Cell, Measurement, Record, merged
+from tools.pages.targets.choices import backwards, biased, forwards, words
+from tools.pages.targets.sources import BenchRows, PeerRows, TableRows
+from tools.pages.targets.standings import standings
+from tools.pages.targets.target import Target, Topic
 
 ROOT = Path(__file__).parents[4]
 RESULTS = ROOT / "results"
@@ -126,25 +126,25 @@ def test_masks_and_alibi_of_both_directions_are_told_apart() -> None:
     assert not any((biased(backwards)(alibi), biased(forwards)(shape)))
 
 
-def bars_of(tmp_path: Path) -> tuple[Bar, ...]:
-    """Return a bar that is met, one that is missed on two devices, and one without a measurement."""
+def bars_of(tmp_path: Path) -> tuple[Target, ...]:
+    """Return a target that is met, one that is missed on two devices, and one without a measurement."""
     write_bench(tmp_path / "x.bench.json", {"tuned": 100.0, "cudnn": 104.0}, {"tuned": 100.0, "cudnn": 99.0})
     device = {"name": "NVIDIA H100 80GB HBM3"}
     write_bench(tmp_path / "y.bench.json", {"tuned": 100.0, "cudnn": 98.0}, device=device, regime="sustained")
     sources = BenchRows(file="y.bench.json"), BenchRows(file="x.bench.json")
     return (
-        Bar(what="forward, met", least=0.9, sources=sources[1:]),
-        Bar(what="forward, missed", least=1.0, mean=1.05, sources=sources, limit="Because."),
-        Bar(what="forward, absent", least=1.0, sources=(BenchRows(file="none.bench.json"),)),
+        Target(what="forward, met", least=0.9, sources=sources[1:]),
+        Target(what="forward, missed", least=1.0, mean=1.05, sources=sources, limit="Because."),
+        Target(what="forward, absent", least=1.0, sources=(BenchRows(file="none.bench.json"),)),
     )
 
 
 def test_a_topic_has_its_bars_with_the_first_device_first_then_what_is_below_and_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "TOPICS", {"some": Topic(title="Some", bars=bars_of(tmp_path))})
-    bars, below, reasons = tables.block("some", tmp_path).split("\n\n")
-    assert bars.splitlines()[2:] == [
+    monkeypatch.setattr(tables, "TOPICS", {"some": Topic(title="Some", targets=bars_of(tmp_path))})
+    targets, below, reasons = tables.block("some", tmp_path).split("\n\n")
+    assert targets.splitlines()[2:] == [
         "| met | 0.90 | H200 | cuDNN | 2 | 0.990 | 1.015 | 1.040 | 0 |",
         "| missed | 1.00, mean 1.05 | H200 | cuDNN | 2 | **0.990** | **1.015** | 1.040 | 1 |",
         "| missed | 1.00, mean 1.05 | H100, sustained | cuDNN | 1 | **0.980** | **0.980** | 0.980 | 1 |",
@@ -162,7 +162,7 @@ def test_a_topic_has_its_bars_with_the_first_device_first_then_what_is_below_and
 def test_the_overview_is_of_each_device_and_the_files_are_of_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables, "TOPICS", {"some": Topic(title="Some", bars=bars_of(tmp_path))})
+    monkeypatch.setattr(tables, "TOPICS", {"some": Topic(title="Some", targets=bars_of(tmp_path))})
     first, met, other, missed = tables.block(None, tmp_path).split("\n\n")
     software = "cudnn 9.19.0, flash-attn-4 4.0.0b36, torch 2.11.0, triton 3.6.0"
     assert (first, other) == (f"H200, with {software}:", f"H100, with {software}:")
@@ -175,18 +175,18 @@ def test_the_overview_is_of_each_device_and_the_files_are_of_all(
 
 
 def test_the_page_has_every_topic_below_its_heading() -> None:
-    page = (ROOT / "docs/benchmarks/bars.md").read_text()
-    assert all(f"## {topic.title}\n\n<!-- results bars#{part} -->" in page for part, topic in tables.TOPICS.items())
+    page = (ROOT / "docs/benchmarks/targets.md").read_text()
+    assert all(f"## {topic.title}\n\n<!-- results targets#{part} -->" in page for part, topic in tables.TOPICS.items())
 
 
 @pytest.mark.parametrize("part", tables.TOPICS)
 def test_every_cell_below_its_bar_is_on_the_page_once(part: str) -> None:
     text = tables.block(part, RESULTS)
     found = [
-        f"| {each.bar.kind} | {each.bar.least:.2f}{each.bar.suffix} | {each.measured.device} | {cell.label} |"
-        for each in standings(tables.TOPICS[part].bars, RESULTS)
+        f"| {each.target.kind} | {each.target.least:.2f}{each.target.suffix} | {each.measured.device} | {cell.label} |"
+        for each in standings(tables.TOPICS[part].targets, RESULTS)
         for cell in each.measured.cells
-        if cell.ratio < each.bar.least
+        if cell.ratio < each.target.least
     ]
     assert (" | ".join(tables.MISSES) in text) == bool(found)
     assert all(text.count(line) == 1 for line in found)

@@ -1,19 +1,19 @@
-"""How far each bar is reached on each device."""
+"""How far each target is reached on each device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.cli.tune.bench import geometric_mean
-from tools.pages.bars.bar import DEVICES, Bar
-from tools.pages.bars.cells import Cell, Measurement, merged
+from tools.pages.targets.cells import Cell, Measurement, merged
+from tools.pages.targets.target import DEVICES, Target
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One bar on one device."""
+    """One target on one device."""
 
-    bar: Bar
+    target: Target
     measured: Measurement
 
     @property
@@ -26,14 +26,14 @@ class Standing:
 
     @property
     def below(self) -> list[Cell]:
-        """The cells below the bar, the lowest first."""
+        """The cells below the target, the lowest first."""
         return sorted(
-            (cell for cell in self.measured.cells if cell.ratio < self.bar.least), key=lambda cell: cell.ratio
+            (cell for cell in self.measured.cells if cell.ratio < self.target.least), key=lambda cell: cell.ratio
         )
 
     @property
     def mean_is_below(self) -> bool:
-        return self.bar.mean is not None and self.mean < self.bar.mean
+        return self.target.mean is not None and self.mean < self.target.mean
 
     @property
     def is_met(self) -> bool:
@@ -44,12 +44,12 @@ class Standing:
         return min(self.measured.cells, key=lambda cell: cell.ratio)
 
 
-def standings(bars: Sequence[Bar], results: Path) -> list[Standing]:
-    """Return where some bars stand by the files of a folder, those of the first device first."""
+def standings(targets: Sequence[Target], results: Path) -> list[Standing]:
+    """Return where some targets stand by the files of a folder, those of the first device first."""
     found = [
-        Standing(bar, measured)
-        for bar in bars
-        for measured in merged(measurement for source in bar.sources for measurement in source.read(results))
+        Standing(target, measured)
+        for target in targets
+        for measured in merged(measurement for source in target.sources for measurement in source.read(results))
     ]
     return sorted(found, key=lambda standing: _rank(standing.measured.device))
 

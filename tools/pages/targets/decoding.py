@@ -1,7 +1,7 @@
-"""The bars of decoding."""
+"""The targets of decoding."""
 
 from blocktune.kernels.values.shape import AttentionShape
-from tools.pages.bars.bar import BATCH_1, Bar, benches, tables
+from tools.pages.targets.target import BATCH_1, Target, benches, tables
 
 
 def _one_long_query(shape: AttentionShape) -> bool:
@@ -9,7 +9,7 @@ def _one_long_query(shape: AttentionShape) -> bool:
 
 
 DECODING = (
-    Bar(
+    Target(
         what="decoding, 2 to 16 queries, batch 1 and 8",
         least=0.95,
         ratio="of one query's GB/s",
@@ -22,7 +22,7 @@ DECODING = (
         ),
         limit=f"Partial results grow with the rows, and copies by `cp.async` cannot leave the L2 first. {BATCH_1}.",
     ),
-    Bar(
+    Target(
         what="decoding, pages of 16 to 256",
         least=0.97,
         ratio="of a contiguous cache",
@@ -35,16 +35,16 @@ DECODING = (
         ),
         limit=f"The number of the first page is one more load before the first key. {BATCH_1}.",
     ),
-    Bar(
+    Target(
         what="decoding, batch 1, 8192 keys",
         least=1.5,
         sources=benches("-decode.bench.json", _one_long_query) + benches("-decode-peers.bench.json", _one_long_query),
         limit=(
-            "The launch and the wait for the first bytes; after reading alone the bar leaves less time than the merge "
+            "The launch and the wait for the first bytes; after reading alone the target leaves less than the merge "
             f"takes. {BATCH_1}."
         ),
     ),
-    Bar(
+    Target(
         what="decoding, 8-bit caches, batch 8 and 64",
         least=1.7,
         ratio="over our 16 bits",

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from tools.pages.bars.choices import Chosen
-from tools.pages.bars.sources import RIVALS, BenchRows, Source, TableRows, every_row
+from tools.pages.targets.choices import Chosen
+from tools.pages.targets.sources import RIVALS, BenchRows, Source, TableRows, every_row
 
-OVER_BEST = "over the best peer"
+OVER_BEST = "over the fastest rival"
 DEVICES = ("h200", "h100")
-"""As files of results/ begin; the first is the one that the bars are of."""
+"""As files of results/ begin; the first is the one that the targets are of."""
 
 FEATURES = tuple(f"{part}-features.bench.json" for part in ("", "-soft", "-flex", "-flex-backward"))
 """Benches of features: those with FlexAttention, which takes long to compile, stand last."""
@@ -26,11 +26,11 @@ BATCH_1 = "[Decoding at batch 1](../kernels/lab_diary.md#decoding-at-batch-1)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
+class Target:
     """The least ratios of one kind of attention.
 
     what: the kind. least: of every cell. mean: the geometric mean of the cells; None where there is none.
-    ratio: what the ratios are. sources: where its cells are. limit: what keeps cells below the bar, and
+    ratio: what the ratios are. sources: where its cells are. limit: what keeps cells below the target, and
     where attempts are written down; empty where none is.
     """
 
@@ -54,16 +54,16 @@ class Bar:
 
     @property
     def suffix(self) -> str:
-        """What the ratio is, if it is not over the best peer."""
+        """What the ratio is, if it is not over the fastest rival."""
         return "" if self.ratio == OVER_BEST else f" {self.ratio}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
-    """Some bars that a section of the page has. title: its heading."""
+    """Some targets that a section of the page has. title: its heading."""
 
     title: str
-    bars: tuple[Bar, ...]
+    targets: tuple[Target, ...]
 
     @property
     def link(self) -> str:

@@ -1,5 +1,4 @@
-"""The blocks of the page of bars: an overview of each device, the tables of each topic, and the files that all figures
-are from."""
+"""Blocks of the page of targets: an overview of each device, the tables of each topic, and the files of all figures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,30 +6,30 @@ from pathlib import Path
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.render import short_commits
 from blocktune.cli.tune.bench import geometric_mean
-from tools.pages.bars.backwards import BACKWARD_FEATURES, BACKWARDS
-from tools.pages.bars.bar import DEVICES, OVER_BEST, Bar, Topic
-from tools.pages.bars.cells import Record
-from tools.pages.bars.decoding import DECODING
-from tools.pages.bars.forwards import BIASED_FORWARDS, CAPPED_FORWARDS, EIGHT_BIT_FORWARDS, FORWARDS
-from tools.pages.bars.standings import Standing, standings
+from tools.pages.targets.backwards import BACKWARD_FEATURES, BACKWARDS
+from tools.pages.targets.cells import Record
+from tools.pages.targets.decoding import DECODING
+from tools.pages.targets.forwards import BIASED_FORWARDS, CAPPED_FORWARDS, EIGHT_BIT_FORWARDS, FORWARDS
+from tools.pages.targets.standings import Standing, standings
+from tools.pages.targets.target import DEVICES, OVER_BEST, Target, Topic
 
-FILE = "bars"
-"""What stands in place of a file's name; `bars#TOPIC` has the tables of a topic."""
+FILE = "targets"
+"""What stands in place of a file's name; `targets#TOPIC` has the tables of a topic."""
 
 TOPICS = {
-    "forward": Topic(title="Forward", bars=FORWARDS),
-    "forward_features": Topic(title="Forward with features", bars=(*CAPPED_FORWARDS, *BIASED_FORWARDS)),
-    "forward_8_bits": Topic(title="Forward in 8 bits", bars=EIGHT_BIT_FORWARDS),
-    "backward": Topic(title="Backward", bars=BACKWARDS),
-    "backward_features": Topic(title="Backward with features", bars=BACKWARD_FEATURES),
-    "decoding": Topic(title="Decoding", bars=DECODING),
+    "forward": Topic(title="Forward", targets=FORWARDS),
+    "forward_features": Topic(title="Forward with features", targets=(*CAPPED_FORWARDS, *BIASED_FORWARDS)),
+    "forward_8_bits": Topic(title="Forward in 8 bits", targets=EIGHT_BIT_FORWARDS),
+    "backward": Topic(title="Backward", targets=BACKWARDS),
+    "backward_features": Topic(title="Backward with features", targets=BACKWARD_FEATURES),
+    "decoding": Topic(title="Decoding", targets=DECODING),
 }
 FILES = "files"
 """The part that names the files."""
 
-OVERVIEW = ("topic", "bars met", "cells at their bar", "mean over the best peer", "furthest below its bar")
-COLUMNS = ("what", "bar", "GPU", "next to", "cells", "lowest", "mean", "highest", "below")
-MISSES = ("below its bar", "bar", "GPU", "shape", "measured", "next to")
+OVERVIEW = ("topic", "targets met", "cells at their target", "mean over the fastest rival", "furthest below its target")
+COLUMNS = ("what", "target", "GPU", "next to", "cells", "lowest", "mean", "highest", "below")
+MISSES = ("below its target", "target", "GPU", "shape", "measured", "next to")
 REASONS = ("what", "what limits it, and what was tried")
 SOURCES = ("file", "GPU", "day", "commit", "cells")
 
@@ -53,7 +52,7 @@ def _overview(results: Path) -> str:
 def _overview_of(device: str, results: Path) -> str:
     """Return where the topics stand on one device; empty if nothing was measured there."""
     stand = {
-        topic: [each for each in standings(topic.bars, results) if each.measured.device.lower().startswith(device)]
+        topic: [each for each in standings(topic.targets, results) if each.measured.device.lower().startswith(device)]
         for topic in TOPICS.values()
     }
     if not any(stand.values()):
@@ -66,14 +65,14 @@ def _overview_of(device: str, results: Path) -> str:
 def _overview_line(topic: Topic, found: Sequence[Standing]) -> tuple[str, ...]:
     cells = sum(len(each.measured.cells) for each in found)
     below = sum(len(each.below) for each in found)
-    over_best = [ratio for each in found if each.bar.ratio == OVER_BEST for ratio in each.ratios]
-    worst = min(found, key=lambda each: each.lowest.ratio / each.bar.least)
+    over_best = [ratio for each in found if each.target.ratio == OVER_BEST for ratio in each.ratios]
+    worst = min(found, key=lambda each: each.lowest.ratio / each.target.least)
     return (
         topic.link,
         f"{sum(each.is_met for each in found)} of {len(found)}",
         f"{cells - below} of {cells}",
         f"{geometric_mean(over_best):.3f}" if over_best else "-",
-        f"{worst.bar.kind}: {worst.lowest.ratio:.3f} for {worst.bar.least:.2f}" if worst.below else "-",
+        f"{worst.target.kind}: {worst.lowest.ratio:.3f} for {worst.target.least:.2f}" if worst.below else "-",
     )
 
 
@@ -86,11 +85,11 @@ def _software(found: Sequence[Standing]) -> str:
 
 
 def _topic(topic: Topic, results: Path) -> str:
-    """Return three tables: the bars, the cells below them, and what limits those."""
-    found = standings(topic.bars, results)
-    measured = {each.bar for each in found}
+    """Return three tables: the targets, the cells below them, and what limits those."""
+    found = standings(topic.targets, results)
+    measured = {each.target for each in found}
     lines = [_line(each) for each in found]
-    lines += [_not_measured(bar) for bar in topic.bars if bar not in measured]
+    lines += [_not_measured(target) for target in topic.targets if target not in measured]
     tables = [markdown_table(COLUMNS, lines, words=(0, 1, 2, 3))]
     if misses := [line for each in found for line in _misses(each)]:
         tables.append(markdown_table(MISSES, misses, words=(0, 1, 2, 3, 5)))
@@ -99,11 +98,11 @@ def _topic(topic: Topic, results: Path) -> str:
 
 
 def _line(standing: Standing) -> tuple[str, ...]:
-    bar, measured = standing.bar, standing.measured
+    target, measured = standing.target, standing.measured
     lowest, mean, highest = (f"{ratio:.3f}" for ratio in (min(standing.ratios), standing.mean, max(standing.ratios)))
     return (
-        bar.kind,
-        bar.label,
+        target.kind,
+        target.label,
         measured.device,
         ", ".join(measured.rivals),
         str(len(measured.cells)),
@@ -114,36 +113,38 @@ def _line(standing: Standing) -> tuple[str, ...]:
     )
 
 
-def _not_measured(bar: Bar) -> tuple[str, ...]:
-    return (bar.kind, bar.label, "not measured", *("-",) * (len(COLUMNS) - 3))
+def _not_measured(target: Target) -> tuple[str, ...]:
+    return (target.kind, target.label, "not measured", *("-",) * (len(COLUMNS) - 3))
 
 
 def _misses(standing: Standing) -> list[list[str]]:
-    """Return one line for every cell that is below the bar, and one for the mean if it is."""
-    bar, device = standing.bar, standing.measured.device
-    least = f"{bar.least:.2f}{bar.suffix}"
-    lines = [[bar.kind, least, device, cell.label, f"{cell.ratio:.3f}", cell.rival] for cell in standing.below]
+    """Return one line for every cell that is below the target, and one for the mean if it is."""
+    target, device = standing.target, standing.measured.device
+    least = f"{target.least:.2f}{target.suffix}"
+    lines = [[target.kind, least, device, cell.label, f"{cell.ratio:.3f}", cell.rival] for cell in standing.below]
     if standing.mean_is_below:
-        lines.append([bar.kind, f"mean {bar.mean:.2f}{bar.suffix}", device, "all", f"{standing.mean:.3f}", "-"])
+        lines.append(
+            [target.kind, f"mean {target.mean:.2f}{target.suffix}", device, "all", f"{standing.mean:.3f}", "-"]
+        )
     return lines
 
 
 def _reasons(found: Sequence[Standing]) -> list[tuple[str, str]]:
-    """Return what limits what is below its bar, each reason once."""
-    missed = (each.bar for each in found if not each.is_met)
-    return list(dict.fromkeys((_named(bar), bar.limit or NOT_PROFILED) for bar in missed))
+    """Return what limits what is below its target, each reason once."""
+    missed = (each.target for each in found if not each.is_met)
+    return list(dict.fromkeys((_named(target), target.limit or NOT_PROFILED) for target in missed))
 
 
-def _named(bar: Bar) -> str:
-    """Return the kind of a bar, and what its ratio is if it is not over the best peer: kinds may have several bars."""
-    return bar.kind if bar.ratio == OVER_BEST else f"{bar.kind}, {bar.ratio}"
+def _named(target: Target) -> str:
+    """Return the kind of a target, and its ratio unless that is over the fastest rival: a kind may have several targets."""
+    return target.kind if target.ratio == OVER_BEST else f"{target.kind}, {target.ratio}"
 
 
 def _files(results: Path) -> str:
     """Return one line for every file, with the days and commits of its cells on this page."""
     records: dict[tuple[str, str], list[Record]] = {}
     for topic in TOPICS.values():
-        for each in standings(topic.bars, results):
+        for each in standings(topic.targets, results):
             for cell in each.measured.cells:
                 records.setdefault((cell.record.file, each.measured.device), []).append(cell.record)
     lines = [

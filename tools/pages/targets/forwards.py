@@ -1,8 +1,8 @@
-"""The bars of forwards."""
+"""The targets of forwards."""
 
-from tools.pages.bars.bar import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Bar, benches, feature_benches, tables
-from tools.pages.bars.choices import biased, forwards, words
-from tools.pages.bars.sources import SHORT, Source
+from tools.pages.targets.choices import biased, forwards, words
+from tools.pages.targets.sources import SHORT, Source
+from tools.pages.targets.target import BIASES, EIGHT_BITS, NEWEST_CUDNN, POWER, Target, benches, feature_benches, tables
 
 GROUPED = "-grouped-features.bench.json"
 
@@ -23,13 +23,13 @@ def of_plain(*wanted: str) -> tuple[Source, ...]:
 
 
 FORWARDS = (
-    Bar(
+    Target(
         what="forward, 64 and 128 columns",
         least=1.0,
         mean=1.05,
         sources=(*benches(".bench.json", forwards(64, 128)), *benches("-sustained.bench.json", forwards(64, 128))),
     ),
-    Bar(
+    Target(
         what="forward, 256 columns",
         least=1.0,
         sources=benches("-wide.bench.json", forwards(256)),
@@ -38,7 +38,7 @@ FORWARDS = (
             "at its full rate."
         ),
     ),
-    Bar(
+    Target(
         what="forward, keys of 192 and values of 128 columns",
         least=1.02,
         sources=(
@@ -48,18 +48,18 @@ FORWARDS = (
         ),
         limit=f"The group of the last head ended late; the H200 has groups that end together. {BIASES}.",
     ),
-    Bar(
+    Target(
         what="forward, groups of 4, 8 and 16",
         least=1.02,
         sources=benches(GROUPED, forwards(64, 128, grouped=True)),
     ),
-    Bar(
+    Target(
         what="forward, 32k to 128k tokens",
         least=1.0,
         sources=benches("-long.bench.json", forwards(128)),
         limit=f"{POWER} [The table](forward.md#long-contexts) has the spread of the rounds.",
     ),
-    Bar(
+    Target(
         what="forward, next to the newest cuDNN",
         least=1.0,
         ratio="over cuDNN 9.28",
@@ -68,19 +68,19 @@ FORWARDS = (
 )
 
 CAPPED_FORWARDS = (
-    Bar(
+    Target(
         what="forward, soft cap",
         least=1.0,
         ratio="over FA3",
         sources=feature_benches(forwards(64, 128, features="softcap"), ("fa3",)),
     ),
-    Bar(
+    Target(
         what="forward, soft cap",
         least=1.3,
         ratio="over FA4",
         sources=feature_benches(forwards(64, 128, features="softcap"), ("fa4",)),
     ),
-    Bar(
+    Target(
         what="forward, window of 1024",
         least=1.0,
         sources=feature_benches(forwards(64, 128, features="window=1023:-1")),
@@ -88,7 +88,7 @@ CAPPED_FORWARDS = (
 )
 
 EIGHT_BIT_FORWARDS = (
-    Bar(
+    Target(
         what="8-bit forward, 64 and 128 columns",
         least=1.03,
         ratio="over FA3 in 8 bits",
@@ -98,7 +98,7 @@ EIGHT_BIT_FORWARDS = (
             f"the clock down. {EIGHT_BITS}."
         ),
     ),
-    Bar(
+    Target(
         what="8-bit forward, 64 and 128 columns",
         least=1.0,
         ratio="over our 16 bits",
@@ -108,7 +108,7 @@ EIGHT_BIT_FORWARDS = (
             f"transposing of values. {EIGHT_BITS}."
         ),
     ),
-    Bar(
+    Target(
         what="8-bit forward, 256 columns",
         least=1.0,
         ratio="over FA3 in 8 bits",
@@ -118,7 +118,7 @@ EIGHT_BIT_FORWARDS = (
 )
 
 BIASED_FORWARDS = (
-    Bar(
+    Target(
         what="forward, ALiBi",
         least=0.9,
         ratio="of the plain rate",
@@ -128,7 +128,7 @@ BIASED_FORWARDS = (
             f"all products at 64 columns. {BIASES}."
         ),
     ),
-    Bar(
+    Target(
         what="forward, boolean and additive masks",
         least=0.75,
         ratio="of the plain rate",
@@ -138,7 +138,7 @@ BIASED_FORWARDS = (
             f"{BIASES}."
         ),
     ),
-    Bar(
+    Target(
         what="forward, dropout",
         least=0.55,
         ratio="of the plain rate",
@@ -148,12 +148,12 @@ BIASED_FORWARDS = (
             f"other's stalls. {BIASES}."
         ),
     ),
-    Bar(
+    Target(
         what="forward, ALiBi and masks",
         least=1.2,
         sources=feature_benches(biased(forwards)),
     ),
-    Bar(
+    Target(
         what="forward, ALiBi and masks",
         least=1.2,
         ratio="over PyTorch's fastest",
