@@ -136,7 +136,7 @@ def _reasons(found: Sequence[Standing]) -> list[tuple[str, str]]:
 
 
 def _named(target: Target) -> str:
-    """Return the kind of a target, and its ratio unless that is over the fastest rival: a kind may have several targets."""
+    """Return the kind of a target, and its ratio unless that is over the fastest rival: kinds may have several."""
     return target.kind if target.ratio == OVER_BEST else f"{target.kind}, {target.ratio}"
 
 
