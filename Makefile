@@ -8,13 +8,13 @@
 # make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
-# make speed-fuzz   drawn calls next to PyTorch's own attention on a GPU: SECONDS=300 SEED=1 JOBS=15 OUT=results/h200.speed-fuzz.json
+# make speed-fuzz   drawn calls next to PyTorch's own attention on a GPU: SECONDS=300 SEED=1 JOBS=15 OUT=blocktune/results/h200.speed-fuzz.json
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the store under fire with full counts, recorded in results/; PART="kills disks" runs these parts alone
 # make cluster-test Ray clusters of this machine whose nodes, drivers and workers are killed: about 7 minutes
 # make results      what is generated in the README and docs/: tables, pictures, the reference of the commands
-# make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=results/h200 names the files
+# make counters     what Nsight Compute counts of three kernels, on a GPU; RECORD=blocktune/results/h200 names the files
 # make pictures     of the report and the live page, in docs/guide/pictures: it needs a browser
 # make docs         the documents as a site, in site/
 # make clean        remove what make made

@@ -31,7 +31,7 @@ VERBS = frozenset(
     )
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
-ROOMS = ("blocktune", "kernels", "tuner", "db", "cli", "tools/pages")
+ROOMS = ("blocktune", "tools/pages")
 PATHS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 LEFT_ALONE = re.compile("jit|constexpr_function|property|setter|overload")
 """Decorators. Stored results are keyed by the text of jitted functions; a property is described like a value."""

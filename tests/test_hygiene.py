@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-SOURCES = sorted(
-    path
-    for places in ("blocktune/*.py", "kernels/**/*.py", "db/**/*.py", "tuner/**/*.py", "cli/**/*.py")
-    for path in ROOT.glob(places)
-)
+PACKAGE = Path(__file__).parents[1] / "blocktune"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "torch.load", "os.system", "os.popen"}
 
@@ -39,7 +35,7 @@ call is in it."""
 
 def test_nothing_stored_is_executed() -> None:
     assert len(SOURCES) > 500
-    found = {str(path.relative_to(ROOT)): offences(path.read_text()) for path in SOURCES}
+    found = {str(path.relative_to(PACKAGE)): offences(path.read_text()) for path in SOURCES}
     assert {path: names for path, names in found.items() if names} == WRITTEN_HERE
 
 
@@ -97,7 +93,7 @@ def test_every_file_is_read_by_one_door() -> None:
     found = {
         name: doors
         for path in SOURCES
-        if not (name := str(path.relative_to(ROOT))).startswith(HOME) and (doors := other_doors(path.read_text()))
+        if not (name := str(path.relative_to(PACKAGE))).startswith(HOME) and (doors := other_doors(path.read_text()))
     }
     assert found == {name: set(doors) for name, doors in OTHER_DOORS.items()}
 
@@ -124,7 +120,7 @@ WHOLE_ENVIRONMENTS = {
 
 
 def test_one_file_reads_the_variables_of_blocktune() -> None:
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in SOURCES}
+    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in SOURCES}
     assert {name for name, text in texts.items() if "environ" in words_of(text)} == set(WHOLE_ENVIRONMENTS)
     named = re.compile(r"""['"]BLOCKTUNE_\w+['"]""")
     assert {name for name, text in texts.items() if named.search(text)} == {"kernels/files/variables.py"}
@@ -159,7 +155,7 @@ def without_a_device(source: str) -> list[str]:
 
 
 def test_no_tensor_is_made_on_the_default_device() -> None:
-    found = {str(path.relative_to(ROOT)): without_a_device(path.read_text()) for path in SOURCES}
+    found = {str(path.relative_to(PACKAGE)): without_a_device(path.read_text()) for path in SOURCES}
     assert {path: calls for path, calls in found.items() if calls} == {}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "blocktune"
 MAY_IMPORT = {
     "results": set(),
     "kernels": {"kernels", "results"},
@@ -19,9 +20,7 @@ MAY_IMPORT = {
     "tuner": {"kernels", "db", "results", "tuner"},
     "cli": {"kernels", "db", "results", "tuner", "cli"},
 }
-SOURCES = sorted(
-    path for room in MAY_IMPORT for path in (ROOT / room).glob("*.py" if room == "blocktune" else "**/*.py")
-)
+SOURCES = sorted(PACKAGE.rglob("*.py"))
 TIERS = {
     "kernels": (
         ("values",),
@@ -100,12 +99,13 @@ def _imported(tree: ast.Module, path: Path) -> Iterator[str]:
 
 
 def names(path: Path) -> str:
-    return str(path.relative_to(ROOT))
+    return str(path.relative_to(PACKAGE))
 
 
 def room_of(path: Path) -> str:
-    """The folder right under the root that the file belongs to, however deep it lies in it."""
-    return path.relative_to(ROOT).parts[0]
+    """The folder of the package that the file belongs to, however deep it lies in it; else the package."""
+    folder, *rest = path.relative_to(PACKAGE).parts
+    return folder if rest else "blocktune"
 
 
 def test_imports_point_left() -> None:
@@ -145,7 +145,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def module_of(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(("blocktune", *(part for part in parts if part not in ("blocktune", "__init__"))))
+    return ".".join(part for part in parts if part != "__init__")
 
 
 def module_named(name: str, modules: Collection[str]) -> str:
@@ -179,14 +179,14 @@ def prints(tree: ast.Module) -> bool:
 
 def place_of(room: str, parts: tuple[str, ...]) -> str:
     """The folder of a room that a path below it belongs to, `.` for a file of the room itself."""
-    return parts[0] if (ROOT / room / parts[0]).is_dir() else "."
+    return parts[0] if (PACKAGE / room / parts[0]).is_dir() else "."
 
 
 def inner_imports(room: str) -> Iterator[tuple[Path, str, str]]:
     """What files of a room or folder import from it: the file, its place and the place of what it imports."""
     package = f"blocktune.{room.replace('/', '.')}."
-    for path in (ROOT / room).rglob("*.py"):
-        own = place_of(room, path.relative_to(ROOT / room).parts)
+    for path in (PACKAGE / room).rglob("*.py"):
+        own = place_of(room, path.relative_to(PACKAGE / room).parts)
         for module in imported_modules(path):
             if module.startswith(package):
                 yield path, own, place_of(room, tuple(module.removeprefix(package).split(".")))
@@ -206,30 +206,30 @@ def test_folders_of_a_room_import_from_tiers_in_front_of_their_own(room: str) ->
 
 @pytest.mark.parametrize("room", TIERS)
 def test_every_folder_of_a_room_has_a_tier_but_those_of_kernels(room: str) -> None:
-    folders = {place_of(room, path.relative_to(ROOT / room).parts) for path in (ROOT / room).rglob("*.py")}
+    folders = {place_of(room, path.relative_to(PACKAGE / room).parts) for path in (PACKAGE / room).rglob("*.py")}
     named = {folder for tier in TIERS[room] for folder in tier} - {"."}
     assert named <= folders
     assert folders - {"."} == named or room in FAMILIES
 
 
-FOLDERS = sorted({str(path.parent.relative_to(ROOT)) for path in SOURCES} - {"blocktune", "results"})
+FOLDERS = sorted({str(path.parent.relative_to(PACKAGE)) for path in SOURCES} - {".", "results"})
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_is_neither_a_drawer_nor_a_heap(folder: str) -> None:
-    files = [path for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"]
+    files = [path for path in (PACKAGE / folder).glob("*.py") if path.name != "__init__.py"]
     usual = KERNEL_FILES if str(Path(folder).parent) in FAMILIES else FOLDER_FILES
     assert len(files) in OTHER_SIZES.get(folder, usual)
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_folder_says_in_its_first_line_what_it_is_for(folder: str) -> None:
-    first = (ROOT / folder / "__init__.py").read_text().splitlines()[0]
+    first = (PACKAGE / folder / "__init__.py").read_text().splitlines()[0]
     assert first.startswith('"""')
     assert first.endswith('."""')
 
 
 def test_folders_of_tests_and_tools_are_read_at_a_glance() -> None:
     paths = (path for room in ("tests", "tools") for path in (ROOT / room).rglob("*.py"))
-    counts = Counter(path.parent for path in paths if path.name != "__init__.py")
-    assert {names(folder): count for folder, count in counts.items() if count not in KERNEL_FILES} == {}
+    counts = Counter(path.parent.relative_to(ROOT) for path in paths if path.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count not in KERNEL_FILES} == {}

@@ -1,7 +1,7 @@
 """The wheel holds every folder and every data file that the sources need."""
 
+import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,72 +11,104 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("cli", "db", "kernels", "results", "tuner")
-SOURCES = {
-    path.relative_to(ROOT)
-    for places in ("blocktune/*.py", *(f"{room}/**/*.py" for room in ROOMS))
-    for path in ROOT.glob(places)
-}
+PACKAGE = ROOT / "blocktune"
+SOURCES = {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*.py")}
+FOLDERS = ("cli", "db", "kernels", "results", "tuner")
+TAKEN = ("pyproject.toml", "README.md", "LICENSE", "blocktune", *FOLDERS)
+"""What a copy for the build needs, and the folders at the top, which a build must not take up."""
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_lies_at_the_top_and_under_its_import_name(room: str) -> None:
-    """One of the two is a link to the other: the build, type checkers and editors find the room by its import name."""
-    top, imported = ROOT / room, ROOT / "blocktune" / room
-    assert top.resolve() == imported.resolve()
-    link = top if top.is_symlink() else imported
-    assert not link.readlink().is_absolute(), "a relative link holds in every clone"
+def test_nothing_is_a_link() -> None:
+    """A ZIP, Windows and `core.symlinks=false` turn a link into a text file."""
+    assert [path for path in (*ROOT.glob("*"), *PACKAGE.rglob("*")) if path.is_symlink() and path.name != ".venv"] == []
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_at_the_top_shows_where_its_code_is_and_holds_none(name: str) -> None:
+    assert [path for path in (ROOT / name).rglob("*.py*") if "__pycache__" not in path.parts] == []
+    assert f"(../blocktune/{name})" in (ROOT / name / "README.md").read_text()
+
+
+def imported_at_the_root(code: str, installed: Path) -> subprocess.CompletedProcess[str]:
+    """Run code as `python -c` at the top of the repository, with a folder of installed packages."""
+    environment = os.environ | {"PYTHONPATH": str(installed), "PYTHONSAFEPATH": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folder_at_the_top_hides_no_installed_package(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    found = imported_at_the_root(f"import {name}; print({name}.__file__)", tmp_path)
+    assert found.stdout.strip() == str(tmp_path / name / "__init__.py"), found.stderr
+
+
+def test_a_folder_at_the_top_is_no_package_where_none_is_installed(tmp_path: Path) -> None:
+    """Transformers, for example, takes a package `kernels` without a file and a version for absent."""
+    found = imported_at_the_root("import kernels; print(kernels.__file__); import kernels.registry", tmp_path)
+    assert found.stdout.strip() == "None"
+    assert "No module named 'kernels.registry'" in found.stderr
 
 
 def test_every_folder_with_python_files_is_a_package() -> None:
     """One without an `__init__.py` is not found by the build."""
-    assert {path.parent for path in SOURCES} == {path.parent for path in SOURCES if path.name == "__init__.py"}
+    paths = {Path(name) for name in SOURCES}
+    assert {path.parent for path in paths} == {path.parent for path in paths if path.name == "__init__.py"}
 
 
-@pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names in a wheel built from a copy, so that no build folder is left in the sources."""
-    pytest.importorskip("setuptools", minversion="77", reason="building the wheel needs setuptools >= 77")
-    source = tmp_path_factory.mktemp("source")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    for room in ("blocktune", *ROOMS):
-        if (ROOT / room).is_symlink():
-            (source / room).symlink_to((ROOT / room).readlink())
-        else:
-            shutil.copytree(ROOT / room, source / room, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("planted.json", "planted.bench.json", "planted.models.json", "planted.calibration.json"):
-        (source / "results" / name).write_text("{}")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-        "-w",
-        source,
-        source,
-    ]
-    built = subprocess.run(command, capture_output=True, text=True, timeout=120)
+def unpacked_zip(folder: Path) -> Path:
+    """A copy as a ZIP download leaves it where links are not kept: one is a text file with the path of its target.
+
+    A checkout with `core.symlinks=false` has the same files.
+    """
+    source = folder / "blocktune-main"
+    for top in map(ROOT.joinpath, TAKEN):
+        for path in sorted({top, *top.rglob("*")} if top.is_dir() and not top.is_symlink() else {top}):
+            copy = source / path.relative_to(ROOT)
+            if "__pycache__" in path.parts or (path.is_dir() and not path.is_symlink()):
+                continue
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(str(path.readlink()).encode() if path.is_symlink() else path.read_bytes())
+    return source
+
+
+def source_distribution(folder: Path) -> Path:
+    """The archive of an sdist that is built from such a copy."""
+    source = unpacked_zip(folder)
+    code = f"from setuptools import build_meta; print(build_meta.build_sdist({str(folder)!r}))"
+    built = subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, text=True, timeout=120)
     assert built.returncode == 0, built.stderr
-    (wheel,) = source.glob("*.whl")
+    return folder / built.stdout.split()[-1]
+
+
+def names_in_the_wheel_of(source: Path, folder: Path) -> set[str]:
+    """The names in the wheel that pip builds, without a network."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
+    built = subprocess.run([*command, "-w", folder, source], capture_output=True, text=True, timeout=120)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 
 
+@pytest.fixture(scope="module", params=[unpacked_zip, source_distribution], ids=["zip", "sdist"])
+def wheel_names(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names in a wheel that is built from a copy, so that no build folder is left in the sources."""
+    pytest.importorskip("setuptools", minversion="77", reason="building the wheel needs setuptools >= 77")
+    folder = tmp_path_factory.mktemp("wheel")
+    return names_in_the_wheel_of(request.param(folder), folder)
+
+
 def test_the_wheel_holds_the_source_files_and_no_other_ones(wheel_names: set[str]) -> None:
-    expected = {path if path.parts[0] == "blocktune" else "blocktune" / path for path in SOURCES}
-    assert {name for name in wheel_names if name.endswith(".py")} == {str(path) for path in expected}
+    assert {name for name in wheel_names if name.endswith(".py")} == SOURCES
 
 
 @pytest.mark.parametrize("room", ["kernels", "db", "results"])
 def test_the_wheel_holds_the_data_files(wheel_names: set[str], room: str) -> None:
-    data = [path for path in (ROOT / room).rglob("*") if path.suffix in {".csv", ".json", ".mako", ".ini"}]
-    for path in data:
-        if len(path.suffixes) == 1 or path.name.endswith(".ladder.json"):  # others: measured for the documents
-            assert f"blocktune/{path.relative_to(ROOT)}" in wheel_names
+    data = [path for path in (PACKAGE / room).rglob("*") if path.suffix in {".csv", ".json", ".mako", ".ini"}]
+    assert room == "db" or data
+    assert {str(path.relative_to(ROOT)) for path in data} <= wheel_names
 
 
 def test_nothing_that_ships_imports_the_tools_of_this_repository() -> None:
@@ -84,11 +116,16 @@ def test_nothing_that_ships_imports_the_tools_of_this_repository() -> None:
     assert [path for path in SOURCES if imports.search((ROOT / path).read_text())] == []
 
 
-def test_the_wheel_holds_exports_but_no_benches(wheel_names: set[str]) -> None:
-    results = {name.removeprefix("blocktune/results/") for name in wheel_names if name.startswith("blocktune/results/")}
-    assert "planted.json" in results
-    shipped = (".correction.json", ".speed-fuzz.json", ".ladder.json", ".counters.csv")
-    assert not [name for name in results if name.count(".") > 1 and not name.endswith(shipped)]
+SHIPPED_KINDS = re.compile(r"[\w-]+(\.(correction|ladder|speed-fuzz))?\.json|[\w-]+\.counters\.csv")
+"""Winners, corrections, ladders, calls next to PyTorch's and counters: what commands and calls read."""
+
+
+def test_records_that_ship_are_in_the_package_and_those_of_the_documents_are_not() -> None:
+    shipped = {path.name for path in (PACKAGE / "results").iterdir() if path.suffix not in ("", ".py")}
+    assert shipped
+    assert [name for name in sorted(shipped) if not SHIPPED_KINDS.fullmatch(name)] == []
+    records = {path.name for path in (ROOT / "results").iterdir()}
+    assert [name for name in sorted(records) if SHIPPED_KINDS.fullmatch(name)] == []
 
 
 def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[str]) -> None:
@@ -97,9 +134,9 @@ def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[
 
 @pytest.mark.parametrize("folder", ["report", "ui"])
 def test_the_wheel_holds_the_parts_of_a_page(wheel_names: set[str], folder: str) -> None:
-    parts = list((ROOT / "cli" / folder / "assets").iterdir())
+    parts = list((PACKAGE / "cli" / folder / "assets").iterdir())
     assert parts
-    assert {f"blocktune/{path.relative_to(ROOT)}" for path in parts} <= wheel_names
+    assert {str(path.relative_to(ROOT)) for path in parts} <= wheel_names
 
 
 def test_no_bare_top_level_package(wheel_names: set[str]) -> None:

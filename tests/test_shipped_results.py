@@ -17,7 +17,8 @@ from blocktune.kernels.stored.sources import JsonConfigs, read_source
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
-RESULTS = Path(__file__).parent.parent / "results"
+ROOT = Path(__file__).parents[1]
+SHIPPED, RECORDED = ROOT / "blocktune" / "results", ROOT / "results"
 COMPUTED = ("results", "replay", "correction", "untuned", "transfer")
 """Formats without a commit: winners name the source of their kernel, and the others are computed from sweeps."""
 BEFORE_COMMITS = {
@@ -27,7 +28,7 @@ BEFORE_COMMITS = {
     *("h200.sanitizer.json", "store.faults.json", "cpu.ui.json"),
 }
 """Records that were made before records named their commit. No record is added here."""
-EXPORTS = sorted(path for path in RESULTS.glob("*.json") if "." not in path.stem)  # the others name what they hold
+EXPORTS = sorted(path for path in SHIPPED.glob("*.json") if "." not in path.stem)  # the others name what they hold
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
@@ -55,7 +56,7 @@ def test_winners_of_earlier_kernel_sources_are_borrowed_and_counted_in_the_docum
     sentence = (
         f"{sum(measured.values())} were measured with the kernels as they are now, and {len(earlier)} with earlier"
     )
-    assert sentence in (RESULTS.parent / "docs" / "benchmarks" / "shipped_winners.md").read_text()
+    assert sentence in (ROOT / "docs" / "benchmarks" / "shipped_winners.md").read_text()
 
 
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
@@ -91,7 +92,9 @@ def commits(document: dict[str, Any]) -> list[str]:
 
 
 def test_every_record_names_the_commit_that_made_it() -> None:
-    documents = {path.name: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    documents = {
+        path.name: json.loads(path.read_text()) for path in (*SHIPPED.glob("*.json"), *RECORDED.glob("*.json"))
+    }
     records = {name for name, each in documents.items() if each["format"].removeprefix("blocktune-") not in COMPUTED}
     assert records
     assert sorted(name for name in records - BEFORE_COMMITS if not commits(documents[name])) == []

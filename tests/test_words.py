@@ -31,10 +31,11 @@ NAMES = re.compile(r"`\w+`|^ *\w+(?=:)|that is None", re.MULTILINE)
 MEASURED = re.compile(r"<!-- results .*?<!-- /results -->", re.DOTALL)
 """A block of a page that is made of a file in results/."""
 FILES = {
-    "pages": ("*.md", ".github/*.md", "docs/**/*.md"),
+    "pages": ("*.md", "*/README.md", ".github/*.md", "docs/**/*.md"),
     "examples": ("examples/*.py",),
     "blocktune": ("blocktune/*.py",),
-    **{room: (f"{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli", "tools/pages")},
+    **{room: (f"blocktune/{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli")},
+    "tools/pages": ("tools/pages/**/*.py",),
 }
 
 

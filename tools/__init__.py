@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+RECORDS, SHIPPED = ROOT / "results", ROOT / "blocktune" / "results"
+"""The records of the repository, and those of them that ship with the package."""
 
 
 def python(code: str) -> tuple[str, ...]:

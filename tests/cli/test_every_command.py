@@ -16,7 +16,7 @@ from blocktune.cli.main import app
 from tests.support.stores.new_stores import new_store
 
 ROOT = Path(__file__).parents[2]
-WINNERS = ROOT / "results/h100.json"
+WINNERS = ROOT / "blocktune/results/h100.json"
 SWEEP = next((ROOT / "results/sweeps").glob("*.sweep.json.gz"))
 SHAPE = "--seq 512 --dim 64 --device h200"
 DONE, WRONG_USE, NOTHING_FOUND, NO_GPU = 0, 2, 3, 4

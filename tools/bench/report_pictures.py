@@ -17,7 +17,7 @@ from blocktune.db.store import ResultStore
 from tests.cli.ui.conftest import recorded
 from tests.support.pages.browser import Page, chromium
 from tests.support.stores.live_servers import live_server
-from tools import ROOT
+from tools import RECORDS, ROOT, SHIPPED
 
 FOLDER = ROOT / "docs" / "guide" / "pictures"
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
@@ -47,7 +47,16 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as name, chromium() as browser:
         report = Path(name) / "report.html"
-        command = (sys.executable, "-P", "-m", "blocktune", "report", str(ROOT / "results"), "--out", str(report))
+        command = (
+            sys.executable,
+            "-P",
+            "-m",
+            "blocktune",
+            "report",
+            *map(str, (RECORDS, SHIPPED)),
+            "--out",
+            str(report),
+        )
         subprocess.run(command, check=True)
         for width, dark in WIDTHS.items():
             _draw_report(browser, report, width, dark)

@@ -26,7 +26,7 @@ from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.support.pages.browser import Page, chromium
 from tests.support.pages.reports import DENSE
 from tests.support.stores.large_stores import multiplied_trials
-from tools import ROOT
+from tools import RECORDS, SHIPPED
 from tools.pages.recorded.ui_tables import FORMAT, SCHEMA
 
 SHAPES = 1737
@@ -50,7 +50,7 @@ def main() -> None:
         "python": platform.python_version(),
         "rows": rows,
     }
-    path = ROOT / "results" / "cpu.ui.json"
+    path = RECORDS / "cpu.ui.json"
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
@@ -62,7 +62,7 @@ def _row(name: str, bar: str, value: float, unit: str, cpu_s: float | None = Non
 def _report(folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the size of the report of results/, and when a browser first paints it."""
     path = folder / "report.html"
-    subprocess.run((*_tune(), "report", str(ROOT / "results"), "--out", str(path)), check=True)
+    subprocess.run((*_tune(), "report", *map(str, (RECORDS, SHIPPED)), "--out", str(path)), check=True)
     yield _row("the report of all of results/", "3 MB", path.stat().st_size / 1e6, "MB")
     with chromium() as browser:
         page = Page(browser, path)

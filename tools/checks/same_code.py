@@ -1,7 +1,7 @@
 """Gives shipped winners the hash of today's kernel source where it compiles to the machine code that was measured.
 
     git worktree add ../before REVISION
-    PYTHONPATH=. python -P -m tools.checks.same_code results/h200.json ../before
+    PYTHONPATH=. python -P -m tools.checks.same_code blocktune/results/h200.json ../before
 
 What was measured is machine code. A change of the source often leaves the instructions of a config as they were, such
 as a new feature that a constant leaves out, and takes nothing from the measurement then. Both sources are compiled,

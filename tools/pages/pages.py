@@ -1,8 +1,10 @@
-"""Writes what is generated into README.md and docs/: `python -m tools.pages.pages`, or `make results`.
+"""Writes what is generated into README.md, docs/ and the READMEs of rooms: `python -m tools.pages.pages`, or
+`make results`.
 
-Tables of results stand between two comment lines, the first of which names a file of results/, as `tune bench --out`,
-`tune ladder --out` or `tune replay --out` writes it, and come from nothing else. So do pictures: docs/**/NAME.bench.svg
-shows results/NAME.bench.json. The reference of the commands comes from their help, their output from running them.
+Tables of results stand between two comment lines, the first of which names a file of results/ or blocktune/results/, as
+`tune bench --out`, `tune ladder --out` or `tune replay --out` writes it, and come from nothing else. So do pictures:
+docs/**/NAME.bench.svg shows results/NAME.bench.json. The reference of the commands comes from their help, their output
+from running them.
 """
 
 import re
@@ -55,7 +57,9 @@ from tools.pages.recorded import (
     split_tables,
     ui_tables,
 )
+from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
+from tools.pages.room_maps import room_maps
 from tools.pages.targets import tables as target_tables
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -63,7 +67,10 @@ NO_REPLAY = (
     "No searches of recorded sweeps are here yet: `tune replay --out results/DEVICE.replay.json` makes them, "
     "`make results` shows them."
 )
-NO_LADDER = "No ladder is here yet: `tune ladder --out results/DEVICE.ladder.json` climbs it, `make results` shows it."
+NO_LADDER = (
+    "No ladder is here yet: `tune ladder --out blocktune/results/DEVICE.ladder.json` climbs it, `make results` "
+    "shows it."
+)
 
 
 def _ending(suffix: str | tuple[str, ...]) -> Callable[[Path], bool]:
@@ -102,7 +109,7 @@ BLOCKS: tuple[tuple[Callable[[Path], bool], Callable[[Path], str]], ...] = (
 
 def with_results(page: str, folder: Path) -> str:
     """Return a page in which every block between `<!-- results FILE -->` and `<!-- /results -->` is made from
-    folder/FILE.
+    folder/FILE, or from a FILE that ships with the package.
 
     Of a replay, `FILE#strategies` is the part with this name alone; of a bench, `FILE#summary` is a table of six rows;
     `facts#NAME` holds sentences (recorded/facts.py), `targets#NAME` the tables of a topic (targets/tables.py).
@@ -116,7 +123,7 @@ def with_results(page: str, folder: Path) -> str:
             return f"<!-- results {match['place']} -->\n{facts.fact(match['part'], folder)}\n<!-- /results -->"
         if match["file"] == target_tables.FILE:
             return f"<!-- results {match['place']} -->\n{target_tables.block(match['part'], folder)}\n<!-- /results -->"
-        path = folder / match["file"]
+        path = place_of(match["file"], folder)
         block = next((of_file(path) for is_of, of_file in BLOCKS if is_of(path)), None)
         if block is None and path.name.endswith(REPLAY):
             block = _replay(path, match["part"], folder) if path.exists() else NO_REPLAY
@@ -189,11 +196,13 @@ def main() -> None:
         _write(path, with_output(with_commands(with_results(page, Path("results")))))
     for path, results in pictures(Path()).items():
         _write(path, drawn(results))
+    for path, text in room_maps(Path()):
+        _write(path, text)
 
 
 def _write(path: Path, text: str) -> None:
-    """Replace a file whose text has changed."""
-    if read_text(path, SOURCE_BYTES) != text:
+    """Write a file unless it has this text."""
+    if not path.exists() or read_text(path, SOURCE_BYTES) != text:
         write_atomically(path, text)
 
 

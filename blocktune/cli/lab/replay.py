@@ -55,7 +55,7 @@ def replay(
     tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
     tune replay --out results/h200.replay.json
     tune replay --without flash_fwd_hopper --without flash_bwd_hopper
-    tune replay --untuned --winners results/h200.json --out results/h200.untuned.json
+    tune replay --untuned --winners blocktune/results/h200.json --out results/h200.untuned.json
     """
     if untuned:
         replay_untuned(places or [DEFAULT_PLACE, DENSE_PLACE], winners, out, as_json)

@@ -1,6 +1,6 @@
 """What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
 
-Of each of two devices it reads winners (results/NAME.json), finals of both winners there, if they met
+Of each of two devices it reads winners (blocktune/results/NAME.json), finals of both winners there, if they met
 (NAME-elsewhere.rematch.json, which `python -m tools.bench.winners_elsewhere` writes on such a GPU), and
 recorded sweeps. It needs no GPU.
 """
@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from blocktune.cli.output.render import note
 from blocktune.db.records.records import Best
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.lab.calibration import calibrate
@@ -54,7 +56,9 @@ def side(name: str, folder: Path) -> Side:
     sweeps = [load_sweep(path) for path in sweep_files(places)]
     return Side(
         name=name,
-        bests=tuple(filter(still_runs, read_results(folder / f"{name}.json", trials=False).bests)),
+        bests=tuple(
+            filter(still_runs, read_results(str(resources.files(SHIPPED_RESULTS) / f"{name}.json"), trials=False).bests)
+        ),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
         rounds=met(folder / f"{name}-elsewhere.rematch.json"),
     )

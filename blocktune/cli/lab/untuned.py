@@ -43,11 +43,11 @@ def calibrate(
     """Fit the expected times of untuned shapes to measurements.
 
     The file holds what recorded sweeps, winners and the trials of a named database say about other shapes, and the
-    constants that predict left-out shapes best. `results/DEVICE.correction.json` ships with the package. Equal
-    measurements give equal bytes.
+    constants that predict left-out shapes best. `blocktune/results/DEVICE.correction.json` ships with the package.
+    Equal measurements give equal bytes.
 
     \b
-    tune calibrate --winners results/h200.json --out results/h200.correction.json
+    tune calibrate --winners blocktune/results/h200.json --out blocktune/results/h200.correction.json
     """
     from blocktune.kernels.selection.correction import correction_document
     from blocktune.tuner.lab.measured_shapes import promising

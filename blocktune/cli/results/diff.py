@@ -28,7 +28,7 @@ def diff(
 
     \b
     tune diff before.json after.json
-    tune diff results/h200.json ~/.local/share/blocktune/blocktune.db --json
+    tune diff h200.json ~/.local/share/blocktune/blocktune.db --json
     """
     from blocktune.db.exchange.differences import differences
     from blocktune.db.sources import read_results

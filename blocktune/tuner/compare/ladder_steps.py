@@ -26,7 +26,7 @@ from blocktune.tuner.traffic.model import standard_traffic
 
 STANDARD_MEMORY_SHARE = 0.36
 """What PyTorch's three operations reach of the rate of device memory while they move scores and probabilities: 69 GB in
-40.0 ms of a forward on an H200 (results/h200.ladder.json). A backward's are taken to reach the same."""
+40.0 ms of a forward on an H200 (blocktune/results/h200.ladder.json). A backward's are taken to reach the same."""
 
 NOTABLE = 0.02
 """Relative difference below which two counts are called the same."""

@@ -12,7 +12,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep
 from blocktune.tuner.profile.counter_file import CounterFile
 from tests.support.pages.browser import Page, chromium
-from tests.support.pages.reports import DENSE, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
+from tests.support.pages.reports import DENSE, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report
 
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
 
@@ -114,7 +114,7 @@ def test_counters_stand_next_to_the_predictions(page: Page) -> None:
 
 
 def test_what_was_counted_is_a_point_under_the_roofs(browser: Any, tmp_path: Path) -> None:
-    counters = RESULTS / "h200-flash_fwd.counters.csv"
+    counters = SHIPPED / "h200-flash_fwd.counters.csv"
     opened = Page(browser, write_report(tmp_path / "counted.html", DENSE, counters))
     found = CounterFile.read(counters)
     counted = {row.name: row.counted for row in found.rows()}
@@ -129,7 +129,7 @@ def test_what_was_counted_is_a_point_under_the_roofs(browser: Any, tmp_path: Pat
 
 def ladder_file(folder: Path, direction: str, *, predicted: bool) -> Path:
     """The shipped ladder of the forward, alone; of another direction and as if nothing had been measured."""
-    document = json.loads((RESULTS / "h200.ladder.json").read_text())
+    document = json.loads((SHIPPED / "h200.ladder.json").read_text())
     row = next(row for row in document["rows"] if row["shape"]["direction"] == "forward")
     row["shape"]["direction"] = direction
     if predicted:

@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.miss_file import append_misses
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, WIDE, hostile_bench, write_report
+from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report
 
 MAX_BYTES = 3_000_000
 BLOCK = re.compile(r'<script type="application/gzip" id="([a-z0-9-]+)">([A-Za-z0-9+/=]*)</script>')
@@ -65,11 +65,11 @@ def test_the_rows_of_a_bench_are_those_of_its_file(data: dict[str, Any]) -> None
 
 def test_ladder_winners_and_replays_are_those_of_their_files(data: dict[str, Any]) -> None:
     page = data["data"]
-    steps = json.loads((RESULTS / "h200.ladder.json").read_text())["rows"][0]["steps"]
+    steps = json.loads((SHIPPED / "h200.ladder.json").read_text())["rows"][0]["steps"]
     assert [step["time_us"] for step in page["ladder"][0]["rows"][0]["steps"]] == [
         step["timing"] and step["timing"]["median_us"] for step in steps
     ]
-    bests = json.loads((RESULTS / "h200.json").read_text())["bests"]
+    bests = json.loads((SHIPPED / "h200.json").read_text())["bests"]
     assert sorted(winner["time_us"] for winner in page["winners"]) == sorted(best["time_us"] for best in bests)
     replay = json.loads((RESULTS / "h200.replay.json").read_text())
     assert page["replay"][0]["strategies"]["guided"]["regret"] == replay["strategies"]["guided"]["regret"]
@@ -153,7 +153,7 @@ def test_two_stores_are_compared(tmp_path: Path, tune: Any, winner: Any) -> None
     pytest.importorskip("altair", reason="charts need altair")
     tune.store(winner())
     out = tmp_path / "r.html"
-    assert tune("report", RESULTS / "h200.json", "--against", tune.db, "--out", out).exit_code == 0
+    assert tune("report", SHIPPED / "h200.json", "--against", tune.db, "--out", out).exit_code == 0
     found = {each["label"]: each for each in blocks(out)["data"]["differences"]}
     changed = found["b2 h32 s8192 d64 bf16"]
     assert (changed["change"], changed["before_us"]) == ("config", 812.5)
@@ -213,7 +213,7 @@ def test_numbers_that_are_not_finite_are_refused(tune: Any, tmp_path: Path, numb
     pytest.importorskip("altair", reason="charts need altair")
     path = tmp_path / "a.ladder.json"
     path.write_text(
-        re.sub(r'"over_v2": [0-9.]+', f'"predicted_us": {number}', (RESULTS / "h200.ladder.json").read_text())
+        re.sub(r'"over_v2": [0-9.]+', f'"predicted_us": {number}', (SHIPPED / "h200.ladder.json").read_text())
     )
     result = tune("report", path, "--out", tmp_path / "r.html")
     assert result.exit_code == 2

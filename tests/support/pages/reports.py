@@ -10,6 +10,7 @@ from tests.support.command_line import CliRunner
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "results"
+SHIPPED = ROOT / "blocktune" / "results"
 SWEEPS = RESULTS / "sweeps"
 DENSE = SWEEPS / "h200-b2-h32-s8192-d64-bf16.sweep.json.gz"
 WIDE = SWEEPS / "h200-b4-h8-s4096-d256-bf16-causal.sweep.json.gz"
@@ -17,7 +18,17 @@ WIDE = SWEEPS / "h200-b4-h8-s4096-d256-bf16-causal.sweep.json.gz"
 SYNTHETIC_COUNTERS = ROOT / "tests" / "data" / "synthetic-flash_fwd.counters.csv"
 """Made-up counters of a made-up GPU, in the form that `tune profile --out` writes."""
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
-DOCUMENTS = ("h200.bench.json", "h200.ladder.json", "h200.replay.json", "h200.noise.json", "h200.json")
+DOCUMENTS = {
+    path.name: path
+    for path in (
+        RESULTS / "h200.bench.json",
+        RESULTS / "h200.replay.json",
+        RESULTS / "h200.noise.json",
+        SHIPPED / "h200.ladder.json",
+        SHIPPED / "h200.json",
+    )
+}
+"""One of every kind, by their names."""
 
 
 def write_report(out: Path, *places: Path) -> Path:

@@ -224,7 +224,7 @@ def test_standard_attention_takes_at_least_its_bytes_and_its_products() -> None:
 
 def test_every_step_is_predicted_near_what_was_measured() -> None:
     """With the resources of the code that was measured."""
-    rows = read_ladder(Path(__file__).parents[3] / "results" / "h200.ladder.json")["rows"]
+    rows = read_ladder(Path(__file__).parents[3] / "blocktune" / "results" / "h200.ladder.json")["rows"]
     row = next(row for row in rows if row["shape"]["direction"] == "forward")
     shape = AttentionShape.from_json(row["shape"])
     for step in row["steps"]:

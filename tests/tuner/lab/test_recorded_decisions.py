@@ -12,14 +12,15 @@ from blocktune.tuner.lab.untuned import Case, UntunedStudy, summary
 
 pytestmark = pytest.mark.triton_free
 
-RESULTS = Path(__file__).parents[3] / "results"
+ROOT = Path(__file__).parents[3]
+RESULTS, SHIPPED = ROOT / "results", ROOT / "blocktune" / "results"
 
 
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
     """By the constants that ship."""
     sweeps = [load_sweep(path) for path in sweep_files([RESULTS / "sweeps", RESULTS / "dense-sweeps"])]
-    winners, *_ = records_from(json.loads((RESULTS / "h200.json").read_text()))
+    winners, *_ = records_from(json.loads((SHIPPED / "h200.json").read_text()))
     study = UntunedStudy(sweeps, winners)
     correction = shipped_correction(study.device.key)
     assert correction is not None

@@ -36,7 +36,7 @@ from tests.support.models.counters import raw_page
 
 pytestmark = pytest.mark.triton_free
 
-RESULTS = Path(__file__).parents[3] / "results"
+SHIPPED = Path(__file__).parents[3] / "blocktune" / "results"
 PREFILL = complete_shape(4096, 64, batch=2, heads=32)
 RESOURCES = KernelResources(registers=168, shared_bytes=49_152, num_warps=4, tensor_cores="wgmma")
 SHARED = SharedAccesses(loads=4, load_wavefronts=12, load_excess=8, stores=2, store_wavefronts=3, store_excess=1)
@@ -61,7 +61,7 @@ def rows_of(analysis: Analysis, **values: float) -> dict[str, Row]:
 
 @pytest.mark.parametrize("name", ["flash_fwd", "flash_fwd_tma", "flash_fwd_hopper"])
 def test_what_was_counted_on_an_h200_is_next_to_its_predictions(name: str) -> None:
-    file = CounterFile.read(RESULTS / f"h200-{name}.counters.csv")
+    file = CounterFile.read(SHIPPED / f"h200-{name}.counters.csv")
     assert file.analysis.config.kernel == name
     rows = {row.name: row for row in file.rows()}
     assert rows["L2 to multiprocessors"].ratio == pytest.approx(1.0, abs=0.01)

@@ -1,5 +1,5 @@
-"""The file that a differential check of speed writes (`make speed-fuzz OUT=results/DEVICE.speed-fuzz.json`), and the
-tables that are made of it: how our kernels did next to PyTorch's, by group, and every call that was slower."""
+"""Makes the tables of a differential check of speed (`make speed-fuzz`): how our kernels did next to PyTorch's, by
+group, and every call that was slower."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from blocktune.kernels.selection.pytorch_rival import FORMAT, MAX_EXTRA_US, MAX_
 __all__ = ["SUFFIX", "block"]
 
 NOT_RUN = (
-    "No differential check of speed is here yet: `make speed-fuzz OUT=results/DEVICE.speed-fuzz.json` makes one, "
+    "No differential check of speed is here yet: "
+    "`make speed-fuzz OUT=blocktune/results/DEVICE.speed-fuzz.json` makes one, "
     "`make results` shows it."
 )
 

@@ -1,4 +1,4 @@
-"""The tables of results/*.counters.csv, which `make counters` records: the model next to the counters of each file."""
+"""The tables of blocktune/results/*.counters.csv, which `make counters` records: the model next to the counters."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from blocktune.tuner.profile.counter_file import CounterFile
 
 PLACE = "*.counters.csv"
-"""What a page names for the tables of all such files in results/."""
+"""What a page names for the tables of all such files."""
 
 NO_COUNTERS = (
-    "No counters are here yet: `make counters RECORD=results/DEVICE` records them on a GPU with Nsight Compute, "
-    "`make results` shows them."
+    "No counters are here yet: `make counters RECORD=blocktune/results/DEVICE` records them on a GPU with Nsight "
+    "Compute, `make results` shows them."
 )
 SHOWN_STALLS = 4
 """Reasons for waiting that a page names, the most frequent first."""
@@ -25,7 +25,7 @@ def is_counters(path: Path) -> bool:
 
 
 def block(place: Path) -> str:
-    """Return the tables of the files that a place such as results/*.counters.csv has, or how they would come about.
+    """Return the tables of the files of a pattern such as blocktune/results/*.counters.csv, or how they come about.
 
     Raises:
         UsageError: a file does not say of which config its counters are.

@@ -17,6 +17,7 @@ from blocktune.tuner.lab.racing import CLOSE
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import RACE_MARGIN
 from blocktune.tuner.search.verdict import TIE_BAND
+from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import sweeps_in
 
 FILE = "facts"
@@ -39,7 +40,7 @@ def fact(name: str, results: Path) -> str:
 
 def hopper_defaults(results: Path) -> str:
     """Return how the defaults of the Hopper forward compare with shipped winners and recorded sweeps."""
-    bests, _ = records_from(load_document(results / "h200.json"))
+    bests, _ = records_from(load_document(place_of("h200.json", results)))
     mine = [best for best in bests if best.config.kernel == HOPPER]
     same = [best.config == get_kernel(HOPPER).default_config(best.shape, best.device.limits) for best in mine]
     found = [over_the_best(sweep, HOPPER) for sweep in sweeps(results).values() if winning_kernel(sweep) == HOPPER]

@@ -10,7 +10,7 @@ from blocktune.cli.output.json_files import read_json
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
 
-NO_WINNERS = "No winners ship yet: `tune export results/DEVICE.json --device DEVICE` writes them."
+NO_WINNERS = "No winners ship yet: `tune export blocktune/results/DEVICE.json --device DEVICE` writes them."
 
 
 def is_shipped(path: Path) -> bool:

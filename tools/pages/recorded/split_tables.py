@@ -12,6 +12,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
+from tools import RECORDS
 from tools.pages.recorded.sweeps import sweeps_in
 
 HEADS = ((32, 8), (64, 8), (28, 4), (32, 32))
@@ -32,13 +33,13 @@ MEASURED = (
 
 
 def block(path: Path) -> str:
-    """Return both tables, of the device of a correction and of the sweeps next to it.
+    """Return both tables, of the device of a correction and of the recorded sweeps.
 
     Raises:
         UsageError: no correction ships for the device.
     """
     device = device_named(path.name.removesuffix(CORRECTION))
-    sweeps = sweeps_in(*(path.parent / name for name in SWEEP_FOLDERS))
+    sweeps = sweeps_in(*(RECORDS / name for name in SWEEP_FOLDERS))
     decoding = [sweep for sweep in sweeps if sweep.device.key == device.key and family_of(sweep.shape) == "decoding"]
     columns = ("heads", "keys", *(f"batch {batch}" for batch in BATCHES))
     measured = markdown_table(("shape", "best, µs", *map(str, COUNTS)), _measured(decoding))

@@ -1,7 +1,7 @@
 """The number of parts in which groups are walked along by default, against what was measured."""
 
 import json
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from blocktune.kernels.hopper.backward.parts import (
     default_parts,
     heads_per_group,
 )
-from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
@@ -25,7 +24,9 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 pytestmark = pytest.mark.triton_free
 
 CHOICES = FlashBackwardHopper.parameters["group_parts"]
-MEASURED = json.loads((resources.files(SHIPPED_RESULTS) / "h200.group-parts.json").read_text(encoding="utf-8"))["rows"]
+MEASURED = json.loads((Path(__file__).parents[4] / "results" / "h200.group-parts.json").read_text(encoding="utf-8"))[
+    "rows"
+]
 
 
 def shape(num_heads: int, num_heads_kv: int, **changes: Any) -> AttentionShape:
