@@ -16,7 +16,7 @@ VERBS = frozenset(
     delete derive describe detect discard divide do draw drop encode end enqueue ensure estimate evaluate exchange
     execute exit expand explain export expose extend extract feed fetch fill filter find finish fit fix fold follow
     forget format forward free freeze gather generate get give group guard guess hand handle hash have help hide
-    hold identify ignore import increase index initialise insert install interrupt invite iterate join keep kill
+    hold identify ignore import increase index initialise insert install interrupt invite iterate join judge keep kill
     label launch lay leave let limit list load locate lock log look lower make map mark mask match measure merge mix
     move multiply name normalise note notice number open order own pack pad parse pass patch pick pin place plan
     play point poison poll predict prefer prepare press print probe propose prove publish pull push put quote raise
@@ -31,7 +31,7 @@ VERBS = frozenset(
     )
 )
 """Words that a docstring may begin with. A verb that is missing is added here."""
-ROOMS = ("blocktune", "tools/pages")
+ROOMS = ("blocktune", "tools/lab", "tools/pages")
 PATHS = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 LEFT_ALONE = re.compile("jit|constexpr_function|property|setter|overload")
 """Decorators. Stored results are keyed by the text of jitted functions; a property is described like a value."""

@@ -52,7 +52,7 @@ TIERS = {
     "cli": (
         ("output",),
         ("shared",),
-        ("autotuned", "lab_files"),
+        ("autotuned",),
         ("tune", "results", "explain", "lab"),
         ("report",),
         ("ui",),

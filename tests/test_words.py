@@ -35,7 +35,7 @@ FILES = {
     "examples": ("examples/*.py",),
     "blocktune": ("blocktune/*.py",),
     **{room: (f"blocktune/{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli")},
-    "tools/pages": ("tools/pages/**/*.py",),
+    "tools": ("tools/lab/*.py", "tools/pages/**/*.py"),
 }
 
 

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any, TextIO
@@ -20,22 +21,48 @@ import typer
 from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
-from blocktune.cli.lab import noise, record, rematch, replay, sweeps, untuned
+from blocktune.cli.lab import commands as lab
 from blocktune.cli.output.render import INTERRUPTED, note
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.tune import bench, run
 from blocktune.cli.ui import ui
 from blocktune.kernels.files.foreign_text import shown
-from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.kernels.values.errors import BlocktuneError, UsageError
 
 NEW_OBJECTS = 50_000
 """How many may be made before Python looks for cycles among them. It begins with 700, and a command that reads
 thousands of rows, none of which is in a cycle, would spend a tenth of its time on that."""
 
 
+MOVED = ("calibrate", "noise", "record", "rematch", "replay", "sweeps")
+"""Commands of the lab that had no `lab` in front of them. Version 0.3 no longer knows these names."""
+
+
 class Commands(TyperGroup):
-    """The commands; an error that blocktune raises on purpose becomes one paragraph and its exit code."""
+    """The commands in groups; an error that blocktune raises on purpose becomes one paragraph and its exit code."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands under the titles of `COMMANDS`."""
+        width = max(map(len, self.commands))
+        for panel in COMMANDS:
+            rows = [
+                (name.ljust(width), command.get_short_help_str(formatter.width - width - 6))
+                for name, command in self.commands.items()
+                if vars(command)["rich_help_panel"] == panel
+            ]
+            with formatter.section(panel):
+                formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return what click does, or refuse a command that has moved.
+
+        Raises:
+            UsageError: the command has moved.
+        """
+        if args[0] in MOVED:
+            raise UsageError(f"`tune {args[0]}` is `tune lab {args[0]}` now.")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -95,34 +122,35 @@ def tune(
     """
 
 
-app.command("run")(run.run)
-app.command("bench")(bench.bench)
-app.command("best")(best.best)
-app.command("list")(store.list_bests)
-app.command("kernels")(kernels.kernels)
-app.command("export")(store.export)
-app.command("import")(store.import_)
-app.command("freeze")(freeze.freeze)
-app.command("merge")(merge.merge)
-app.command("diff")(diff.diff)
-app.command("verify")(verify.verify)
-app.command("buckets")(buckets.buckets)
-app.command("gc")(gc.gc)
-app.add_typer(sweeps.app, name="sweeps")
-app.command("record")(record.record)
-app.command("calibrate")(untuned.calibrate)
-app.command("replay")(replay.replay)
-app.command("noise")(noise.noise)
-app.command("rematch")(rematch.rematch)
-app.command("report")(report.report)
-app.command("ui")(ui.ui)
-app.command("occupancy")(occupancy.occupancy)
-app.command("explain")(explain.explain)
-app.command("profile")(profile.profile)
-app.command("roofline")(roofline.roofline)
-app.command("ladder")(ladder.ladder)
-app.command("devices")(devices.devices)
-app.command("doctor")(doctor.doctor)
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Search": {"run": run.run, "bench": bench.bench, "verify": verify.verify},
+    "Results": {
+        "best": best.best,
+        "list": store.list_bests,
+        "kernels": kernels.kernels,
+        "buckets": buckets.buckets,
+        "export": store.export,
+        "import": store.import_,
+        "freeze": freeze.freeze,
+        "merge": merge.merge,
+        "diff": diff.diff,
+        "gc": gc.gc,
+    },
+    "Explain": {
+        "occupancy": occupancy.occupancy,
+        "explain": explain.explain,
+        "profile": profile.profile,
+        "roofline": roofline.roofline,
+        "ladder": ladder.ladder,
+        "report": report.report,
+        "ui": ui.ui,
+    },
+    "Machine": {"devices": devices.devices, "doctor": doctor.doctor},
+}
+for panel, commands in COMMANDS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+app.add_typer(lab.app, name="lab", rich_help_panel="Search")
 
 
 def show_warning(

@@ -127,7 +127,26 @@ def test_wrong_use_is_2_says_why_and_prints_no_data(tune, words: list[str]) -> N
     assert not tune.db.exists()
 
 
-@pytest.mark.parametrize("command", ["bench", "noise", "verify"])
+@pytest.mark.parametrize("name", main.MOVED)
+@pytest.mark.parametrize("words", [(), ("--help",), ("--no-such-flag", "place")])
+def test_a_command_of_the_lab_says_in_one_sentence_where_it_went(tune, name: str, words: tuple[str, ...]) -> None:
+    result = tune(name, *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"error: `tune {name}` is `tune lab {name}` now.\n"
+    assert tune("lab", name, "--help").exit_code == 0
+
+
+def test_the_help_lists_about_twenty_commands_in_groups(tune) -> None:
+    groups = re.findall(r"^(\w+):\n((?:  .*\n?)+)", tune("--help").stdout.split("Options:")[1], re.MULTILINE)
+    listed = {title: re.findall(r"^  (\w+) ", lines, re.MULTILINE) for title, lines in groups}
+    assert list(listed) == list(main.COMMANDS)
+    names = [name for names in listed.values() for name in names]
+    assert sorted(names) == sorted(typer.main.get_command(main.app).commands)
+    assert len(names) <= 24
+    assert not set(main.MOVED) & set(names)
+
+
+@pytest.mark.parametrize("command", ["bench", "lab noise", "verify"])
 def test_a_command_that_needs_a_gpu_advises_no_flag_that_it_lacks(
     tune, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +154,7 @@ def test_a_command_that_needs_a_gpu_advises_no_flag_that_it_lacks(
     monkeypatch.setattr("blocktune.kernels.hardware.device.read_driver", lambda: report)
     monkeypatch.setattr("blocktune.kernels.hardware.device.read_torch", lambda: report)
     words = [] if command == "verify" else ["--seq", "512", "--dim", "64"]
-    result = tune(command, *words)
+    result = tune(*command.split(), *words)
     assert result.exit_code == 4
     assert "No NVIDIA driver is installed. Use a machine with one" in result.stderr
     for flag in re.findall(r"`tune (\w+) (--\w+)", result.stderr):

@@ -15,8 +15,14 @@ MAX_SECONDS = 5.0
 SHAPE = "--seq 8192 --dim 64 --device h200"
 READERS = (
     *("diff FILE FILE", "merge FILE", "import FILE", "report FILE --out OUT.html", "run --shapes FILE"),
-    *(f"profile {SHAPE} --from FILE", "replay FILE", "rematch FILE FILE", "freeze --verify FILE FILE"),
-    *("calibrate FILE --out OUT.json", "sweeps show FILE", "list --db FILE", "doctor --db FILE", "gc --db FILE"),
+    *(f"profile {SHAPE} --from FILE", "lab replay FILE", "lab rematch FILE FILE", "freeze --verify FILE FILE"),
+    *(
+        "lab calibrate FILE --out OUT.json",
+        "lab sweeps show FILE",
+        "list --db FILE",
+        "doctor --db FILE",
+        "gc --db FILE",
+    ),
     *("doctor --recover --db FILE", "doctor --restore --db FILE", "doctor --drill --db FILE", "import JSON --db FILE"),
 )
 """Commands with a file that they read."""
@@ -28,7 +34,7 @@ OTHERS = (
         "verify",
         "doctor",
         "devices",
-        "sweeps OUT",
+        "lab sweeps OUT",
         "import JSON",
         "run --from-misses",
         "diff JSON JSON",

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from blocktune.cli.lab_files.untuned import DRAWN_FORMAT, SCHEMA
+from blocktune.cli.lab.untuned_file import DRAWN_FORMAT, SCHEMA
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device

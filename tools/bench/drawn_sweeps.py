@@ -2,9 +2,9 @@
 
 python -m tools.bench.drawn_sweeps SEED FOLDER [COUNT] [SECONDS]
 
-`tune record` measures what a search would try, which is many variants of few tiles. Where the rules that choose a tile
-are in question, every tile counts and its variants do not. Shapes are those of `drawn_shapes` but for backwards; all
-configs are compiled from the start.
+`tune lab record` measures what a search would try, which is many variants of few tiles. Where the rules that choose a
+tile are in question, every tile counts and its variants do not. Shapes are those of `drawn_shapes` but for backwards;
+all configs are compiled from the start.
 """
 
 import sys

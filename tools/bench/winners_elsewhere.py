@@ -3,7 +3,8 @@
 python -m tools.bench.winners_elsewhere FILE RESULTS RESULTS...
 
 RESULTS are files that `tune export` wrote, one a device. Shapes count that all of them have a winner for that today's
-kernels take; those that all won by the same config need no measuring. FILE is a rematch, as `tune rematch` keeps it.
+kernels take; those that all won by the same config need no measuring. FILE is a rematch, as `tune lab rematch` keeps
+it.
 """
 
 import json
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab_files.noise import REMATCH_FORMAT, SCHEMA
+from blocktune.cli.lab.noise_file import REMATCH_FORMAT, SCHEMA
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import DeviceSpec, current_device

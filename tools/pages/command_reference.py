@@ -37,11 +37,15 @@ def variable_table() -> str:
 
 def reference() -> str:
     """Return a section a command, in the order of `tune --help`."""
-    return "\n\n".join(_section(name, command) for name, command in _commands(typer.main.get_command(app)))
+    return "\n\n".join(_section(name, command) for name, command in leaf_commands().items())
+
+
+def leaf_commands() -> dict[str, Any]:
+    """Return every command that is no group, by its words after `tune`."""
+    return dict(_commands(typer.main.get_command(app)))
 
 
 def _commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every command with its words after `tune`, those of groups too."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
             yield from _commands(command, f"{words}{name} ")

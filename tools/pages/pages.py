@@ -2,9 +2,9 @@
 `make results`.
 
 Tables of results stand between two comment lines, the first of which names a file of results/ or blocktune/results/, as
-`tune bench --out`, `tune ladder --out` or `tune replay --out` writes it, and come from nothing else. So do pictures:
-docs/**/NAME.bench.svg shows results/NAME.bench.json. The reference of the commands comes from their help, their output
-from running them.
+`tune bench --out`, `tune ladder --out` or `tune lab replay --out` writes it, and come from nothing else. So do
+pictures: docs/**/NAME.bench.svg shows results/NAME.bench.json. The reference of the commands comes from their help,
+their output from running them.
 """
 
 import re
@@ -15,14 +15,10 @@ from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
 from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab.fleet_cost import FOLDER as FLEET
-from blocktune.cli.lab.fleet_cost import fleet_table
-from blocktune.cli.lab_files import calibration as calibration_file
-from blocktune.cli.lab_files import transfer as transfer_file
-from blocktune.cli.lab_files.replay import FIT, read_replay, replay_tables
-from blocktune.cli.lab_files.replay import SUFFIX as REPLAY
-from blocktune.cli.lab_files.untuned import DRAWN, drawn_block, read_untuned, untuned_tables
-from blocktune.cli.lab_files.untuned import SUFFIX as UNTUNED
+from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
+from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
+from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, untuned_tables
+from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
@@ -30,6 +26,9 @@ from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import sweep_files
 from blocktune.tuner.lab.sweep_sources import sources_of
+from tools.lab import calibration_file, transfer_file
+from tools.lab.fleet_cost import FOLDER as FLEET
+from tools.lab.fleet_cost import fleet_table
 from tools.pages import bench_summary, speed_picture
 from tools.pages.bench_tables import NOTHING, absent, measured, results_block
 from tools.pages.checks import (
@@ -64,7 +63,7 @@ from tools.pages.targets import tables as target_tables
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
 NO_REPLAY = (
-    "No searches of recorded sweeps are here yet: `tune replay --out results/DEVICE.replay.json` makes them, "
+    "No searches of recorded sweeps are here yet: `tune lab replay --out results/DEVICE.replay.json` makes them, "
     "`make results` shows them."
 )
 NO_LADDER = (

@@ -58,7 +58,19 @@ SENSIBLE = (
 )
 COMMANDS = (
     *("best", "list", "export", "import", "freeze", "merge", "diff", "buckets", "gc", "occupancy", "explain", "ladder"),
-    *("devices", "doctor", "sweeps", "replay", "rematch", "verify", "noise", "nonsense", TITLE, ""),
+    *(
+        "devices",
+        "doctor",
+        "lab",
+        "lab sweeps",
+        "lab replay",
+        "lab rematch",
+        "lab noise",
+        "verify",
+        "nonsense",
+        TITLE,
+        "",
+    ),
 )
 
 
@@ -145,7 +157,7 @@ def command(folder: Path, files: dict[str, bytes], dice: random.Random) -> list[
         places[kind.upper()].write_bytes(hostile(content, folder, dice) if is_hostile else spoilt(content, dice))
     words = [str(places.get(word, word)) for word in dice.choice(SENSIBLE).split()]
     if dice.random() < 0.1:
-        words = [dice.choice(COMMANDS)]
+        words = dice.choice(COMMANDS).split(" ")
     for _ in range(dice.choice((0, 0, 0, 1, 1, 3))):
         changed = dice.choice((dice.choice(OPTIONS), dice.choice(WORDS), str(dice.choice(list(places.values())))))
         at = dice.randrange(len(words) + 1)

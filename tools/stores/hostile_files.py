@@ -21,16 +21,23 @@ MAX_SECONDS = 5.0
 """What a busy machine holds up is tried again, as in cli_fuzz.py."""
 
 OTHERS = (
-    *("kernels", "kernels DB", "kernels --freeze kernels.json", "export - --trials --device h200", "rematch DB JSON"),
-    *("export out.csv --format csv", "export folder --format vllm --device h200", "export - --format kernel-tuner"),
-    *("sweeps show DB", "sweeps folder", "replay DB", "replay --untuned --winners JSON", "record folder --shapes JSON"),
     *(
-        "calibrate DB --out out.correction.json",
+        "kernels",
+        "kernels DB",
+        "kernels --freeze kernels.json",
+        "export - --trials --device h200",
+        "lab rematch DB JSON",
+    ),
+    *("export out.csv --format csv", "export folder --format vllm --device h200", "export - --format kernel-tuner"),
+    *("lab sweeps show DB", "lab sweeps write folder", "lab replay DB", "lab replay --untuned --winners JSON"),
+    "lab record folder --shapes JSON",
+    *(
+        "lab calibrate DB --out out.correction.json",
         "run --shapes DB --device h200",
         "freeze JSON --verify DB",
         "report DB",
     ),
-    *("profile --seq 8192 --dim 64 --device h200 --from DB", "roofline --device h200", "noise --seq 64 --dim 64"),
+    *("profile --seq 8192 --dim 64 --device h200 --from DB", "roofline --device h200", "lab noise --seq 64 --dim 64"),
     *("freeze out.json --device h200 --sign DB", "report JSON --out out.html", "bench --seq 64 --dim 64"),
 )
 """What a stranger's file may be given to in addition: as a sweep, a list of shapes, a key, an export."""

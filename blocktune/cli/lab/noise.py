@@ -1,4 +1,4 @@
-"""`tune noise`: how much the times of this GPU vary, and what of two equal configs finals would say."""
+"""`tune lab noise`: how much the times of this GPU vary, and what of two equal configs finals would say."""
 
 import json
 from datetime import UTC, datetime
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab_files.noise import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
+from blocktune.cli.lab.noise_file import NOISE_COLUMNS, NOISE_FORMAT, SCHEMA, noise_cells, noise_notes
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database, ShapeFlags, with_shape_flags
@@ -39,9 +39,9 @@ def noise(
     both regimes rank the configs alike, and how often finals of a config against itself have a winner.
 
     \b
-    tune noise --seq 8192 --dim 64
-    tune noise --seq 8192 --dim 64 --minutes 1
-    tune noise --seq 8192 --dim 64 --out results/h200.noise.json
+    tune lab noise --seq 8192 --dim 64
+    tune lab noise --seq 8192 --dim 64 --minutes 1
+    tune lab noise --seq 8192 --dim 64 --out results/h200.noise.json
     """
     shape = flags.shape()  # before heavy imports, so that wrong use fails at once
     assumed = flags.assumed()

@@ -1,4 +1,4 @@
-"""`tune record`: sweeps of many shapes with one GPU, one file per shape."""
+"""`tune lab record`: sweeps of many shapes with one GPU, one file per shape."""
 
 import contextlib
 from pathlib import Path
@@ -45,8 +45,8 @@ def record(
     continues with the shapes that have no file.
 
     \b
-    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml
-    tune record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml --shard 2/4 --seconds 420
+    tune lab record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml
+    tune lab record results/dense-sweeps --shapes results/dense-sweeps/shapes.toml --shard 2/4 --seconds 420
     """
     chosen, spec = shard_of(shard), choose_device(device)
     if not is_present(spec):

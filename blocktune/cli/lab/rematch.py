@@ -1,4 +1,4 @@
-"""`tune rematch`: the winners of several searches against each other, to see whether searches agree."""
+"""`tune lab rematch`: the winners of several searches against each other, to see whether searches agree."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab_files.noise import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
+from blocktune.cli.lab.noise_file import REMATCH_COLUMNS, REMATCH_FORMAT, SCHEMA, rematch_cells
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson
@@ -37,8 +37,8 @@ def rematch(
 
     \b
     for i in 0 1 2 3 4 5 6 7 8 9; do tune run --seq 8192 --dim 64 --seed $i --db search$i.db; done
-    tune rematch search*.db
-    tune rematch search*.db --out results/h200.rematch.json
+    tune lab rematch search*.db
+    tune lab rematch search*.db --out results/h200.rematch.json
     """
     if len(places) < 2:
         raise UsageError(f"A rematch needs the winners of at least two searches, but got {len(places)}. Name more.")

@@ -1,4 +1,4 @@
-"""`tune replay`: compare search strategies on recorded sweeps, without a GPU."""
+"""`tune lab replay`: compare search strategies on recorded sweeps, without a GPU."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
-from blocktune.cli.lab_files.replay import (
+from blocktune.cli.lab.replay_file import (
     MODEL_COLUMNS,
     RACING_COLUMNS,
     STRATEGY_COLUMNS,
@@ -16,6 +15,7 @@ from blocktune.cli.lab_files.replay import (
     racing_cells,
     strategy_cells,
 )
+from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, percent, print_json, print_table
 
@@ -51,11 +51,11 @@ def replay(
     The searches are those of `tune run`, with the recorded times in place of a compiler and a GPU.
 
     \b
-    tune replay
-    tune replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
-    tune replay --out results/h200.replay.json
-    tune replay --without flash_fwd_hopper --without flash_bwd_hopper
-    tune replay --untuned --winners blocktune/results/h200.json --out results/h200.untuned.json
+    tune lab replay
+    tune lab replay results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz --strategy guided --strategy random
+    tune lab replay --out results/h200.replay.json
+    tune lab replay --without flash_fwd_hopper --without flash_bwd_hopper
+    tune lab replay --untuned --winners blocktune/results/h200.json --out results/h200.untuned.json
     """
     if untuned:
         replay_untuned(places or [DEFAULT_PLACE, DENSE_PLACE], winners, out, as_json)

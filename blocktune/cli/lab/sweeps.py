@@ -1,6 +1,6 @@
-"""`tune sweeps`: recorded sweeps of a database as compact files, one per shape; and such a file as heat maps.
+"""`tune lab sweeps`: recorded sweeps of a database as compact files, one per shape; and such a file as heat maps.
 
-`tune sweeps FOLDER` writes files and `tune sweeps show FILE` shows one."""
+`tune lab sweeps FOLDER` writes files and `tune lab sweeps show FILE` shows one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 WRITE = "write"
-"""The command that `tune sweeps FOLDER` means, which names none."""
+"""The command that `tune lab sweeps FOLDER` means, which names none."""
 
 
 class Sweeps(TyperGroup):
@@ -39,20 +39,20 @@ def group() -> None:
     """Write recorded sweeps, or show one.
 
     \b
-    tune sweeps results/sweeps
-    tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
+    tune lab sweeps results/sweeps
+    tune lab sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
     """
 
 
 @app.command("show")
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep that `tune sweeps FOLDER` wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A sweep that `tune lab sweeps FOLDER` wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Show a recorded sweep as heat maps: TFLOP/s of every tile by kernel, warps and stages.
 
     \b
-    tune sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
+    tune lab sweeps show results/sweeps/h200-b2-h32-s8192-d64-bf16.sweep.json.gz
     """
     from blocktune.cli.lab.sweep_maps import sweep_json, sweep_lines
     from blocktune.tuner.lab.sweep_file import load_sweep
@@ -78,7 +78,7 @@ def sweeps(
 
     \b
     tune run --exhaustive --grid "seq=512,2048 dim=64,128 causal=0,1"
-    tune sweeps results/sweeps
+    tune lab sweeps results/sweeps
     """
     from blocktune.tuner.lab.sweep_file import save_sweep, sweeps_of
 

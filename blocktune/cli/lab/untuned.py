@@ -1,4 +1,4 @@
-"""`tune calibrate`, and `tune replay --untuned`: what untuned shapes get."""
+"""`tune lab calibrate`, and `tune lab replay --untuned`: what untuned shapes get."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.lab_files.untuned import COLUMNS, untuned_document, untuned_rows
+from blocktune.cli.lab.untuned_file import COLUMNS, untuned_document, untuned_rows
 from blocktune.cli.output.json_files import read_json, writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.options import AsJson, Database
@@ -47,7 +47,7 @@ def calibrate(
     Equal measurements give equal bytes.
 
     \b
-    tune calibrate --winners blocktune/results/h200.json --out blocktune/results/h200.correction.json
+    tune lab calibrate --winners blocktune/results/h200.json --out blocktune/results/h200.correction.json
     """
     from blocktune.kernels.selection.correction import correction_document
     from blocktune.tuner.lab.measured_shapes import promising

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.explain.ladder_file import FORMAT as LADDER
-from blocktune.cli.lab_files.noise import NOISE_FORMAT as NOISE
-from blocktune.cli.lab_files.replay import FORMAT as REPLAY
+from blocktune.cli.lab.noise_file import NOISE_FORMAT as NOISE
+from blocktune.cli.lab.replay_file import FORMAT as REPLAY
 from blocktune.cli.output.json_files import read_document, read_json
 from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
@@ -87,8 +87,8 @@ class Sources:
         files = _files_in(place) if place.is_dir() else [place]
         if not files:
             raise UsageError(
-                f"{place} holds neither sweeps nor JSON files of other commands. `tune sweeps FOLDER` writes sweeps, "
-                "`tune bench --out FILE` a bench."
+                f"{place} holds neither sweeps nor JSON files of other commands. `tune lab sweeps FOLDER` writes "
+                "sweeps, `tune bench --out FILE` a bench."
             )
         for path in files:
             self._add_file(path, named=path == place)

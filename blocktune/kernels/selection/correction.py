@@ -1,8 +1,8 @@
 """What was measured on a device, as corrections of its predicted times: the small file `DEVICE.correction.json`.
 
-`tune calibrate` makes it of recorded sweeps and winners. For every measured shape it holds the times of configs over
-that of the kernel's default there, measured and predicted, from which follows what the config does to another shape.
-Logarithms are kept in thousandths.
+`tune lab calibrate` makes it of recorded sweeps and winners. For every measured shape it holds the times of configs
+over that of the kernel's default there, measured and predicted, from which follows what the config does to another
+shape. Logarithms are kept in thousandths.
 """
 
 import json
@@ -119,7 +119,7 @@ class Correction:
         if (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
             raise UsageError(
                 f"A correction must have the format {FORMAT!r} and schema {SCHEMA}, but got "
-                f"{data.get('format')!r:.80} and {data.get('schema')!r:.80}. Make it again by `tune calibrate`."
+                f"{data.get('format')!r:.80} and {data.get('schema')!r:.80}. Make it again by `tune lab calibrate`."
             )
         return cls(
             device=data["device"],

@@ -45,7 +45,7 @@ OnRun = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayReport:
-    """Searches of some sweeps by some strategies; `to_json` is what `tune replay` prints and keeps.
+    """Searches of some sweeps by some strategies; `to_json` is what `tune lab replay` prints and keeps.
 
     runs: by strategy, for each sweep one run per seed.
     model: one row per kernel and direction, see `model_rows`.

@@ -182,7 +182,7 @@ def sweep_files(places: Iterable[str | Path]) -> list[Path]:
         if not inside:
             raise UsageError(
                 f"{place} is neither a sweep (*{SUFFIX}) nor a folder of sweeps. `tune run --exhaustive` records a "
-                "sweep and `tune sweeps` writes its file."
+                "sweep and `tune lab sweeps` writes its file."
             )
         found += inside
     return list({path.name: path for path in found}.values())
@@ -229,7 +229,7 @@ def _unpacked(path: Path) -> Any:
         return json_value(read_gzip(path, DOCUMENT_BYTES))
     except (gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
         raise ImportRejectedError(
-            f"{path} is not JSON in gzip, as sweeps are: {error}. Write it again by `tune sweeps`."
+            f"{path} is not JSON in gzip, as sweeps are: {error}. Write it again by `tune lab sweeps`."
         ) from error
     except OSError as error:
         raise ImportRejectedError(f"{path} cannot be read: {error.strerror}. Name another file.") from error

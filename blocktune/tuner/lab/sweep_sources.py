@@ -28,7 +28,7 @@ def sources_of(paths: Iterable[Path], without: Collection[str] = ()) -> SweepSou
     """Return what the recorded sweeps in these files are of.
 
     Args:
-        paths: files that `tune sweeps` wrote.
+        paths: files that `tune lab sweeps` wrote.
         without: kernels that are left out of them.
     """
     older: Counter[str] = Counter()

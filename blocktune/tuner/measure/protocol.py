@@ -65,7 +65,7 @@ RACE_ROUNDS = 2
 """Rounds that every candidate gets."""
 
 RACE_MARGIN = 1.15
-"""A candidate this many times slower than the best so far is stopped. `tune replay` counts what other margins would
+"""A candidate this many times slower than the best so far is stopped. `tune lab replay` counts what other margins would
 save and lose: on the recorded shapes this one stopped no config within 2 % of the best, while 1.1 did. It must also
 exceed the band of the finals, which take in who is nearly as fast (tuner/search/finals.py)."""
 

@@ -25,7 +25,7 @@ def load_sweep(path: str | Path, *, library: str = "pandas") -> Any:
     """Return the trials of a recorded sweep as a data frame, a row each.
 
     Args:
-        path: a file that `tune sweeps` wrote.
+        path: a file that `tune lab sweeps` wrote.
         library: `pandas` or `polars`.
 
     Raises:

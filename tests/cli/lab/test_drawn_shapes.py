@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab_files import untuned as untuned_file
+from blocktune.cli.lab import untuned_file
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig

@@ -1,4 +1,4 @@
-"""`tune noise`: what it asks of the GPU, and the file that it keeps."""
+"""`tune lab noise`: what it asks of the GPU, and the file that it keeps."""
 
 import json
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab_files import noise as noise_file
+from blocktune.cli.lab import noise_file
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device as devices
 from blocktune.kernels.hardware.device import device_named
@@ -17,7 +17,7 @@ from blocktune.tuner.lab.noise import study_noise
 from tests.tuner.lab.test_noise import FakeGpu, Wall
 from tools.pages.recorded import noise_tables
 
-NOISE = ("noise", "--seq", 8192, "--dim", 64)
+NOISE = ("lab", "noise", "--seq", 8192, "--dim", 64)
 
 
 def test_without_a_gpu_there_is_nothing_to_study(tune, monkeypatch: pytest.MonkeyPatch) -> None:

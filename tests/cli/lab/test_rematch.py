@@ -1,4 +1,4 @@
-"""`tune rematch`: which winners meet, and the file that it keeps."""
+"""`tune lab rematch`: which winners meet, and the file that it keeps."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ def test_winners_of_one_shape_and_regime_meet_and_the_file_makes_a_table(
     with ResultStore.open(places[0]) as store:  # what only one has is left out
         store.set_best(winner(shape=complete_shape(4096, 64)))
     file = tmp_path / "h200.rematch.json"
-    result = tune("rematch", *places, "--out", file)
+    result = tune("lab", "rematch", *places, "--out", file)
     assert result.exit_code == 0, result.output
     assert "left out: b4 h32 s4096 d64 bf16, sustained, which only 1 of 3 have" in result.stderr
     assert [(each.regime, each.race) for each in terms] == [(Regime.SUSTAINED, False)]
@@ -73,10 +73,10 @@ def test_winners_of_one_shape_and_regime_meet_and_the_file_makes_a_table(
 
 def test_different_regimes_do_not_meet(tune, winner, terms: list[Any], tmp_path: Path) -> None:
     rested = winner(environment=replace(winner().environment, regime=Regime.BURST))
-    result = tune("rematch", *searches(tmp_path, winner(), rested))
+    result = tune("lab", "rematch", *searches(tmp_path, winner(), rested))
     assert result.exit_code == 3
     assert terms == []
 
 
 def test_one_search_meets_nobody(tune, tmp_path: Path) -> None:
-    assert tune("rematch", tmp_path / "a.db").exit_code == 2
+    assert tune("lab", "rematch", tmp_path / "a.db").exit_code == 2

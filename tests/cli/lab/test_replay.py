@@ -1,4 +1,4 @@
-"""`tune replay` on sweep files, and the block of the pages that is made of what it keeps."""
+"""`tune lab replay` on sweep files, and the block of the pages that is made of what it keeps."""
 
 import json
 from dataclasses import replace
@@ -23,14 +23,14 @@ def places(tmp_path: Path) -> Path:
 def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocktune.tuner.compile.farm.default_workers", lambda: 1)
     out = tmp_path / "h200.replay.json"
-    words = ("replay", places, "--strategy", "guided", "--strategy", "random", "--seeds", 2, "--out", out)
+    words = ("lab", "replay", places, "--strategy", "guided", "--strategy", "random", "--seeds", 2, "--out", out)
     result = tune(*words, "--json")
     assert result.exit_code == 0, result.output
     report = json.loads(result.stdout)
     assert report["format"] == "blocktune-replay"
     assert list(report["strategies"]) == ["guided", "random"]
     assert json.loads(out.read_text())["strategies"] == report["strategies"]
-    table = tune(*words[:6], "--seeds", 1).stdout
+    table = tune(*words[:7], "--seeds", 1).stdout
     for part in ("guided", "random", "after 20", "forward, flash_fwd", "rank correlation"):
         assert part in table
     page = with_results(f"<!-- results {out.name} -->\nold\n<!-- /results -->", tmp_path)
@@ -53,7 +53,7 @@ def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, mo
 def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocktune.tuner.compile.farm.default_workers", lambda: 1)
     out = tmp_path / "h200.replay.json"
-    words = ("replay", places, "--out", out, "--strategy")
+    words = ("lab", "replay", places, "--out", out, "--strategy")
     assert tune(*words, "guided", "--strategy", "random", "--seeds", 2).exit_code == 0
     first = json.loads(out.read_text())
     added = tune(*words, "enumeration", "--seeds", 1)
@@ -65,7 +65,7 @@ def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monk
     assert document["random_as_good"] == first["random_as_good"]
     (places / "other").mkdir()
     save_sweep(recorded.sweep(), places / "other")
-    refused = tune("replay", places / "other", "--out", out, "--strategy", "model")
+    refused = tune("lab", "replay", places / "other", "--out", out, "--strategy", "model")
     assert refused.exit_code == 2
     assert "of other sweeps" in refused.stderr
     assert json.loads(out.read_text()) == document
@@ -78,7 +78,7 @@ def test_a_kernel_can_be_left_out(tune, places: Path, tmp_path: Path, monkeypatc
     turned = [replace(trial, config=replace(trial.config, kernel=other.name)) for trial in both.trials]
     save_sweep(replace(both, trials=(*both.trials, *turned)), places)
     out = tmp_path / "h200-other.replay.json"
-    words = ("replay", places, "--strategy", "model", "--without", "flash_fwd_tma")
+    words = ("lab", "replay", places, "--strategy", "model", "--without", "flash_fwd_tma")
     assert tune(*words, "--out", out).exit_code == 0
     document = json.loads(out.read_text())
     assert document["without"] == ["flash_fwd_tma"]
@@ -87,17 +87,17 @@ def test_a_kernel_can_be_left_out(tune, places: Path, tmp_path: Path, monkeypatc
     nothing = tune(*words, "--without", "flash_fwd")
     assert nothing.exit_code == 2
     assert "no times besides those of flash_fwd, flash_fwd_tma" in nothing.stderr
-    assert tune("replay", places, "--without", "flash_fwd_nine").exit_code == 2
+    assert tune("lab", "replay", places, "--without", "flash_fwd_nine").exit_code == 2
 
 
 def test_wrong_use_is_said(tune, places: Path, tmp_path: Path) -> None:
-    unknown = tune("replay", places, "--strategy", "annealing")
+    unknown = tune("lab", "replay", places, "--strategy", "annealing")
     assert unknown.exit_code == 2
     assert "guided, model" in unknown.stderr
-    missing = tune("replay", tmp_path / "none")
+    missing = tune("lab", "replay", tmp_path / "none")
     assert missing.exit_code == 2
-    assert "tune sweeps" in missing.stderr
-    assert tune("replay", places, "--seeds", 0).exit_code == 2
+    assert "tune lab sweeps" in missing.stderr
+    assert tune("lab", "replay", places, "--seeds", 0).exit_code == 2
 
 
 def test_a_page_says_what_is_missing_and_takes_nothing_else(tmp_path: Path) -> None:

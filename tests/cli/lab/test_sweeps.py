@@ -1,4 +1,4 @@
-"""`tune sweeps` on a real database."""
+"""`tune lab sweeps` on a real database."""
 
 import json
 import re
@@ -42,26 +42,26 @@ def record_all(tune, winner, *, but: int = 0) -> int:
 def test_a_whole_sweep_is_written_and_a_part_only_on_request(tune, winner, tmp_path: Path) -> None:
     count = record_all(tune, winner, but=1)
     folder = tmp_path / "results" / "sweeps"
-    left_out = tune("sweeps", folder, "--json")
+    left_out = tune("lab", "sweeps", folder, "--json")
     assert left_out.exit_code == 0, left_out.output
     assert json.loads(left_out.stdout)["sweeps"] == []
     assert "whose 1 other configs" in left_out.stderr
-    (part,) = json.loads(tune("sweeps", folder, "--partial", "--json").stdout)["sweeps"]
+    (part,) = json.loads(tune("lab", "sweeps", folder, "--partial", "--json").stdout)["sweeps"]
     assert (part["configs"], part["missing"]) == (count - 1, 1)
     record_all(tune, winner)
-    (whole,) = json.loads(tune("sweeps", folder, "--json").stdout)["sweeps"]
+    (whole,) = json.loads(tune("lab", "sweeps", folder, "--json").stdout)["sweeps"]
     assert (whole["configs"], whole["timed"], whole["missing"], whole["best_us"]) == (count, count, 0, 1000.0)
     assert len(load_sweep(Path(whole["file"])).trials) == count
-    assert "h200-b2-h32-s8192-d64-bf16.sweep.json.gz" in tune("sweeps", folder).stdout
+    assert "h200-b2-h32-s8192-d64-bf16.sweep.json.gz" in tune("lab", "sweeps", folder).stdout
 
 
 def test_wrong_places_are_said_before_anything_is_written(tune, winner, tmp_path: Path) -> None:
-    result = tune("sweeps", tmp_path / "out")
+    result = tune("lab", "sweeps", tmp_path / "out")
     assert result.exit_code == 3
     assert not (tmp_path / "out").exists()
     tune.store(winner())
     (tmp_path / "file").write_text("")
-    result = tune("sweeps", tmp_path / "file")
+    result = tune("lab", "sweeps", tmp_path / "file")
     assert result.exit_code == 2
     assert "cannot be made" in result.stderr
 
@@ -71,7 +71,7 @@ WIDE = SHIPPED / "h200-b4-h8-s4096-d256-bf16-causal.sweep.json.gz"
 
 
 def test_a_sweep_is_shown_as_heat_maps(tune) -> None:
-    result = tune("sweeps", "show", WIDE)
+    result = tune("lab", "sweeps", "show", WIDE)
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -87,7 +87,7 @@ def test_a_sweep_is_shown_as_heat_maps(tune) -> None:
 
 
 def test_the_tiles_of_a_sweep_as_json_begin_with_the_fastest(tune) -> None:
-    found = json.loads(tune("sweeps", "show", WIDE, "--json").stdout)
+    found = json.loads(tune("lab", "sweeps", "show", WIDE, "--json").stdout)
     sweep = load_sweep(WIDE)
     best = min(sweep.timed.values(), key=lambda trial: sweep.scores[trial.config])
     assert (found["configs"], found["timed"]) == (len(sweep.trials), len(sweep.timed))
@@ -99,7 +99,7 @@ def test_the_tiles_of_a_sweep_as_json_begin_with_the_fastest(tune) -> None:
 
 
 def test_a_config_without_a_time_is_marked(tune) -> None:
-    result = tune("sweeps", "show", WIDE)
+    result = tune("lab", "sweeps", "show", WIDE)
     failed = [trial.config for trial in load_sweep(WIDE).trials if trial.outcome is not Outcome.OK]
     assert failed
     assert " x " in result.stdout
@@ -107,13 +107,13 @@ def test_a_config_without_a_time_is_marked(tune) -> None:
 
 def test_what_is_no_sweep_is_refused(tune, tmp_path: Path) -> None:
     (tmp_path / "a.sweep.json.gz").write_text("no")
-    result = tune("sweeps", "show", tmp_path / "a.sweep.json.gz")
+    result = tune("lab", "sweeps", "show", tmp_path / "a.sweep.json.gz")
     assert result.exit_code == 2
     assert "is not JSON in gzip" in result.stderr
 
 
 def test_the_name_of_the_command_may_be_left_out(tune, winner, tmp_path: Path) -> None:
     record_all(tune, winner)
-    by_name, without = (json.loads(tune("sweeps", *words).stdout) for words in (
+    by_name, without = (json.loads(tune("lab", "sweeps", *words).stdout) for words in (
         ("write", tmp_path / "a", "--json"), ("--json", tmp_path / "b")))  # fmt: skip
     assert [row["configs"] for row in by_name["sweeps"]] == [row["configs"] for row in without["sweeps"]] != []

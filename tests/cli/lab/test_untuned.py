@@ -1,4 +1,4 @@
-"""`tune calibrate` and `tune replay --untuned` on sweep files, and the block of the pages that is made of it."""
+"""`tune lab calibrate` and `tune lab replay --untuned` on sweep files, and the block of the pages."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def places(tmp_path: Path) -> Path:
 def test_a_correction_is_made_of_sweeps_and_equal_sweeps_give_equal_bytes(tune, places: Path, tmp_path: Path) -> None:
     one, two = tmp_path / "one.correction.json", tmp_path / "two.correction.json"
     for out in (one, two):
-        result = tune("calibrate", places, "--out", out)
+        result = tune("lab", "calibrate", places, "--out", out)
         assert result.exit_code == 0, result.output
     assert one.read_bytes() == two.read_bytes()
     correction = Correction.from_json(json.loads(one.read_text()))
@@ -34,7 +34,7 @@ def test_a_correction_is_made_of_sweeps_and_equal_sweeps_give_equal_bytes(tune, 
 
 def test_untuned_shapes_are_judged_and_shown(tune, places: Path, tmp_path: Path) -> None:
     out = tmp_path / "h200.untuned.json"
-    result = tune("replay", places, "--untuned", "--out", out, "--json")
+    result = tune("lab", "replay", places, "--untuned", "--out", out, "--json")
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert document == json.loads(result.stdout)
@@ -44,5 +44,5 @@ def test_untuned_shapes_are_judged_and_shown(tune, places: Path, tmp_path: Path)
     page = with_results(f"<!-- results {out.name} -->\nthe page of before\n<!-- /results -->", tmp_path)
     assert "| the one decision | the shape | 3 |" in page
     assert "the page of before" not in page
-    table = tune("replay", places, "--untuned").stdout
+    table = tune("lab", "replay", places, "--untuned").stdout
     assert "the nearest winner" in table

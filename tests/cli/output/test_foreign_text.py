@@ -209,7 +209,9 @@ def test_hiding_takes_no_long_time() -> None:
     assert time.process_time() - began < 5
 
 
-@pytest.mark.parametrize("command", ["report URL", "calibrate URL --out x.json", "kernels URL", "verify URL", "gc URL"])
+@pytest.mark.parametrize(
+    "command", ["report URL", "lab calibrate URL --out x.json", "kernels URL", "verify URL", "gc URL"]
+)
 def test_a_forgotten_flag_shows_no_password(command: str, tmp_path: Path) -> None:
     url = "postgresql+psycopg://user:hunter2@127.0.0.1:1/name?password=hunter2"
     done = CliRunner().invoke(app, command.replace("URL", url).replace("x.json", str(tmp_path / "x.json")).split())

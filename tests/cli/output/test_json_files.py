@@ -11,12 +11,12 @@ from blocktune.kernels.values.errors import UsageError
 SHAPE = ("--seq", 512, "--dim", 64)
 COMMANDS = {
     "bench": SHAPE,
-    "calibrate": (),
+    "lab calibrate": (),
     "ladder": SHAPE,
-    "noise": SHAPE,
+    "lab noise": SHAPE,
     "profile": SHAPE,
-    "rematch": ("a.db", "b.db"),
-    "replay": (),
+    "lab rematch": ("a.db", "b.db"),
+    "lab replay": (),
     "report": (),
 }
 
@@ -24,7 +24,7 @@ COMMANDS = {
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_missing_folder_is_seen_before_the_work(command: str, tune, tmp_path: Path) -> None:
     place = tmp_path / "missing" / "out.json"
-    result = tune(command, *COMMANDS[command], "--out", place)
+    result = tune(*command.split(), *COMMANDS[command], "--out", place)
     assert (result.exit_code, result.stdout) == (2, "")
     assert f"{place} cannot be written: the folder {place.parent} is missing" in result.stderr.replace("\n", " ")
 

@@ -243,7 +243,7 @@ def test_a_correction_that_was_read_while_other_kernels_competed_is_the_same(
 
 
 def test_a_document_of_another_format_is_refused() -> None:
-    with pytest.raises(UsageError, match="tune calibrate"):
+    with pytest.raises(UsageError, match="tune lab calibrate"):
         Correction.from_json({"format": "blocktune-results", "schema": 1})
 
 

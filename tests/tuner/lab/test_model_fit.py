@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from blocktune.cli.lab_files.replay import fit_table
+from blocktune.cli.lab.replay_file import fit_table
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.model_fit import FASTEST, FitRow, family_of, fit_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab_files.noise import noise_cells, noise_notes
+from blocktune.cli.lab.noise_file import noise_cells, noise_notes
 from blocktune.db.records.records import Outcome, Regime, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError

@@ -197,7 +197,7 @@ def test_places_are_files_or_folders_with_files(tmp_path: Path) -> None:
     assert sweep_files([tmp_path]) == sweep_files([path]) == [path]
     (tmp_path / "empty").mkdir()
     for place in (tmp_path / "empty", tmp_path / "none"):
-        with pytest.raises(UsageError, match="tune sweeps"):
+        with pytest.raises(UsageError, match="tune lab sweeps"):
             sweep_files([place])
     with pytest.raises(UsageError, match="No sweep can be written to"):
         save_sweep(sweep(), tmp_path / "none")

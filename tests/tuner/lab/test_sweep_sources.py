@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab_files.replay import read_replay, replay_tables, sources_text
+from blocktune.cli.lab.replay_file import read_replay, replay_tables, sources_text
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.shape import AttentionShape

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab_files.noise import NOISE_FORMAT
-from blocktune.cli.lab_files.noise import SCHEMA as NOISE_SCHEMA
-from blocktune.cli.lab_files.replay import read_replay
+from blocktune.cli.lab.noise_file import NOISE_FORMAT
+from blocktune.cli.lab.noise_file import SCHEMA as NOISE_SCHEMA
+from blocktune.cli.lab.replay_file import read_replay
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.db.exchange.document import load_document

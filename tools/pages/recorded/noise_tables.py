@@ -1,10 +1,10 @@
-"""The tables that are made of what `tune noise --out` and `tune rematch --out` keep."""
+"""The tables that are made of what `tune lab noise --out` and `tune lab rematch --out` keep."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.lab_files.noise import (
+from blocktune.cli.lab.noise_file import (
     NOISE_COLUMNS,
     NOISE_FORMAT,
     REMATCH_COLUMNS,
@@ -25,10 +25,11 @@ SUFFIXES = (NOISE, REMATCH)
 _FORMATS = {NOISE: NOISE_FORMAT, REMATCH: REMATCH_FORMAT}
 
 NO_NOISE = (
-    "No study of the noise is here yet: `tune noise --out results/DEVICE.noise.json` makes it, `make results` shows it."
+    "No study of the noise is here yet: `tune lab noise --out results/DEVICE.noise.json` makes it, `make results` "
+    "shows it."
 )
 NO_REMATCH = (
-    "No winners of repeated searches have met yet: `tune rematch --out results/DEVICE.rematch.json` lets them, "
+    "No winners of repeated searches have met yet: `tune lab rematch --out results/DEVICE.rematch.json` lets them, "
     "`make results` shows it."
 )
 

@@ -52,7 +52,7 @@ def _chosen(device: DeviceSpec) -> Iterator[list[str]]:
     untuned = shipped_untuned(device)
     if untuned is None:
         raise UsageError(
-            f"No correction ships for {device.name}, so there is no table of its splits. See `tune calibrate`."
+            f"No correction ships for {device.name}, so there is no table of its splits. See `tune lab calibrate`."
         )
     for heads, heads_kv in HEADS:
         for keys in KEYS:

@@ -17,7 +17,7 @@ BT.drawSearch = () => {
     BT.el("h3", {}, "Strategies, replayed on recorded sweeps"),
     replay
       ? [BT.replayChoice(), BT.el("p", { class: "quiet" }, `${replay.name}: the mean over ${replay.sweeps} sweeps, the band of the chosen strategy holds it with 95 % confidence, diamonds are the means of this sweep. The legend chooses a strategy.`), BT.el("div", { class: "chart", id: "strategies" })]
-      : BT.message("No replay was given: `tune replay SWEEPS --out FILE` makes one."),
+      : BT.message("No replay was given: `tune lab replay SWEEPS --out FILE` makes one."),
   );
   if (!BT.nothing()) BT.drawProgress();
   if (replay) BT.chart("strategies", "strategies", { strategies: BT.strategies(replay) });

@@ -40,7 +40,7 @@ BT.nothing = () => {
 };
 
 BT.NO_SWEEP =
-  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune sweeps FOLDER` writes its file, " +
+  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune lab sweeps FOLDER` writes its file, " +
   "and `tune report FOLDER` shows it here.";
 
 // The trials with a time, fastest first.

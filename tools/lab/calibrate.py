@@ -1,4 +1,4 @@
-"""Fits the cost model's constants to recorded sweeps: `python -m blocktune.cli.lab.calibrate [PLACE]... [--out FILE]`.
+"""Fits the cost model's constants to recorded sweeps: `python -m tools.lab.calibrate [PLACE]... [--out FILE]`.
 
 Every head dimension is left out once: the constants are fitted to the others, from a start that knows no sweep, and
 judged on the one left out, next to the present constants. Then they are fitted to all. Nothing is changed: what is
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.lab.replay_file import MODEL_COLUMNS, model_cells
 from blocktune.cli.lab.untuned import DEFAULT_PLACE
-from blocktune.cli.lab_files.calibration import calibration_document
-from blocktune.cli.lab_files.replay import MODEL_COLUMNS, model_cells
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.output.render import note, print_table
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
-from blocktune.tuner.lab.calibration import BOUNDS, calibrate
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.replay_report import model_rows
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
+from tools.lab.calibration import BOUNDS, calibrate
+from tools.lab.calibration_file import calibration_document
 
 
 def _unfitted() -> CostConstants:

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import transfer
-from blocktune.cli.lab_files import transfer as transfer_file
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.tuner.cost.constants import CONSTANTS
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.lab.transfer import decisions, model_slowdown, moved
 from blocktune.tuner.lab.untuned import UntunedStudy
 from tests.support.stores.sample_records import winner
 from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, sweep
+from tools.lab import transfer, transfer_file
+from tools.lab.transfer_losses import decisions, model_slowdown, moved
 from tools.pages.pages import with_results
 
 H100, H200 = device_named("h100"), device_named("h200")
@@ -100,7 +99,7 @@ def test_the_tables_tell_both_ways_and_where_tuning_again_pays(tmp_path: Path) -
 
 def test_without_a_file_the_page_says_how_it_would_come_about(tmp_path: Path) -> None:
     page = with_results("<!-- results h100-h200.transfer.json -->\n<!-- /results -->", tmp_path)
-    assert "python -m blocktune.cli.lab.transfer" in page
+    assert "python -m tools.lab.transfer" in page
 
 
 def test_a_rematch_is_read_by_config_if_there_was_one(tmp_path: Path) -> None:

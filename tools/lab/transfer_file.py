@@ -1,4 +1,4 @@
-"""What `python -m blocktune.cli.lab.transfer --out` keeps, and the tables that are made of it."""
+"""What `python -m tools.lab.transfer --out` keeps, and the tables that are made of it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +21,7 @@ WINNER_COLUMNS = ("on", "winners of", "family", "shapes", "the same config", "ne
 DECISION_COLUMNS = ("on", "what is taken for a shape that is not tuned", "sweeps", "mean", "95th percentile", "worst",
                     "decoding")  # fmt: skip
 NOTHING = (
-    "Two devices were not compared yet: `python -m blocktune.cli.lab.transfer ONE OTHER --out "
+    "Two devices were not compared yet: `python -m tools.lab.transfer ONE OTHER --out "
     "results/ONE-OTHER.transfer.json` does it, `make results` shows it."
 )
 

@@ -1,4 +1,4 @@
-"""What `tune replay --untuned --out` and `python -m tools.bench.drawn_shapes` keep, and the tables that are
+"""What `tune lab replay --untuned --out` and `python -m tools.bench.drawn_shapes` keep, and the tables that are
 made of it."""
 
 import math

@@ -6,10 +6,10 @@ import pytest
 
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.lab import calibration
-from blocktune.tuner.lab.calibration import BOUNDS, calibrate, misfit
 from blocktune.tuner.lab.sweep_file import Sweep
 from tests.tuner.lab import test_replay as recorded
+from tools.lab import calibration
+from tools.lab.calibration import BOUNDS, calibrate, misfit
 
 pytestmark = pytest.mark.triton_free
 

@@ -1,10 +1,10 @@
-"""What `python -m blocktune.cli.lab.calibrate --out` keeps, and the table that is made of it."""
+"""What `python -m tools.lab.calibrate --out` keeps, and the table that is made of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.lab_files.replay import model_cells
+from blocktune.cli.lab.replay_file import model_cells
 from blocktune.cli.output.json_files import read_document
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ FORMAT, SCHEMA = "blocktune-calibration", 1
 COLUMNS = ("judged on head dimension", "constants", "shapes", "rank correlation", "first choice", "best of 8")
 CONSTANTS = {"fitted": "fitted to the others", "as_it_is": "as they are"}
 NOT_FITTED = (
-    "Head dimensions were not left out yet: `python -m blocktune.cli.lab.calibrate --out "
+    "Head dimensions were not left out yet: `python -m tools.lab.calibrate --out "
     "results/DEVICE.calibration.json` does it, `make results` shows it."
 )
 

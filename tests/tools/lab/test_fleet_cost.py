@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.cli.lab.fleet_cost import job_cost, makespan
 from blocktune.tuner.lab.sweep_file import load_sweep
+from tools.lab.fleet_cost import job_cost, makespan
 
 ROOT = Path(__file__).parents[3]
 SWEEPS = ROOT / "results" / "sweeps"

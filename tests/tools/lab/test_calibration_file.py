@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab_files.calibration import NOT_FITTED, block, calibration_document
 from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.values.errors import UsageError
 from tests.tuner.lab.test_replay import sweep
+from tools.lab.calibration_file import NOT_FITTED, block, calibration_document
 from tools.pages.pages import with_results
 
 

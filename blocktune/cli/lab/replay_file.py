@@ -1,4 +1,4 @@
-"""What `tune replay --out` keeps, and the tables that are made of it."""
+"""What `tune lab replay --out` keeps, and the tables that are made of it."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -88,7 +88,7 @@ def replay_tables(
     """Return the tables of a document, or one part of them.
 
     Args:
-        document: as `tune replay --out` writes it.
+        document: as `tune lab replay --out` writes it.
         part: `strategies`, `model`, `fit` or `racing`.
         sources: what the sweeps are of; stands above the tables.
         fit: how far today's model is from the times of the sweeps; without rows there is no such table.

@@ -1,4 +1,4 @@
-"""What holds on another device: `python -m blocktune.cli.lab.transfer h100 h200 --out FILE`.
+"""What holds on another device: `python -m tools.lab.transfer h100 h200 --out FILE`.
 
 Of each of two devices it reads winners (blocktune/results/NAME.json), finals of both winners there, if they met
 (NAME-elsewhere.rematch.json, which `python -m tools.bench.winners_elsewhere` writes on such a GPU), and
@@ -9,27 +9,26 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from blocktune.cli.lab.noise_file import REMATCH_FORMAT
+from blocktune.cli.lab.noise_file import SCHEMA as REMATCH_SCHEMA
 from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE
-from blocktune.cli.lab_files.noise import REMATCH_FORMAT
-from blocktune.cli.lab_files.noise import SCHEMA as REMATCH_SCHEMA
-from blocktune.cli.lab_files.transfer import FORMAT, SCHEMA
 from blocktune.cli.output.json_files import read_document, write_atomically
 from blocktune.cli.output.render import note
 from blocktune.db.records.records import Best
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
-from blocktune.tuner.lab.calibration import calibrate
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
-from blocktune.tuner.lab.transfer import RoundsOfShape, decisions, moved
 from blocktune.tuner.lab.untuned import UntunedStudy
 from blocktune.tuner.upkeep.is_current import still_runs
+from tools.lab.calibration import calibrate
+from tools.lab.transfer_file import FORMAT, SCHEMA
+from tools.lab.transfer_losses import RoundsOfShape, decisions, moved
+from tools.pages.recorded.places import place_of
 
 FITTED_TO = "h200"
 """The device whose sweeps the model's constants were fitted to."""
@@ -56,9 +55,7 @@ def side(name: str, folder: Path) -> Side:
     sweeps = [load_sweep(path) for path in sweep_files(places)]
     return Side(
         name=name,
-        bests=tuple(
-            filter(still_runs, read_results(str(resources.files(SHIPPED_RESULTS) / f"{name}.json"), trials=False).bests)
-        ),
+        bests=tuple(filter(still_runs, read_results(place_of(f"{name}.json", folder), trials=False).bests)),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
         rounds=met(folder / f"{name}-elsewhere.rematch.json"),
     )

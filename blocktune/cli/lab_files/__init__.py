@@ -1,1 +1,0 @@
-"""What commands that judge the search keep in files, and the tables that are made of them."""
