@@ -59,6 +59,7 @@ HOME = "kernels/files"
 OWN_CLASSES = re.compile(r"^(ResultStore|UserKernelStore|StreamedStore|StoreTail|Nvml)\.open$|\(own\)|^cls\.open$")
 
 OTHER_DOORS: dict[str, dict[str, str]] = {
+    "__init__.py": {"Path(__file__).with_suffix('.pyi').read_text": "the stub next to it"},
     "kernels/stored/store_file.py": {"sqlite3.connect": "SQLite reads its own file, whose kind `_require_file` checks"},
     "db/tables/sqlite_file.py": {"sqlite3.connect": "SQLite reads its own file, whose kind `connect` checks"},
     "db/recovery/salvage.py": {"sqlite3.connect": "a database in memory"},

@@ -128,8 +128,8 @@ def test_records_that_ship_are_in_the_package_and_those_of_the_documents_are_not
     assert [name for name in sorted(records) if SHIPPED_KINDS.fullmatch(name)] == []
 
 
-def test_the_wheel_holds_the_gpu_catalogue_and_the_type_marker(wheel_names: set[str]) -> None:
-    assert {"blocktune/kernels/hardware/gpus.csv", "blocktune/py.typed"} <= wheel_names
+def test_the_wheel_holds_the_gpu_catalogue_the_public_names_and_the_type_marker(wheel_names: set[str]) -> None:
+    assert {"blocktune/kernels/hardware/gpus.csv", "blocktune/py.typed", "blocktune/__init__.pyi"} <= wheel_names
 
 
 @pytest.mark.parametrize("folder", ["report", "ui"])

@@ -1,6 +1,8 @@
 """The names that users import."""
 
+import ast
 import importlib.metadata
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +109,14 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "varlen_attn": varlen_attn,
         "__version__": importlib.metadata.version("blocktune"),
     }
+
+
+def test_the_stub_is_the_one_list_of_public_names() -> None:
+    """A line of another form would be known to type checkers and not at run time."""
+    stub = ast.parse(Path(blocktune.__file__).with_suffix(".pyi").read_text())
+    _docstring, *lines = map(ast.unparse, stub.body)
+    assert lines.pop() == "__version__: str"
+    assert lines == [f"from {module} import {name} as {name}" for name, module in blocktune._HOMES.items()]
 
 
 def test_errors_can_be_caught_by_their_public_names() -> None:

@@ -1,0 +1,55 @@
+"""The public names, and where each is loaded from when it is first used: `__init__.py` reads this list."""
+
+from blocktune.kernels.api.block_sparse import block_sparse_attention as block_sparse_attention
+from blocktune.kernels.api.flash_attn import flash_attn_func as flash_attn_func
+from blocktune.kernels.api.flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
+from blocktune.kernels.api.flash_packed import flash_attn_kvpacked_func as flash_attn_kvpacked_func
+from blocktune.kernels.api.flash_packed import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
+from blocktune.kernels.api.flash_packed import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
+from blocktune.kernels.api.flash_packed import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+from blocktune.kernels.api.fp8 import attention_fp8 as attention_fp8
+from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache as flash_attn_with_kvcache
+from blocktune.kernels.api.kv_cache import tree_attention as tree_attention
+from blocktune.kernels.api.partial_results import merge_partial as merge_partial
+from blocktune.kernels.api.rank_sync import sync_configs as sync_configs
+from blocktune.kernels.api.torch_varlen import varlen_attn as varlen_attn
+from blocktune.kernels.dispatch.dispatcher import Dispatcher as Dispatcher
+from blocktune.kernels.dispatch.dispatcher import attention as attention
+from blocktune.kernels.dispatch.dispatcher import best_config as best_config
+from blocktune.kernels.hardware.device import DeviceSpec as DeviceSpec
+from blocktune.kernels.parallel.attention import context_parallel_attention as context_parallel_attention
+from blocktune.kernels.parallel.decode import context_parallel_decode as context_parallel_decode
+from blocktune.kernels.parallel.plan.layout import SequenceLayout as SequenceLayout
+from blocktune.kernels.parallel.sequence import join_sequence as join_sequence
+from blocktune.kernels.parallel.sequence import split_sequence as split_sequence
+from blocktune.kernels.selection.explanation import Explanation as Explanation
+from blocktune.kernels.stored.sources import JsonConfigs as JsonConfigs
+from blocktune.kernels.stored.sources import SqliteConfigs as SqliteConfigs
+from blocktune.kernels.tuned.settings import Settings as Settings
+from blocktune.kernels.values.block_mask import BlockMask as BlockMask
+from blocktune.kernels.values.config import KernelConfig as KernelConfig
+from blocktune.kernels.values.errors import BlocktuneError as BlocktuneError
+from blocktune.kernels.values.errors import NoDeviceError as NoDeviceError
+from blocktune.kernels.values.errors import NoFeasibleConfigError as NoFeasibleConfigError
+from blocktune.kernels.values.errors import RankError as RankError
+from blocktune.kernels.values.errors import StoreError as StoreError
+from blocktune.kernels.values.errors import UsageError as UsageError
+from blocktune.kernels.values.features import Features as Features
+from blocktune.kernels.values.shape import AttentionShape as AttentionShape
+from blocktune.kernels.values.shape import Causal as Causal
+from blocktune.kernels.values.shape import Direction as Direction
+from blocktune.kernels.values.tree_mask import tree_words as tree_words
+from blocktune.tuner.cost.explain import explain as explain
+from blocktune.tuner.occupancy.of_block import occupancy as occupancy
+from blocktune.tuner.report.frames import load_sweep as load_sweep
+from blocktune.tuner.report.frames import load_trials as load_trials
+from blocktune.tuner.sampling.guided_sampler import GuidedSampler as GuidedSampler
+from blocktune.tuner.search.report import Budget as Budget
+from blocktune.tuner.search.tune import tune as tune
+from blocktune.tuner.tuned.autotune import autotune as autotune
+from blocktune.tuner.tuned.autotune import space as space
+from blocktune.tuner.tuned.install import install as install
+from blocktune.tuner.tuned.install import uninstall as uninstall
+from blocktune.tuner.tuned.tune_schedule import tune_schedule as tune_schedule
+
+__version__: str
