@@ -1,7 +1,8 @@
 """All records that stand in the tables of a damaged SQLite file, found page by page without its schema.
 
 Every page is looked at, whoever refers to it, so neither a damaged schema nor a damaged inner page hides any record.
-What cannot be read is counted by how much it may have held.
+What cannot be read is counted by how much it may have held. `.recover` of SQLite's shell loses more of the same files
+and says of none how much (tools/stores/shell_recovery.py compares them); many shells are built without it.
 """
 
 from collections.abc import Iterable, Iterator
