@@ -39,7 +39,7 @@ T = TypeVar("T")
 class ResultStore(ConnectedStore):
     """Trials and winners of attention and of autotuned kernels; open one with `ResultStore.open`.
 
-    What is asked for without a shape is of attention. The winners of an autotuned kernel are those of one source, its
+    A query without a shape is one for attention. An autotuned kernel has winners for each of its sources, by
     `kernel_hash`.
     """
 
@@ -111,7 +111,7 @@ class ResultStore(ConnectedStore):
         An environment asks for what was made by that software here, so imported trials are not among these.
         """
         query = _on(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id)
-        query = query.where(TrialRow.shape_id.in_(_shape_ids(shape)), *_of_source(TrialRow, shape, kernel_hash))
+        query = query.where(_is_of(TrialRow, shape), *_of_source(TrialRow, shape, kernel_hash))
         if environment is not None:
             query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             # a GPU without an id is NULL here, which `<>` would leave out
@@ -130,18 +130,18 @@ class ResultStore(ConnectedStore):
         self, device: DeviceSpec, shape: AttentionShape | KernelProblem, *, kernel_hash: str | None = None
     ) -> AnyBest | None:
         """Return the winner of exactly this shape on this device; of several sources, of that which won last."""
-        query = _on(device, select(BestRow)).where(BestRow.shape_id.in_(_shape_ids(shape)))
+        query = _on(device, select(BestRow)).where(_is_of(BestRow, shape))
         found = self._read(query.where(*_of_source(BestRow, shape, kernel_hash)), best_of)
         return max(found, key=lambda best: best.created_at, default=None)
 
     def bests(self, device: DeviceSpec | None = None, shape: AttentionShape | None = None) -> list[Best]:
         """Return the winners of attention that match everything given."""
-        found = self._linked_bests(device, _shape_ids(shape))
+        found = self._linked_bests(device, _is_of(BestRow, shape))
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
 
     def kernel_bests(self, device: DeviceSpec | None = None) -> list[KernelBest]:
         """Return the winners of autotuned kernels, on one device or on all, by kernel, source and problem."""
-        found = self._linked_bests(device, select(ShapeRow.id).where(ShapeRow.direction.is_(None)))
+        found = self._linked_bests(device, BestRow.shape_id.in_(_KERNEL_PROBLEMS))
         return sorted(found, key=_kernel_order)
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
@@ -245,9 +245,9 @@ class ResultStore(ConnectedStore):
     def _write(self, work: Callable[[BulkWriter], T]) -> T:
         return self._writing(lambda session: work(BulkWriter(session)))
 
-    def _linked_bests(self, device: DeviceSpec | None, shape_ids: Select[Any]) -> list[Any]:
-        """Return the winners of some shapes."""
-        query = _on(device, select(BestRow)).where(BestRow.shape_id.in_(shape_ids))
+    def _linked_bests(self, device: DeviceSpec | None, condition: ColumnElement[bool]) -> list[Any]:
+        """Return the winners that meet a condition."""
+        query = _on(device, select(BestRow)).where(condition)
         return self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
 
     def _of_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
@@ -266,11 +266,15 @@ def _on(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
     return query if device is None else query.where(row_type.device_id == id_of(DeviceRow, key=device.key))
 
 
-def _shape_ids(shape: AttentionShape | KernelProblem | None) -> Select[Any]:
-    """Return the query of the ids of a shape, or of all of attention."""
+_KERNEL_PROBLEMS = select(ShapeRow.id).where(ShapeRow.direction.is_(None))
+
+
+def _is_of(row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None) -> ColumnElement[bool]:
+    """Return the condition that rows are of a shape, or of attention: also those whose shape is missing, which a reader
+    must name."""
     if shape is None:
-        return select(ShapeRow.id).where(ShapeRow.direction.is_not(None))
-    return select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape)))
+        return row_type.shape_id.not_in(_KERNEL_PROBLEMS)
+    return row_type.shape_id.in_(select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape))))
 
 
 def _of_source(

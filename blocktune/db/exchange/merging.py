@@ -105,7 +105,7 @@ def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[
 
 
 def _place(best: AnyBest) -> tuple[object, ...]:
-    """Return what tells winners apart. Problems are told apart by their texts, since 1 and True are equal."""
+    """Return the key of a winner. Problems differ by their texts, since 1 and True are equal."""
     if isinstance(best.shape, KernelProblem):
         return best.device.key, best.shape.kernel, best.shape.document, best.kernel_hash
     return best.device.key, best.shape
