@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from math import log2
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sqlalchemy import ColumnElement, Select, select
 from sqlalchemy.orm import Session
@@ -16,7 +16,7 @@ from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
-from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, KernelBest, KernelTrial, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
@@ -27,6 +27,7 @@ from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -36,9 +37,13 @@ T = TypeVar("T")
 
 
 class ResultStore(ConnectedStore):
-    """Trials and bests of attention; open one with `ResultStore.open`."""
+    """Trials and winners of attention and of autotuned kernels; open one with `ResultStore.open`.
 
-    def record(self, trial: Trial) -> None:
+    A query without a shape is one for attention. An autotuned kernel has winners for each of its sources, by
+    `kernel_hash`.
+    """
+
+    def record(self, trial: AnyTrial) -> None:
         """Store one trial; a later trial of the same device, environment, kernel, shape and config replaces it.
 
         Raises:
@@ -46,7 +51,7 @@ class ResultStore(ConnectedStore):
         """
         self._write(lambda writer: writer.put_trial(trial))
 
-    def put_all(self, trials: Iterable[Trial], bests: Iterable[Best]) -> None:
+    def put_all(self, trials: Iterable[AnyTrial], bests: Iterable[AnyBest]) -> None:
         """Store what was measured here as `record` and `set_best` do, in one transaction: all of it or nothing.
 
         Raises:
@@ -62,7 +67,7 @@ class ResultStore(ConnectedStore):
 
         self._write(put)
 
-    def set_best(self, best: Best) -> bool:
+    def set_best(self, best: AnyBest) -> bool:
         """Store the winner of a shape on a device and returns whether it was stored.
 
         A measured one always replaces a predicted one and never the other way round; of two measured ones the younger
@@ -73,6 +78,7 @@ class ResultStore(ConnectedStore):
         """
         return self._write(lambda writer: writer.put_best(best))
 
+    @overload
     def trials(
         self,
         device: DeviceSpec | None = None,
@@ -80,42 +86,69 @@ class ResultStore(ConnectedStore):
         *,
         environment: Environment | None = None,
         kernel_hash: str | None = None,
-    ) -> list[Trial]:
+    ) -> list[Trial]: ...
+
+    @overload
+    def trials(
+        self,
+        device: DeviceSpec | None,
+        shape: KernelProblem,
+        *,
+        environment: Environment | None = None,
+        kernel_hash: str | None = None,
+    ) -> list[KernelTrial]: ...
+
+    def trials(
+        self,
+        device: DeviceSpec | None = None,
+        shape: AttentionShape | KernelProblem | None = None,
+        *,
+        environment: Environment | None = None,
+        kernel_hash: str | None = None,
+    ) -> list[Any]:
         """Return the trials that match everything given, oldest first.
 
         An environment asks for what was made by that software here, so imported trials are not among these.
         """
-        query = select(TrialRow).order_by(TrialRow.created_at, TrialRow.id)
-        if device is not None:
-            query = query.where(TrialRow.device_id == id_of(DeviceRow, key=device.key))
-        if shape is not None:
-            query = query.where(TrialRow.shape_id.in_(_shape_ids(shape)))
+        query = _on(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id)
+        query = query.where(_is_of(TrialRow, shape), *_of_source(TrialRow, shape, kernel_hash))
         if environment is not None:
             query = query.where(TrialRow.environment_id == id_of(EnvironmentRow, digest=environment.digest))
             # a GPU without an id is NULL here, which `<>` would leave out
             query = query.where(TrialRow.gpu_uuid.is_distinct_from(IMPORTED))
-        if kernel_hash is not None:
-            query = query.where(TrialRow.kernel_id.in_(select(KernelRow.id).filter_by(source_hash=kernel_hash)))
         return self._read(query, trial_of)
 
-    def best(self, device: DeviceSpec, shape: AttentionShape) -> Best | None:
-        """Return the winner of exactly this shape on this device."""
-        return next(iter(self.bests(device, shape)), None)
+    @overload
+    def best(self, device: DeviceSpec, shape: AttentionShape, *, kernel_hash: str | None = None) -> Best | None: ...
+
+    @overload
+    def best(
+        self, device: DeviceSpec, shape: KernelProblem, *, kernel_hash: str | None = None
+    ) -> KernelBest | None: ...
+
+    def best(
+        self, device: DeviceSpec, shape: AttentionShape | KernelProblem, *, kernel_hash: str | None = None
+    ) -> AnyBest | None:
+        """Return the winner of exactly this shape on this device; of several sources, of that which won last."""
+        query = _on(device, select(BestRow)).where(_is_of(BestRow, shape))
+        found = self._read(query.where(*_of_source(BestRow, shape, kernel_hash)), best_of)
+        return max(found, key=lambda best: best.created_at, default=None)
 
     def bests(self, device: DeviceSpec | None = None, shape: AttentionShape | None = None) -> list[Best]:
-        """Return the winners that match everything given."""
-        query = select(BestRow) if device is None else _bests_on(device)
-        if shape is None:
-            found = self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
-        else:
-            found = self._read(query.where(_is_of(shape)), best_of)
+        """Return the winners of attention that match everything given."""
+        found = self._linked_bests(device, _is_of(BestRow, shape))
         return sorted(found, key=lambda best: (best.device.key, *shape_order(best.shape)))
+
+    def kernel_bests(self, device: DeviceSpec | None = None) -> list[KernelBest]:
+        """Return the winners of autotuned kernels, on one device or on all, by kernel, source and problem."""
+        found = self._linked_bests(device, BestRow.shape_id.in_(_KERNEL_PROBLEMS))
+        return sorted(found, key=_kernel_order)
 
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
         """Return winners of shapes that run the same code on this device (equal direction, data type, head dimensions,
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
-        found = self._of_ids(lambda session: session.scalars(nearest_ids(_bests_on(device), shape, limit)))
+        found = self._of_ids(lambda session: session.scalars(nearest_ids(_on(device, select(BestRow)), shape, limit)))
         return sorted(found, key=lambda best: _how_far(best, shape))  # the ids were in order, their rows come in any
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
@@ -133,7 +166,7 @@ class ResultStore(ConnectedStore):
             distance: of two shapes.
             limit: how many winners of an origin for each of the shapes.
         """
-        query = outlines(_bests_on(device), shapes[0])
+        query = outlines(_on(device, select(BestRow)), shapes[0])
         return _configs_of(
             self._of_ids(lambda session: nearest_outlines(session.execute(query), shapes, distance, limit))
         )
@@ -175,7 +208,7 @@ class ResultStore(ConnectedStore):
         believed = [source if trust else unverified(source) for source in sources]
         return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))
 
-    def remove_best(self, best: Best) -> None:
+    def remove_best(self, best: AnyBest) -> None:
         """Forget the winner of this shape on this device, since it must not be used; another config that has won
         meanwhile stays."""
         self._write(lambda writer: writer.remove_best(best))
@@ -212,6 +245,11 @@ class ResultStore(ConnectedStore):
     def _write(self, work: Callable[[BulkWriter], T]) -> T:
         return self._writing(lambda session: work(BulkWriter(session)))
 
+    def _linked_bests(self, device: DeviceSpec | None, condition: ColumnElement[bool]) -> list[Any]:
+        """Return the winners that meet a condition."""
+        query = _on(device, select(BestRow)).where(condition)
+        return self._reading(lambda session: readable_records(session, query, best_of, self.label, linked_rows))
+
     def _of_ids(self, choose: Callable[[Session], Iterable[int]]) -> list[Best]:
         """Return the winners whose ids are chosen in the transaction that reads them."""
 
@@ -222,16 +260,35 @@ class ResultStore(ConnectedStore):
         return self._reading(chosen)
 
 
-def _bests_on(device: DeviceSpec) -> Select[Any]:
-    return select(BestRow).where(BestRow.device_id == id_of(DeviceRow, key=device.key))
+def _on(device: DeviceSpec | None, query: Select[Any]) -> Select[Any]:
+    """Return the part of a query of trials or winners that is of one device, if there is one."""
+    row_type = query.column_descriptions[0]["entity"]
+    return query if device is None else query.where(row_type.device_id == id_of(DeviceRow, key=device.key))
 
 
-def _is_of(shape: AttentionShape) -> ColumnElement[bool]:
-    return BestRow.shape_id.in_(_shape_ids(shape))
+_KERNEL_PROBLEMS = select(ShapeRow.id).where(ShapeRow.direction.is_(None))
 
 
-def _shape_ids(shape: AttentionShape) -> Select[Any]:
-    return select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape)))
+def _is_of(row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None) -> ColumnElement[bool]:
+    """Return the condition that rows are of a shape, or of attention: also those whose shape is missing, which a reader
+    must name."""
+    if shape is None:
+        return row_type.shape_id.not_in(_KERNEL_PROBLEMS)
+    return row_type.shape_id.in_(select(ShapeRow.id).where(ShapeRow.document.in_(shape_documents(shape))))
+
+
+def _of_source(
+    row_type: type[TrialRow | BestRow], shape: AttentionShape | KernelProblem | None, kernel_hash: str | None
+) -> list[ColumnElement[bool]]:
+    """Return the conditions that rows are of an autotuned kernel, and of one source."""
+    key = {} if kernel_hash is None else {"source_hash": kernel_hash}
+    if isinstance(shape, KernelProblem):
+        key["name"] = shape.kernel
+    return [row_type.kernel_id.in_(select(KernelRow.id).filter_by(**key))] if key else []
+
+
+def _kernel_order(best: KernelBest) -> tuple[str, ...]:
+    return best.device.key, best.shape.kernel, best.kernel_hash, best.shape.document
 
 
 def _configs_of(bests: Iterable[Best]) -> list[TunedConfig]:

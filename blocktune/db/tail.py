@@ -139,7 +139,7 @@ class StoreTail:
 
 
 def _groups_query(after_id: int) -> Select[Any]:
-    """Count the rows by what an index holds, then look up what they refer to."""
+    """Count the rows by what an index holds, then look up what they refer to; of attention alone."""
     links = (TrialRow.device_id, TrialRow.shape_id, TrialRow.environment_id)
     counts = select(*links, func.count().label("trials"), func.max(TrialRow.id).label("last_id")).group_by(*links)
     if after_id:
@@ -150,6 +150,7 @@ def _groups_query(after_id: int) -> Select[Any]:
         .join(DeviceRow, DeviceRow.id == each.c.device_id)
         .join(ShapeRow, ShapeRow.id == each.c.shape_id)
         .join(EnvironmentRow, EnvironmentRow.id == each.c.environment_id)
+        .where(ShapeRow.direction.is_not(None))
     )
 
 
@@ -161,12 +162,14 @@ def _newer(query: Select[Any], group: TrialGroup, mark: Mark) -> Select[Any]:
 
 def _group_of(row: Any) -> TrialGroup | None:
     try:
+        shape = whole_shape(row.ShapeRow)
+        assert isinstance(shape, AttentionShape), "the query asks for no other"
         return TrialGroup(
             device_id=row.DeviceRow.id,
             shape_id=row.ShapeRow.id,
             regime=Regime(row.regime),
             device=device_of(row.DeviceRow),
-            shape=whole_shape(row.ShapeRow),
+            shape=shape,
             count=row.trials,
             last_id=row.last_id,
         )

@@ -1,20 +1,19 @@
 """Records to store, and the places to store them in."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Telemetry, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.stores.new_stores import new_store
@@ -22,7 +21,7 @@ from tests.support.stores.postgres_server import EmptyDatabases, need_server, ru
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
-PROBLEM = Problem((("(types)", "fp16 fp16"), ("scale", 0.5)))
+PROBLEM = KernelProblem(KERNEL, Problem((("(types)", "fp16 fp16"), ("scale", 0.5))))
 CONFIG = UserConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
 
 
@@ -129,37 +128,21 @@ def compared(best: Best) -> Best:
 
 
 @pytest.fixture(scope="session")
-def user_trial(trial: Trial) -> UserTrial:
-    """A trial with a value in every field."""
-    return UserTrial(
-        device=trial.device,
-        environment=trial.environment,
-        problem=PROBLEM,
-        config=CONFIG,
-        source_hash=SOURCE,
-        outcome=Outcome.OK,
-        time_us=12.5,
-        relative_to_anchor=0.9,
-        samples_us=(12.0, 12.5, 13.0),
-        error="",
-        seconds=0.5,
-        sm_clock_mhz=1980,
-        memory_clock_mhz=3201,
-        temperature_c=45,
-        throttle_reasons=4,
-        other_processes=0,
-        created_at=trial.created_at,
-    )
+def kernel_trial(trial: Trial) -> KernelTrial:
+    """A trial of an autotuned kernel with a value in every field."""
+    values = {field.name: getattr(trial, field.name) for field in fields(trial)}
+    return Trial(**values | {"shape": PROBLEM, "config": CONFIG, "kernel_hash": SOURCE, "energy_mj": 2.5})
 
 
 @pytest.fixture(scope="session")
-def user_best(user_trial: UserTrial) -> UserBest:
-    return UserBest(
-        device=user_trial.device,
-        environment=user_trial.environment,
-        problem=PROBLEM,
+def kernel_best(kernel_trial: KernelTrial) -> KernelBest:
+    return Best(
+        device=kernel_trial.device,
+        environment=kernel_trial.environment,
+        shape=PROBLEM,
         config=CONFIG,
-        source_hash=SOURCE,
+        kernel_hash=SOURCE,
+        origin=Origin.MEASURED,
         time_us=12.5,
         default=UserConfig(KERNEL, (("BLOCK", 256), ("num_warps", 8))),
         default_time_us=14.0,
@@ -167,7 +150,7 @@ def user_best(user_trial: UserTrial) -> UserBest:
         speedup_low=1.1,
         speedup_high=1.13,
         trials=8,
-        created_at=user_trial.created_at,
+        created_at=kernel_trial.created_at,
     )
 
 

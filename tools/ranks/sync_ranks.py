@@ -16,17 +16,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from blocktune.db.records.records import Environment
-from blocktune.db.records.user_records import UserBest
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.records.records import Best, Environment
+from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.api import rank_sync
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.stored.sources import SqliteConfigs
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.tuned.frozen import frozen_winners
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from tests.support.fakes.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 from tests.support.forked_work import forked
@@ -108,14 +107,15 @@ def know_autotuned(store: Path, rank: int) -> None:
     """Let a rank's store hold a winner of a kernel under `autotune`, one of its own."""
     config = UserConfig(KERNEL, (("BLOCK", 128 << rank),))
     environment = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
-    with UserKernelStore.open(store) as opened:
+    with ResultStore.open(store) as opened:
         opened.set_best(
-            UserBest(
+            Best(
                 device=H200,
                 environment=environment,
-                problem=Problem.of({"n": 1000}),
+                shape=KernelProblem(KERNEL, Problem.of({"n": 1000})),
                 config=config,
-                source_hash=SOURCE,
+                kernel_hash=SOURCE,
+                origin=Origin.MEASURED,
                 time_us=1.0,
                 default=config,
             )

@@ -9,7 +9,7 @@ from blocktune.cli.output.render import microseconds, print_json, print_table, s
 from blocktune.kernels.tuned.config import Plain
 
 if TYPE_CHECKING:
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
     from blocktune.tuner.jitted.offline import OfflineCode
 
@@ -56,9 +56,9 @@ def explain_kernel(
     given, explained = _given(options, param), []
     for best, trials in found:
         code = _compiled_winner(function, best, signature, given, device.limits)
-        explained.append({"key": dict(best.problem.arguments), "time_us": best.time_us, **code_json(code)})
+        explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
         if not as_json:
-            say(f"{best.config.kernel} {best.problem.label} on {device.name}: {_source(best, given)}")
+            say(f"{best.config.kernel} {best.shape.label} on {device.name}: {_source(best, given)}")
             say(str(code))
             print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
             say("")
@@ -67,18 +67,18 @@ def explain_kernel(
 
 
 def _compiled_winner(
-    function: Any, best: "UserBest", signature: str | None, given: Mapping[str, Plain], limits: "ComputeLimits"
+    function: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Plain], limits: "ComputeLimits"
 ) -> "OfflineCode":
     from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
 
     if signature is None:
-        types, constants = call_of_problem(function, best.problem)
+        types, constants = call_of_problem(function, best.shape.problem)
     else:
         types, constants = positional_signature(function, signature), {}
     return compiled_offline(function, types, constants | best.config.parameters | dict(given), limits)
 
 
-def _source(best: "UserBest", given: Mapping[str, Plain]) -> str:
+def _source(best: "KernelBest", given: Mapping[str, Plain]) -> str:
     own = best.config.parameters
     if any(own.get(name, value) != value for name, value in given.items()):
         return "the winner with the values given, which were not measured"

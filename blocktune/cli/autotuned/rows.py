@@ -10,7 +10,7 @@ from blocktune.cli.output.render import microseconds, note
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 
 if TYPE_CHECKING:
-    from blocktune.db.records.user_records import UserBest, UserTrial
+    from blocktune.db.records.records import KernelBest, KernelTrial
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.tuned.launches import Launches
 
@@ -26,31 +26,31 @@ TRIALS = ("config", "outcome", "time", "remark")
 
 def stored_kernels(
     db: str | None, device: "DeviceSpec", name: str | None = None, *, with_trials: bool = False
-) -> "list[tuple[UserBest, list[UserTrial]]]":
+) -> "list[tuple[KernelBest, list[KernelTrial]]]":
     """Return the winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
+    from blocktune.db.store import ResultStore
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.db.user_store import UserKernelStore
-    from blocktune.kernels.tuned.config import CONFIGS
+    from blocktune.kernels.tuned.config import CONFIGS, KernelProblem
 
     target = StoreTarget.of(db)
     if target.is_missing:
         note(f"There is no database at {target.label} yet; the first autotuned kernel makes it.")
         return []
-    with UserKernelStore.open_to_read(db) as store:
-        bests = [best for best in store.bests(device) if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
+    with ResultStore.open_to_read(db) as store:
+        bests = [best for best in store.kernel_bests(device) if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
         if not with_trials:
             return [(best, []) for best in bests]
         found = []
         for best in bests:
-            problem = best.problem.without(CONFIGS)
-            trials = store.trials(device, best.config.kernel, best.source_hash, problem, best.environment)
+            problem = KernelProblem(best.shape.kernel, best.shape.problem.without(CONFIGS))
+            trials = store.trials(device, problem, environment=best.environment, kernel_hash=best.kernel_hash)
             found.append((best, sorted(trials, key=lambda trial: trial.time_us or float("inf"))))
         return found
 
 
 def require_kernels(
     db: str | None, device: "DeviceSpec", name: str, *, with_trials: bool = False
-) -> "list[tuple[UserBest, list[UserTrial]]]":
+) -> "list[tuple[KernelBest, list[KernelTrial]]]":
     """Return the winners of kernels with this name.
 
     Raises:
@@ -65,7 +65,7 @@ def require_kernels(
     return found
 
 
-def launches_of(bests: "Iterable[UserBest]") -> "list[Launches]":
+def launches_of(bests: "Iterable[KernelBest]") -> "list[Launches]":
     """Return what all processes launched with each winner's kind of call, whatever list its configs are from.
 
     Raises:
@@ -76,15 +76,15 @@ def launches_of(bests: "Iterable[UserBest]") -> "list[Launches]":
 
     path = launches_path()
     counted = {} if path is None else read_launches(path)
-    kinds = (Kind(best.device.key, best.config.kernel, best.problem.without(CONFIGS)) for best in bests)
+    kinds = (Kind(best.device.key, best.shape.kernel, best.shape.problem.without(CONFIGS)) for best in bests)
     return [counted.get(kind, Launches()) for kind in kinds]
 
 
-def winner_row(best: "UserBest") -> tuple[str, ...]:
+def winner_row(best: "KernelBest") -> tuple[str, ...]:
     """Return the row of a winner, in the columns `WINNERS`."""
     return (
         best.config.kernel,
-        best.problem.label,
+        best.shape.label,
         parameters(best.config.label),
         microseconds(best.time_us),
         "-" if best.speedup_over_default is None else f"{best.speedup_over_default:.3f}",
@@ -97,7 +97,7 @@ def launches_row(launches: "Launches") -> tuple[str, ...]:
     return f"{launches.hits:,}", f"{launches.misses:,}", f"{launches.seconds:.1f}"
 
 
-def trial_row(trial: "UserTrial") -> tuple[str, ...]:
+def trial_row(trial: "KernelTrial") -> tuple[str, ...]:
     """Return the row of a trial, in the columns `TRIALS`."""
     return parameters(trial.config.label), str(trial.outcome), microseconds(trial.time_us), trial.error
 
@@ -107,15 +107,15 @@ def parameters(label: str) -> str:
     return label.partition(" ")[2]
 
 
-def winner_json(best: "UserBest", trials: "list[UserTrial]") -> Mapping[str, Any]:
+def winner_json(best: "KernelBest", trials: "list[KernelTrial]") -> Mapping[str, Any]:
     """Return a winner and its trials as plain values."""
     return {
         "kernel": best.config.kernel,
-        "source_hash": best.source_hash,
-        "key": dict(best.problem.arguments),
+        "source_hash": best.kernel_hash,
+        "key": dict(best.shape.problem.arguments),
         "config": best.config.parameters,
         "time_us": best.time_us,
-        "default": best.default.parameters,
+        "default": None if best.default is None else best.default.parameters,
         "default_time_us": best.default_time_us,
         "configs": best.trials,
         "environment": best.environment.to_json(),

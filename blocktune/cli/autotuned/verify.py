@@ -11,7 +11,7 @@ from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.tuned.named import Remeasured
 
@@ -29,7 +29,7 @@ def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: b
         rows = [(best, _serves_as(best, device)) for best, _ in found]
     if as_json:
         kernels = [
-            {"kernel": best.config.kernel, "key": dict(best.problem.arguments), "serves_as": rung}
+            {"kernel": best.config.kernel, "key": dict(best.shape.problem.arguments), "serves_as": rung}
             for best, rung in rows
         ]
         print_json({"device": device.name, "kernels": kernels})
@@ -37,7 +37,7 @@ def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: b
     print_table(
         _COLUMNS,
         [
-            (best.config.kernel, best.problem.label, parameters(best.config.label), _software(best), rung)
+            (best.config.kernel, best.shape.label, parameters(best.config.label), _software(best), rung)
             for best, rung in rows
         ],
     )
@@ -79,18 +79,19 @@ def measure_again(
         )
 
 
-def _stored(kernel: Any, arguments: Any, device: "DeviceSpec") -> "UserBest | None":
-    from blocktune.db.user_store import UserKernelStore
+def _stored(kernel: Any, arguments: Any, device: "DeviceSpec") -> "KernelBest | None":
+    from blocktune.db.store import ResultStore
+    from blocktune.kernels.tuned.config import KernelProblem
     from blocktune.tuner.tuned.known import listed_problem
     from blocktune.tuner.tuned.named import positional
 
     args, kwargs = positional(kernel, arguments)
     call = kernel.call_of(args, {"warmup": False, **kwargs})
-    with UserKernelStore.open() as store:
-        return store.best(device, call.name, call.source_hash, listed_problem(call))
+    with ResultStore.open() as store:
+        return store.best(device, KernelProblem(call.name, listed_problem(call)), kernel_hash=call.source_hash)
 
 
-def _words(sizes: Sizes, before: "UserBest | None", after: "Remeasured") -> str:
+def _words(sizes: Sizes, before: "KernelBest | None", after: "Remeasured") -> str:
     words = " ".join(f"{name}={value}" for name, value in sizes.items()) or after.choice.problem.label
     now = f"{parameters(after.winner.label)}, {microseconds(after.choice.time_us)}"
     if before is None:
@@ -102,14 +103,14 @@ def _words(sizes: Sizes, before: "UserBest | None", after: "Remeasured") -> str:
     return f"{words}: the winner is now {now}; it was {was}" + (f", and takes {loss:.1%} longer" if loss else "")
 
 
-def _before_json(before: "UserBest | None", after: "Remeasured") -> dict[str, Any] | None:
+def _before_json(before: "KernelBest | None", after: "Remeasured") -> dict[str, Any] | None:
     if before is None:
         return None
     loss = after.loss_of(before.config)
     return {"config": before.config.parameters, "time_us": before.time_us, "loss": loss}
 
 
-def _serves_as(best: "UserBest", device: "DeviceSpec") -> str:
+def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:
     """Return the rung on which a winner serves here, or why it serves no call."""
     from blocktune.kernels.base.source_hash import hash_of_sources
     from blocktune.kernels.stored.provenance import Identity, present_identity, reuse_of
@@ -119,7 +120,7 @@ def _serves_as(best: "UserBest", device: "DeviceSpec") -> str:
         source = hash_of_sources(function_named(best.config.kernel))
     except UsageError:
         return "unknown: its module cannot be imported from here"
-    if source != best.source_hash:
+    if source != best.kernel_hash:
         return f"nothing: the source is {source} now"
     environment = best.environment
     measured = Identity(
@@ -132,5 +133,5 @@ def _serves_as(best: "UserBest", device: "DeviceSpec") -> str:
     return str(reuse_of(measured, present_identity(device, source)) or "nothing")
 
 
-def _software(best: "UserBest") -> str:
+def _software(best: "KernelBest") -> str:
     return f"triton {best.environment.triton}, ptxas {best.environment.ptxas}"

@@ -73,8 +73,6 @@ def _recover(db: str | None, as_json: bool) -> None:
     else:
         rows = f"{counted(found.bests, 'winner')} and {counted(found.trials, 'trial')}"
         note(f"saved {rows} in {found.place}; {found.losses}")
-        if found.user_rows:
-            note(f"saved {counted(found.user_rows, 'row')} of autotuned kernels")
         note(f"the damaged database is {found.kept}")
 
 

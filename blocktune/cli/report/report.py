@@ -16,7 +16,7 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import KernelBest
     from blocktune.db.store import ResultStore
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.values.shape import AttentionShape
@@ -108,11 +108,11 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     sources.misses = {} if path is None else read_misses(path)
 
 
-def _autotuned(db: str | None) -> "list[UserBest]":
-    from blocktune.db.user_store import UserKernelStore
+def _autotuned(db: str | None) -> "list[KernelBest]":
+    from blocktune.db.store import ResultStore
 
-    with UserKernelStore.open_to_read(db) as store:
-        return store.bests()
+    with ResultStore.open_to_read(db) as store:
+        return store.kernel_bests()
 
 
 def _keep_only(sources: Sources, shape: "AttentionShape") -> None:

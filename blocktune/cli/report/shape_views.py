@@ -8,23 +8,22 @@ from blocktune.kernels.values.shape import AttentionShape
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import Difference
-    from blocktune.db.records.records import Best
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.stored.sources import ConfigSource
 
 View = dict[str, Any]
 
 
-def kernel_view(best: "UserBest") -> View:
+def kernel_view(best: "KernelBest") -> View:
     """Return the winner of an autotuned kernel with what it was compared with."""
     return {
         "kernel": best.config.kernel,
-        "key": best.problem.label,
+        "key": best.shape.label,
         "device": best.device.name,
         "config": best.config.label.partition(" ")[2],
         "time_us": best.time_us,
-        "default": best.default.label.partition(" ")[2],
+        "default": "" if best.default is None else best.default.label.partition(" ")[2],
         "over_default": best.speedup_over_default,
         "configs": best.trials,
     }

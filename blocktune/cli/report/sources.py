@@ -19,8 +19,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import Best
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.lab.sweep_file import Sweep
     from blocktune.tuner.profile.counter_file import CounterFile
@@ -51,7 +50,7 @@ class Sources:
     sweeps: "list[Sweep]" = field(default_factory=list)
     winners: "list[Best]" = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)
-    kernels: "list[UserBest]" = field(default_factory=list)
+    kernels: "list[KernelBest]" = field(default_factory=list)
     misses: Mapping[Miss, int] = field(default_factory=dict)
     counters: "dict[str, CounterFile]" = field(default_factory=dict)
     before: "list[Best] | None" = None

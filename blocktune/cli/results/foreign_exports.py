@@ -25,10 +25,10 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
         NoFeasibleConfigError: there is nothing to write.
         UsageError: the place cannot be written.
     """
-    from blocktune.db.user_store import UserKernelStore
+    from blocktune.db.store import ResultStore
 
-    with UserKernelStore.open_to_read(db) as store:
-        files = exported_files(document, format_, store.bests(DeviceSpec.from_json(document["device"])))
+    with ResultStore.open_to_read(db) as store:
+        files = exported_files(document, format_, store.kernel_bests(DeviceSpec.from_json(document["device"])))
     write_files(files, place, in_folder=format_ is ExportFormat.VLLM, as_json=as_json)
 
 

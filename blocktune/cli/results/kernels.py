@@ -24,7 +24,7 @@ from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
 
 
@@ -70,11 +70,11 @@ def kernels(
         print_table((*WINNERS, *LAUNCHES), [(*winner_row(best), *launches_row(each)) for best, each in pairs])
     else:
         for best, trials in found:
-            note(f"{best.config.kernel} {best.problem.label}, source {best.source_hash}")
+            note(f"{best.config.kernel} {best.shape.label}, source {best.kernel_hash}")
             print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
 
 
-def _freeze(path: Path, device: "DeviceSpec", bests: "list[UserBest]", *, as_json: bool) -> None:
+def _freeze(path: Path, device: "DeviceSpec", bests: "list[KernelBest]", *, as_json: bool) -> None:
     """Write winners to a frozen file.
 
     Raises:
@@ -90,7 +90,10 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[UserBest]", *, as_jso
             f"Freezing needs winners of autotuned kernels on {device.name}, but there is none. Run the program that "
             "launches them; --db or BLOCKTUNE_DB names another database."
         )
-    rows = [frozen_row(best.config.kernel, best.source_hash, best.problem, best.config, best.time_us) for best in bests]
+    rows = [
+        frozen_row(best.shape.kernel, best.kernel_hash, best.shape.problem, best.config, best.time_us or 0.0)
+        for best in bests
+    ]
     try:
         save_text(canonical_text(frozen_document(device.key, rows)) + "\n", path)
     except OSError as error:

@@ -24,8 +24,7 @@ from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.merging import ImportCounts
-    from blocktune.db.records.records import Best
-    from blocktune.db.records.user_records import UserBest
+    from blocktune.db.records.records import Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
 
 OutputFile = Annotated[
@@ -79,15 +78,10 @@ def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
         return store.bests(only) if store else []
 
 
-def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[UserBest]":
+def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[KernelBest]":
     """Return the winners of autotuned kernels on this device, or on all."""
-    from blocktune.db.tables.location import StoreTarget
-    from blocktune.db.user_store import UserKernelStore
-
-    if StoreTarget.of(db).is_missing:
-        return []
-    with UserKernelStore.open_to_read(db) as store:
-        return store.bests(only)
+    with existing_store(db) as store:
+        return store.kernel_bests(only) if store else []
 
 
 def export(

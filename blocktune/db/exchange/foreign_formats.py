@@ -13,9 +13,8 @@ from typing import Any
 from blocktune.db.exchange.document import Document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
-from blocktune.db.records.bounds import require_sound_user_best
-from blocktune.db.records.records import Best, Outcome, Trial
-from blocktune.db.records.user_records import UserBest
+from blocktune.db.records.bounds import require_sound_best
+from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
@@ -47,13 +46,13 @@ class ExportFormat(StrEnum):
     T4 = "t4"
 
 
-def exported_files(document: Document, format_: ExportFormat, user_bests: Sequence[UserBest] = ()) -> Files:
+def exported_files(document: Document, format_: ExportFormat, kernel_bests: Sequence[KernelBest] = ()) -> Files:
     """Return an export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
 
     Args:
         document: the winners of our kernels on a device, and for `FLEX` the trials.
         format_: a file of others.
-        user_bests: winners of tuned functions there; `TRITON` takes them, the others are for attention.
+        kernel_bests: winners of autotuned kernels there; `TRITON` takes them, the others are for attention.
 
     Raises:
         UsageError: the format is our own.
@@ -63,7 +62,7 @@ def exported_files(document: Document, format_: ExportFormat, user_bests: Sequen
     bests, trials = records_from(document)
     device = DeviceSpec.from_json(document["device"])
     writers: dict[ExportFormat, Callable[[], Files]] = {
-        ExportFormat.TRITON: lambda: triton_configs(device, bests, user_bests),
+        ExportFormat.TRITON: lambda: triton_configs(device, bests, kernel_bests),
         ExportFormat.VLLM: lambda: vllm_files(device, bests),
         ExportFormat.FLEX: lambda: flex_options(device, bests, trials),
     }
@@ -100,12 +99,12 @@ def flex_kernels() -> Mapping[str, Mapping[str, bool]]:
     return {name: kernel.flex_options for name, kernel in KERNELS.items() if kernel.flex_options is not None}
 
 
-def triton_configs(device: DeviceSpec, bests: Iterable[Best], user_bests: Iterable[UserBest] = ()) -> Files:
+def triton_configs(device: DeviceSpec, bests: Iterable[Best], kernel_bests: Iterable[KernelBest] = ()) -> Files:
     """Return a Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments)
     for tuned functions. Every winner is in it, with what it is worth in a comment."""
     entries = [TritonEntry.of(best) for best in bests]
-    for best in user_bests:
-        require_sound_user_best(best)
+    for best in kernel_bests:
+        require_sound_best(best)
         entries.append(TritonEntry.of_function(best))
     return {f"{_plain(device.name)}.py": triton_module(device.name, entries)} if entries else {}
 

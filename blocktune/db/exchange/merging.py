@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from blocktune.db.records.bulk_writer import BulkWriter
-from blocktune.db.records.records import ORIGIN_RANK, Best, Trial
+from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial
+from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.config import Origin
 
 
@@ -14,8 +15,8 @@ from blocktune.kernels.values.config import Origin
 class Results:
     """Winners and trials of any number of devices."""
 
-    bests: tuple[Best, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    bests: tuple[AnyBest, ...] = ()
+    trials: tuple[AnyTrial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def unverified(results: Results) -> Results:
     return Results(bests=tuple(bests), trials=tuple(trials))
 
 
-def winner_of(candidates: Sequence[Best]) -> Best:
+def winner_of(candidates: Sequence[AnyBest]) -> AnyBest:
     """Return which of several winners of one shape on one device stays, in whatever order they come.
 
     Those of the best origin are left: measured, else borrowed, predicted, default. Of these, times of different
@@ -56,24 +57,24 @@ def winner_of(candidates: Sequence[Best]) -> Best:
     return min(comparable, key=lambda best: (slowness(best), -best.created_at.timestamp(), best.config.label))
 
 
-def _is_comparable(best: Best, other: Best) -> bool:
+def _is_comparable(best: AnyBest, other: AnyBest) -> bool:
     same_source = best.config.kernel != other.config.kernel or best.kernel_hash == other.kernel_hash
     return best.environment == other.environment and same_source
 
 
-def _time(best: Best) -> float:
+def _time(best: AnyBest) -> float:
     time_us = best.predicted_us if best.time_us is None else best.time_us
     return inf if time_us is None else time_us
 
 
-def _over_default(best: Best) -> float:
+def _over_default(best: AnyBest) -> float:
     """Return its time over that of the default in the same final rounds."""
     if best.time_us is None or best.default_time_us is None:
         return inf
     return best.time_us / best.default_time_us
 
 
-def merge_into(writer: BulkWriter, stored: Iterable[Best], sources: Sequence[Results]) -> ImportCounts:
+def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[Results]) -> ImportCounts:
     """Write the trials of all sources, and of every shape the winner of all, those that are stored included.
 
     Args:
@@ -84,7 +85,7 @@ def merge_into(writer: BulkWriter, stored: Iterable[Best], sources: Sequence[Res
     offered_trials = [trial for source in sources for trial in source.trials]
     stored_trials = writer.put_newer_trials(offered_trials)
     held = {_place(best): best for best in stored}
-    offered: dict[tuple[object, ...], list[Best]] = defaultdict(list)
+    offered: dict[tuple[object, ...], list[AnyBest]] = defaultdict(list)
     for source in sources:
         for best in source.bests:
             offered[_place(best)].append(best)
@@ -103,5 +104,8 @@ def merge_into(writer: BulkWriter, stored: Iterable[Best], sources: Sequence[Res
     )
 
 
-def _place(best: Best) -> tuple[object, ...]:
+def _place(best: AnyBest) -> tuple[object, ...]:
+    """Return the key of a winner. Problems differ by their texts, since 1 and True are equal."""
+    if isinstance(best.shape, KernelProblem):
+        return best.device.key, best.shape.kernel, best.shape.document, best.kernel_hash
     return best.device.key, best.shape

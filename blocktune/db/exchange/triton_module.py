@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.db.records.records import Best
-from blocktune.db.records.user_records import UserBest
+from blocktune.db.records.records import Best, KernelBest
 from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 
@@ -33,22 +32,21 @@ class TritonEntry:
     @classmethod
     def of(cls, best: Best) -> "TritonEntry":
         """Return a winner of one of our kernels, whose parameters are upper case in `triton.Config`."""
-        time = "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
         meta, options = _split(best.config.parameters)
         return cls(
             kernel=best.config.kernel,
             label=best.shape.label,
             meta={name.upper(): value for name, value in meta.items()},
             options=options,
-            worth=f"{best.origin}, {time}, kernel source {best.kernel_hash}",
+            worth=f"{best.origin}, {_time(best)}, kernel source {best.kernel_hash}",
         )
 
     @classmethod
-    def of_function(cls, best: UserBest) -> "TritonEntry":
+    def of_function(cls, best: KernelBest) -> "TritonEntry":
         """Return a winner of a tuned function."""
         meta, options = _split(best.config.parameters)
-        worth = f"measured, {best.time_us:.1f} us, source {best.source_hash}"
-        return cls(best.config.kernel, best.problem.label, meta, options, worth)
+        worth = f"{best.origin}, {_time(best)}, source {best.kernel_hash}"
+        return cls(best.config.kernel, best.shape.label, meta, options, worth)
 
     @property
     def text(self) -> str:
@@ -73,6 +71,10 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
             "Check the database with `tune doctor`, and export only what you trust."
         )
     return text
+
+
+def _time(best: Best | KernelBest) -> str:
+    return "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
 
 
 def _split(parameters: Mapping[str, Plain]) -> tuple[dict[str, Plain], dict[str, Plain]]:

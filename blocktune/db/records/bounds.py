@@ -9,9 +9,8 @@ import re
 from datetime import datetime
 from typing import Any
 
-from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
-from blocktune.kernels.tuned.config import MAX_CONFIG_TEXT
+from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, Outcome, Record, Regime
+from blocktune.kernels.tuned.config import MAX_CONFIG_TEXT, KernelProblem, UserConfig
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
@@ -24,72 +23,55 @@ _VERSIONS = ("triton", "ptxas", "torch", "cuda", "driver")
 _SOURCE_HASH = re.compile("[0-9a-f]{16}")
 
 
-def require_sound_trial(trial: Trial) -> None:
+def require_sound_trial(trial: AnyTrial) -> None:
     """Check that every value of a trial is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
     """
     _require_provenance(trial)
-    _require_text(64, kernel_hash=trial.kernel_hash)
     _require_outcome(trial)
     for record in (trial, trial.telemetry, trial.resources):
         if record is not None:
             _require_measured(record)
 
 
-def require_sound_best(best: Best) -> None:
+def require_sound_best(best: AnyBest) -> None:
     """Check that every value of a winner is of its kind and in its range.
 
     Raises:
         UsageError: one is not.
     """
     _require_provenance(best)
-    _require_text(64, kernel_hash=best.kernel_hash)
     if best.origin is Origin.MEASURED and best.time_us is None:
         raise _broken("`time_us` when it was measured", "time_us", None)
     _require_measured(best)
 
 
-def require_sound_user_trial(trial: UserTrial) -> None:
-    """Check that every value of a tuned function's trial is of its kind and in its range.
-
-    Raises:
-        UsageError: one is not.
-    """
-    _require_provenance(trial)
-    _require_function(trial)
-    _require_outcome(trial)
-    _require_measured(trial)
-
-
-def require_sound_user_best(best: UserBest) -> None:
-    """Check that every value of a tuned function's winner is of its kind and in its range.
-
-    Raises:
-        UsageError: one is not.
-    """
-    _require_provenance(best)
-    _require_function(best)
-    _require_measured(best)
+def _require_kernel(record: Record) -> None:
+    """Check which kernel it is, and which source it had. Those of attention check their names themselves."""
+    if not isinstance(record.shape, KernelProblem):
+        _require_text(64, kernel_hash=record.kernel_hash)
+        return
+    _require_text(MAX_NAME, kernel=record.shape.kernel)
+    configs = [record.config, *([record.default] if isinstance(record, Best) and record.default else [])]
+    for config in configs:
+        if not isinstance(config, UserConfig) or config.kernel != record.shape.kernel:
+            raise _broken(f"configs of the kernel {record.shape.kernel}", "config", config)
+        if len(config.document) > MAX_CONFIG_TEXT:
+            raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", config.document)
+    if not isinstance(record.kernel_hash, str) or not _SOURCE_HASH.fullmatch(record.kernel_hash):
+        raise _broken("16 hexadecimal digits", "kernel_hash", record.kernel_hash)
 
 
-def _require_function(record: UserTrial | UserBest) -> None:
-    """Check which function it is, and which source it had."""
-    _require_text(MAX_NAME, kernel=record.config.kernel)
-    if len(record.config.document) > MAX_CONFIG_TEXT:
-        raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", record.config.document)
-    if not isinstance(record.source_hash, str) or not _SOURCE_HASH.fullmatch(record.source_hash):
-        raise _broken("16 hexadecimal digits", "source_hash", record.source_hash)
-
-
-def _require_outcome(trial: Trial | UserTrial) -> None:
+def _require_outcome(trial: AnyTrial) -> None:
     """Check that what ended well, and nothing else, has a time."""
     if (trial.outcome is Outcome.OK) != (trial.time_us is not None):
         raise _broken("`time_us` exactly when its outcome is ok", "time_us", trial.time_us)
 
 
-def _require_provenance(record: Trial | Best | UserTrial | UserBest) -> None:
+def _require_provenance(record: Record) -> None:
+    _require_kernel(record)
     _require_text(MAX_NAME, device=record.device.name)
     require_sound_environment(record.environment)
     if not isinstance(record.created_at, datetime) or record.created_at.tzinfo is None:

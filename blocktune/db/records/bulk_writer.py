@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import bindparam, case, insert, select, update
 
 from blocktune.db.records.bounds import require_sound_best
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.records.row_writer import (
     RowWriter,
     best_columns,
@@ -37,7 +37,7 @@ Standing = tuple[bool, datetime]
 class BulkWriter(RowWriter):
     """Writes many records at once."""
 
-    def put_newer_trials(self, trials: Sequence[Trial]) -> int:
+    def put_newer_trials(self, trials: Sequence[AnyTrial]) -> int:
         """Store trials in place of earlier ones of the same candidates, unless these are younger or were made here and
         the new ones were not. Returns how many were stored.
 
@@ -60,8 +60,8 @@ class BulkWriter(RowWriter):
         self._write(TrialRow, changes.values())
         return count
 
-    def replace_bests(self, bests: Sequence[Best]) -> None:
-        """Store winners, one of each shape and device, whatever is stored.
+    def replace_bests(self, bests: Sequence[AnyBest]) -> None:
+        """Store winners, of each place one, whatever is stored.
 
         Raises:
             UsageError: a winner breaks a rule.
@@ -70,13 +70,21 @@ class BulkWriter(RowWriter):
             require_sound_best(best)
         configs = ((best.shape, config) for best in bests for config in (best.config, best.default, best.paper))
         self._refer_to((shape, config) for shape, config in configs if config is not None)
-        rows = self._session.execute(select(BestRow.id, BestRow.device_id, BestRow.shape_id))
-        held = {(row.device_id, row.shape_id): row.id for row in rows}
-        changes = [self._best_links(best) | best_columns(best) for best in bests]
+        held = self._held_bests()
         self._write(
             BestRow,
-            [{"id": held.get((change["device_id"], change["shape_id"]))} | change for change in changes],
+            [
+                {"id": held.get(tuple(self._best_place(best).values()))} | self._best_links(best) | best_columns(best)
+                for best in bests
+            ],
         )
+
+    def _held_bests(self) -> dict[tuple[int, ...], int]:
+        """Return the ids of all winners by what tells them apart."""
+        kernel_id = case((ShapeRow.direction.is_(None), BestRow.kernel_id))
+        query = select(BestRow.id, BestRow.device_id, BestRow.shape_id, kernel_id).join(BestRow.shape)
+        rows = self._session.execute(query)
+        return {tuple(part for part in place if part is not None): row_id for row_id, *place in rows}
 
     def _held_trials(
         self, candidates: Sequence[Mapping[str, int]]

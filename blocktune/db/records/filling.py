@@ -1,41 +1,60 @@
-"""Checksums for rows that an older blocktune wrote."""
+"""Checksums for rows that an older blocktune wrote: without any, or of an autotuned kernel in a table of its own."""
 
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, Select, Table, bindparam, select, update
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.reading import batches
-from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum, served_user_checksum
-from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
-from blocktune.db.records.user_rows import user_best_of, user_trial_of
-from blocktune.db.tables.models import Base, BestRow, DeviceRow, TrialRow
-from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
+from blocktune.db.records.records import Record
+from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
+from blocktune.db.records.rows import UNREADABLE, best_of, document_of, trial_of, unverified_best, unverified_trial
+from blocktune.db.tables.models import Base, BestRow, DeviceRow, ShapeRow, TrialRow
+from blocktune.kernels.files.checksums import checksum_of
+from blocktune.kernels.files.json_pieces import canonical_text
 
 Checksums = dict[str, str]
 
 
 def fill_checksums(connection: Connection) -> None:
-    """Give all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
-    it said."""
+    """Give all rows their checksums that have none, and moved rows their new ones. A row that breaks a rule stays
+    without, since it is not known what it said."""
+    renew_checksums(connection)
     with Session(connection) as session:
         for row_type, checksums in _CHECKSUMS.items():
             table = row_type.metadata.tables[row_type.__tablename__]
-            for rows in batches(session, select(row_type).where(table.c.checksum.is_(None)), table.c.id):
-                filled = [values for row in rows if (values := _filled(row, checksums))]
-                if filled:
-                    names = [name for name in filled[0] if name != "row_id"]
-                    statement = update(table).where(table.c.id == bindparam("row_id"))
-                    connection.execute(statement.values({name: bindparam(name) for name in names}), filled)
+            _give(session, table, select(row_type).where(table.c.checksum.is_(None)), checksums)
 
 
-def _filled(row: Any, checksums: Callable[[Any], Checksums]) -> dict[str, Any] | None:
-    """Return the checksums of a row with its id; None for a row that breaks a rule."""
+def renew_checksums(connection: Connection) -> None:
+    """Give rows of `user_trial` and `user_best`, which schema 8 has moved, checksums of what they are now. A row that
+    does not agree with the one that it has was changed before, and keeps it."""
+    with Session(connection) as session:
+        for row_type, checksums in _RENEWED.items():
+            table = row_type.metadata.tables[row_type.__tablename__]
+            moved = select(row_type).join(row_type.shape).where(ShapeRow.direction.is_(None))
+            _give(session, table, moved.where(table.c.checksum.is_not(None)), checksums)
+
+
+def _give(session: Session, table: Table, query: Select[Any], checksums: Callable[[Any], Checksums]) -> None:
+    """Write the checksums of a query's rows, as far as there are some."""
+    for rows in batches(session, query, table.c.id):
+        given = [values for row in rows if (values := _given(row, checksums))]
+        if given:
+            names = [name for name in given[0] if name != "row_id"]
+            statement = update(table).where(table.c.id == bindparam("row_id"))
+            session.connection().execute(statement.values({name: bindparam(name) for name in names}), given)
+
+
+def _given(row: Any, checksums: Callable[[Any], Checksums]) -> dict[str, Any] | None:
+    """Return the checksums of a row with its id; None for a row that breaks a rule, or that gets none."""
     try:
-        return {"row_id": row.id, **checksums(row)}
+        found = checksums(row)
     except UNREADABLE:
         return None
+    return {"row_id": row.id, **found} if found else None
 
 
 def _of_device(row: DeviceRow) -> Checksums:
@@ -51,19 +70,59 @@ def _of_best(row: BestRow) -> Checksums:
     return {"checksum": record_checksum(best), "served_checksum": served_checksum(best)}
 
 
-def _of_user_trial(row: UserTrialRow) -> Checksums:
-    return {"checksum": record_checksum(user_trial_of(row))}
-
-
-def _of_user_best(row: UserBestRow) -> Checksums:
-    best = user_best_of(row)
-    return {"checksum": record_checksum(best), "served_checksum": served_user_checksum(best)}
-
-
 _CHECKSUMS: Mapping[type[Base], Callable[[Any], Checksums]] = {
     DeviceRow: _of_device,
     TrialRow: _of_trial,
     BestRow: _of_best,
-    UserTrialRow: _of_user_trial,
-    UserBestRow: _of_user_best,
+}
+
+
+def _of_moved_trial(row: TrialRow) -> Checksums:
+    trial = unverified_trial(row)
+    telemetry = {
+        name: getattr(trial.telemetry, name)
+        for name in ("sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "other_processes")
+    }
+    told = {
+        "outcome": str(trial.outcome),
+        "error": trial.error or None,
+        "time_us": trial.time_us,
+        "relative_to_anchor": trial.relative_to_anchor,
+        "samples_us": trial.samples_us or None,
+        "seconds": trial.compile_seconds or None,
+    }
+    return {"checksum": record_checksum(trial)} if _was(trial, told | telemetry) == row.checksum else {}
+
+
+def _of_moved_best(row: BestRow) -> Checksums:
+    best = unverified_best(row)
+    told = {
+        "default": None if best.default is None else document_of(best.default),
+        "time_us": best.time_us,
+        "default_time_us": best.default_time_us,
+        "speedup_over_default": best.speedup_over_default,
+        "speedup_low": best.speedup_low,
+        "speedup_high": best.speedup_high,
+        "trials": best.trials or None,
+    }
+    return {"checksum": record_checksum(best)} if _was(best, told) == row.checksum else {}
+
+
+def _was(record: Record, told: Mapping[str, Any]) -> str:
+    """Return the checksum of a record in the tables of before, which left out what was at its default."""
+    shared = {
+        "gpu_uuid": record.device.uuid,
+        "device": record.device.key,
+        "environment": canonical_text(record.environment.to_json()),
+        "problem": document_of(record.shape),
+        "config": document_of(record.config),
+        "source_hash": record.kernel_hash,
+        "created_at": record.created_at.astimezone(UTC).isoformat(),
+    }
+    return checksum_of(shared | dict(told))
+
+
+_RENEWED: Mapping[type[TrialRow | BestRow], Callable[[Any], Checksums]] = {
+    TrialRow: _of_moved_trial,
+    BestRow: _of_moved_best,
 }

@@ -19,7 +19,6 @@ from blocktune.db.records.rows import (
     whole_environment,
     whole_shape,
 )
-from blocktune.db.records.user_rows import user_best_of, user_trial_of
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import (
     Base,
@@ -34,7 +33,6 @@ from blocktune.db.tables.models import (
 from blocktune.db.tables.schema import version_of
 from blocktune.db.tables.sqlite_file import log_of
 from blocktune.db.tables.store_errors import translated
-from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.files.foreign_text import shown
 
 logger = logging.getLogger("blocktune")
@@ -146,8 +144,6 @@ _READERS: Mapping[type[Base], Callable[[Any], object]] = {
     ConfigRow: whole_config,
     TrialRow: trial_of,
     BestRow: best_of,
-    UserTrialRow: user_trial_of,
-    UserBestRow: user_best_of,
 }
 """How a row of each table is made what it stands for. What only others refer to is checked with them."""
 

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Generic, Self
+
+from typing_extensions import TypeVar
 
 from blocktune.db.tables.columns import BestColumns, TrialColumns
 from blocktune.db.tables.columns import Telemetry as Telemetry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -86,18 +89,23 @@ class Environment:
         return cls(**dict(data) | {"regime": Regime(data.get("regime", Regime.SUSTAINED))})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial(TrialColumns):
-    """Hold one candidate and how it ended.
+ProblemT = TypeVar("ProblemT", bound=AttentionShape | KernelProblem, default=AttentionShape)
+ConfigT = TypeVar("ConfigT", bound=KernelConfig | UserConfig, default=KernelConfig)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial(TrialColumns, Generic[ProblemT, ConfigT]):
+    """Hold one candidate and how it ended; of attention unless the types say otherwise.
+
+    kernel_hash: of the kernel's source.
     resources: what the compiled code takes; None when it never compiled.
     imported: it came in a document and was not made again here; such a trial never counts as one of this machine.
     """
 
     device: DeviceSpec
     environment: Environment
-    shape: AttentionShape
-    config: KernelConfig
+    shape: ProblemT
+    config: ConfigT
     kernel_hash: str
     outcome: Outcome
     resources: KernelResources | None = None
@@ -107,20 +115,23 @@ class Trial(TrialColumns):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best(BestColumns):
-    """The winner of one shape on one device, with its provenance.
+class Best(BestColumns, Generic[ProblemT, ConfigT]):
+    """The winner of one shape on one device, with its provenance; of attention unless the types say otherwise.
 
-    default, paper: what it was compared with: the kernel's default and the paper's rule.
+    Sources of one autotuned kernel have winners of their own.
+
+    default, paper: what it was compared with: the kernel's default, or the first config of a list, and the paper's
+        rule.
     """
 
     device: DeviceSpec
     environment: Environment
-    shape: AttentionShape
-    config: KernelConfig
+    shape: ProblemT
+    config: ConfigT
     kernel_hash: str
     origin: Origin
-    default: KernelConfig | None = None
-    paper: KernelConfig | None = None
+    default: ConfigT | None = None
+    paper: ConfigT | None = None
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     @property
@@ -129,3 +140,12 @@ class Best(BestColumns):
         if self.speedup_over_default is None:
             return None
         return {"median": self.speedup_over_default, "low": self.speedup_low, "high": self.speedup_high}
+
+
+KernelTrial = Trial[KernelProblem, UserConfig]
+KernelBest = Best[KernelProblem, UserConfig]
+"""Of autotuned kernels."""
+
+AnyTrial = Trial[Any, Any]
+AnyBest = Best[Any, Any]
+Record = AnyTrial | AnyBest

@@ -10,17 +10,14 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from blocktune.db.records.records import Best, Environment, Telemetry, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import AnyBest, Environment, Record, Telemetry, Trial
 from blocktune.kernels.files.checksums import checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-
-Record = Trial | Best | UserTrial | UserBest
 
 _PLAIN = {str, int, float, bool}
 """The types of most values, which are JSON as they are."""
@@ -58,43 +55,36 @@ def _defaults_of(record_type: type[Any]) -> tuple[tuple[str, Any], ...]:
     return _DEFAULTS[record_type]
 
 
-def served_checksum(best: Best) -> str:
-    """Return the checksum of what the view `dispatch` says of a winner."""
-    return checksum_of(
-        _served_of(best.device, best.environment)
-        | {
-            "shape": _document(best.shape),
-            "config": _document(best.config),
-            "kernel_hash": best.kernel_hash,
-            "origin": str(best.origin),
-            "time_us": best.time_us,
-            "power_limit_w": best.environment.power_limit_w,
-        }
-    )
+def served_checksum(best: AnyBest) -> str:
+    """Return the checksum of what the view `dispatch` says of a winner, or `user_dispatch` of one of an autotuned
+    kernel."""
+    said = _kernel_values(best) if isinstance(best.shape, KernelProblem) else _attention_values(best)
+    versions = {name: getattr(best.environment, name) for name in ("triton", "ptxas", "driver")}
+    return checksum_of({"device_key": best.device.key, "time_us": best.time_us, **versions, **said})
 
 
-def served_user_checksum(best: UserBest) -> str:
-    """Return the checksum of what the view `user_dispatch` says of a winner."""
-    return checksum_of(
-        _served_of(best.device, best.environment)
-        | {
-            "kernel": best.config.kernel,
-            "source_hash": best.source_hash,
-            "problem": best.problem.document,
-            "config": best.config.document,
-            "time_us": best.time_us,
-        }
-    )
+def _attention_values(best: AnyBest) -> dict[str, Any]:
+    return {
+        "shape": _document(best.shape),
+        "config": _document(best.config),
+        "kernel_hash": best.kernel_hash,
+        "origin": str(best.origin),
+        "power_limit_w": best.environment.power_limit_w,
+    }
+
+
+def _kernel_values(best: AnyBest) -> dict[str, Any]:
+    return {
+        "kernel": best.shape.kernel,
+        "source_hash": best.kernel_hash,
+        "problem": best.shape.document,
+        "config": best.config.document,
+    }
 
 
 def device_checksum(document: str) -> str:
     """Return the checksum of a device's row."""
     return checksum_of({"document": document})
-
-
-def _served_of(device: DeviceSpec, environment: Environment) -> dict[str, Any]:
-    versions = {name: getattr(environment, name) for name in ("triton", "ptxas", "driver")}
-    return {"device_key": device.key, **versions}
 
 
 def _plain(value: Any) -> Any:
@@ -105,8 +95,8 @@ def _plain(value: Any) -> Any:
         return value.key
     if isinstance(value, (AttentionShape, KernelConfig, Environment)):
         return _document(value)
-    if isinstance(value, (Problem, UserConfig)):
-        return value.document
+    if isinstance(value, (KernelProblem, UserConfig)):
+        return {"kernel": value.kernel, "document": value.document}
     if isinstance(value, KernelResources):
         return value.to_json()
     if isinstance(value, Telemetry):

@@ -12,8 +12,8 @@ from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.linked_rows import LinkedRow, links_of
-from blocktune.db.records.records import Best, Environment, Outcome, Telemetry, Trial
-from blocktune.db.records.row_checksums import Record, device_checksum, record_checksum
+from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, Outcome, Record, Telemetry, Trial
+from blocktune.db.records.row_checksums import device_checksum, record_checksum
 from blocktune.db.tables.models import (
     Base,
     BestRow,
@@ -23,9 +23,9 @@ from blocktune.db.tables.models import (
     ShapeRow,
     TrialRow,
 )
-from blocktune.db.tables.user_models import UserBestRow, UserTrialRow
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
@@ -41,18 +41,21 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What making a record of a row that anyone may have written can raise; `UsageError` is a ValueError."""
 
 
-def document_of(value: AttentionShape | KernelConfig | DeviceSpec) -> str:
-    """Return the value's canonical JSON text: equal values, equal text."""
-    return _canonical_text(value.to_json())
+def document_of(value: AttentionShape | KernelProblem | KernelConfig | UserConfig | DeviceSpec) -> str:
+    """Return the value's canonical JSON text: equal values, equal text. That of an autotuned kernel is without the
+    kernel's name, which stands in a row of its own."""
+    return value.document if isinstance(value, (KernelProblem, UserConfig)) else _canonical_text(value.to_json())
 
 
 def _canonical_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def shape_documents(shape: AttentionShape) -> tuple[str, ...]:
+def shape_documents(shape: AttentionShape | KernelProblem) -> tuple[str, ...]:
     """Return the documents under which stores may hold a shape: its own first, then those of older versions, which did
     not write what is causal from either corner in one way."""
+    if isinstance(shape, KernelProblem):
+        return (shape.document,)
     own = shape.to_json()
     square = shape.causal is Causal.UPPER_LEFT and shape.seqlen_q == shape.seqlen_k
     single = shape.causal is Causal.NONE and shape.seqlen_q == 1
@@ -60,7 +63,7 @@ def shape_documents(shape: AttentionShape) -> tuple[str, ...]:
     return tuple(map(_canonical_text, (own, *older)))
 
 
-def require_links(row: TrialRow | BestRow | UserTrialRow | UserBestRow | LinkedRow) -> None:
+def require_links(row: TrialRow | BestRow | LinkedRow) -> None:
     """Check that the rows that a row refers to are there: one that leads nowhere must not vanish in silence.
 
     Raises:
@@ -123,17 +126,26 @@ def whole_environment(row: EnvironmentRow) -> Environment:
     return environment
 
 
-def whole_shape(row: ShapeRow) -> AttentionShape:
+def is_attention(row: ShapeRow) -> bool:
+    """Return whether a row holds a shape of attention; else it is a problem of autotuned kernels."""
+    return row.direction is not None
+
+
+def whole_shape(row: ShapeRow) -> AttentionShape | Problem:
     """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
+    if not is_attention(row):
+        _require_repeated(row, _NO_SHAPE_COLUMNS)
+        return _parsed_problem(row.document)
     shape = _parsed_shape(row.document)
     written = json.loads(row.document)  # an older blocktune may have spelled the shape in another way
     _require_repeated(row, {name: value for name, value in written.items() if name != "features"})
     return shape
 
 
-def whole_config(row: ConfigRow) -> KernelConfig:
-    """Return the config of this row, whose columns repeat it. Raises the errors of `device_of`."""
-    config = _parsed_config(row.document)
+def whole_config(row: ConfigRow) -> KernelConfig | UserConfig:
+    """Return the config of this row, whose columns repeat it; that of autotuned kernels without a kernel's name. Raises
+    the errors of `device_of`."""
+    config = _parsed_parameters("", row.document) if row.kernel is None else _parsed_config(row.document)
     _require_repeated(row, config_columns(config))
     return config
 
@@ -143,30 +155,45 @@ def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
         raise UsageError(f"The columns {', '.join(columns)} contradict the document of their row.")
 
 
-def shape_columns(shape: AttentionShape) -> dict[str, Any]:
+_CONFIG_COLUMNS = ("kernel", "block_m", "block_n", "num_warps", "num_stages")
+_NO_SHAPE_COLUMNS = dict.fromkeys(column.name for column in ShapeRow.__table__.columns if column.nullable)
+
+
+def shape_columns(shape: AttentionShape | KernelProblem) -> dict[str, Any]:
     """Return what queries ask of a shape; its features are in the document alone."""
+    if isinstance(shape, KernelProblem):
+        return _NO_SHAPE_COLUMNS
     return {name: value for name, value in shape.to_json().items() if name != "features"}
 
 
-def config_columns(config: KernelConfig) -> dict[str, Any]:
+def config_columns(config: KernelConfig | UserConfig) -> dict[str, Any]:
     """Return what queries ask of a config."""
-    return {name: getattr(config, name) for name in ("kernel", "block_m", "block_n", "num_warps", "num_stages")}
+    if isinstance(config, UserConfig):
+        return dict.fromkeys(_CONFIG_COLUMNS)
+    return {name: getattr(config, name) for name in _CONFIG_COLUMNS}
 
 
-def trial_of(row: TrialRow | LinkedRow) -> Trial:
+def trial_of(row: TrialRow | LinkedRow) -> AnyTrial:
     """Return the record of this row.
 
     Raises:
-        one of UNREADABLE: a value is out of range. blocktune does not write such values.
+        one of UNREADABLE: a value is out of range, or the row is not as it was written.
     """
+    trial = unverified_trial(row)
+    require_as_written(trial, row.checksum, _documents_of(row, {"shape": row.shape, "config": row.config}))
+    return trial
+
+
+def unverified_trial(row: TrialRow | LinkedRow) -> AnyTrial:
+    """Return the record of this row, whatever its checksum is. Raises the errors of `trial_of`."""
     require_links(row)
     compiled = record_values(KernelResources, row)
     imported = row.gpu_uuid == IMPORTED
     trial = Trial(
         device=device_of(row.device, None if imported else row.gpu_uuid),
         environment=environment_of(row.environment),
-        shape=_parsed_shape(row.shape.document),
-        config=_parsed_config(row.config.document),
+        shape=_shape_of(row),
+        config=_config_of(row, row.config),
         kernel_hash=row.kernel.source_hash,
         outcome=Outcome(row.outcome),
         resources=None if compiled["registers"] is None else KernelResources(**compiled),
@@ -176,37 +203,58 @@ def trial_of(row: TrialRow | LinkedRow) -> Trial:
         **record_values(Trial, row),
     )
     require_sound_trial(trial)
-    require_as_written(trial, row.checksum, {"shape": row.shape.document, "config": row.config.document})
     return trial
 
 
-def best_of(row: BestRow | LinkedRow) -> Best:
+def best_of(row: BestRow | LinkedRow) -> AnyBest:
     """Return the record of this row.
 
     Raises:
-        one of UNREADABLE: a value is out of range. blocktune does not write such values.
+        one of UNREADABLE: a value is out of range, or the row is not as it was written.
     """
+    best = unverified_best(row)
+    linked = {"shape": row.shape, "config": row.config, "default": row.default_config, "paper": row.paper_config}
+    require_as_written(best, row.checksum, _documents_of(row, linked))
+    return best
+
+
+def unverified_best(row: BestRow | LinkedRow) -> AnyBest:
+    """Return the record of this row, whatever its checksum is. Raises the errors of `best_of`."""
     require_links(row)
     best = Best(
         device=device_of(row.device, row.gpu_uuid),
         environment=environment_of(row.environment),
-        shape=_parsed_shape(row.shape.document),
-        config=_parsed_config(row.config.document),
+        shape=_shape_of(row),
+        config=_config_of(row, row.config),
         kernel_hash=row.kernel.source_hash,
         origin=Origin(row.origin),
-        default=None if row.default_config is None else _parsed_config(row.default_config.document),
-        paper=None if row.paper_config is None else _parsed_config(row.paper_config.document),
+        default=None if row.default_config is None else _config_of(row, row.default_config),
+        paper=None if row.paper_config is None else _config_of(row, row.paper_config),
         created_at=row.created_at,
         **record_values(Best, row),
     )
     require_sound_best(best)
-    require_as_written(best, row.checksum, _documents_of(row))
     return best
 
 
-def _documents_of(row: BestRow | LinkedRow) -> dict[str, str]:
-    """Return the texts that a winner's shape and configs are made of."""
-    linked = {"shape": row.shape, "config": row.config, "default": row.default_config, "paper": row.paper_config}
+def _shape_of(row: TrialRow | BestRow | LinkedRow) -> AttentionShape | KernelProblem:
+    if is_attention(row.shape):
+        return _parsed_shape(row.shape.document)
+    return KernelProblem(row.kernel.name, _parsed_problem(row.shape.document))
+
+
+def _config_of(row: TrialRow | BestRow | LinkedRow, config: ConfigRow) -> KernelConfig | UserConfig:
+    if is_attention(row.shape):
+        return _parsed_config(config.document)
+    return _parsed_parameters(row.kernel.name, config.document)
+
+
+def _documents_of(
+    row: TrialRow | BestRow | LinkedRow, linked: Mapping[str, ShapeRow | ConfigRow | None]
+) -> dict[str, str]:
+    """Return the texts that fields of a record are made of. Those of autotuned kernels lack the kernel's name."""
+    if not is_attention(row.shape):
+        return {}
     return {name: target.document for name, target in linked.items() if target is not None}
 
 
@@ -238,6 +286,16 @@ def _device_checksum(document: str) -> str:
 @lru_cache(maxsize=1024)
 def _parsed_shape(document: str) -> AttentionShape:
     return AttentionShape.from_json(json.loads(document))
+
+
+@lru_cache(maxsize=1024)
+def _parsed_problem(document: str) -> Problem:
+    return Problem.from_document(document)
+
+
+@lru_cache(maxsize=4096)
+def _parsed_parameters(kernel: str, document: str) -> UserConfig:
+    return UserConfig.from_document(kernel, document)
 
 
 @lru_cache(maxsize=4096)

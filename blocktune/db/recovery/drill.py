@@ -19,7 +19,7 @@ from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageErr
 
 WAYS = 200
 
-_RESULTS = ("best", "trial", "user_best", "user_trial")
+_RESULTS = ("best", "trial")
 
 Rows = Counter[tuple[str, str]]
 """The trials and winners of a store: their tables and checksums."""

@@ -11,7 +11,6 @@ from blocktune.db.recovery.salvage import Salvaged, salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError, UsageError
 
@@ -21,7 +20,6 @@ class Recovery:
     """Hold what was saved.
 
     kept: where the damaged file is now.
-    user_rows: trials and winners of tuned functions.
     lost_at_least: trials and winners that were seen and break a rule, or refer to what is lost.
     lost_at_most: lost_at_least plus those that may have stood where nothing can be read; None where pages are missing,
         so that the number is unknown.
@@ -31,7 +29,6 @@ class Recovery:
     kept: str
     bests: int
     trials: int
-    user_rows: int
     lost_at_least: int
     lost_at_most: int | None
 
@@ -81,7 +78,6 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
         kept=str(kept),
         bests=bests,
         trials=trials,
-        user_rows=len(found.user_trials) + len(found.user_bests),
         lost_at_least=found.lost_at_least + left_out,
         lost_at_most=None if found.lost_at_most is None else found.lost_at_most + left_out,
     )
@@ -104,8 +100,6 @@ def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
     """Write a new store. Returns how many winners and trials it took: of two of one shape one stays."""
     with ResultStore.open(fresh) as store:
         counts = store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)
-    with UserKernelStore.open(fresh) as users:
-        users.restore(found.user_trials, found.user_bests)
     return counts.bests, counts.trials
 
 

@@ -10,7 +10,6 @@ from blocktune.db.recovery.salvage import salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.values.errors import StoreError, UsageError
 
@@ -83,7 +82,7 @@ def _rows(path: Path) -> int:
         health = store.health()
     if not health.sound:
         raise StoreError(f"The backup {path} is damaged: {health.integrity}. Use another one.")
-    return sum(health.rows[name] for name in ("trial", "best", "user_trial", "user_best"))
+    return sum(health.rows[name] for name in ("trial", "best"))
 
 
 def _add_readable(path: Path, fresh: Path) -> int:
@@ -92,6 +91,4 @@ def _add_readable(path: Path, fresh: Path) -> int:
     before = _rows(fresh)
     with ResultStore.open(fresh) as store:
         store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)
-    with UserKernelStore.open(fresh) as users:
-        users.restore(found.user_trials, found.user_bests)
     return _rows(fresh) - before

@@ -16,27 +16,29 @@ from sqlalchemy import Column, Connection, Engine, String, Table, create_engine,
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.migrations.user_rows import OLD, move_user_rows
+from blocktune.db.records.filling import renew_checksums
+from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
-from blocktune.db.records.user_records import UserBest, UserTrial
-from blocktune.db.records.user_rows import user_best_of, user_trial_of
 from blocktune.db.recovery.page_file import PageFile
 from blocktune.db.recovery.page_walk import FoundRecord, Walk, walk
-from blocktune.db.tables.models import BestRow, TrialRow
+from blocktune.db.tables.models import Base, BestRow, TrialRow
 from blocktune.db.tables.schema import CURRENT
-from blocktune.db.tables.user_models import Base, UserBestRow, UserTrialRow
 from blocktune.kernels.values.errors import SchemaTooNewError
 
 SMALLEST_ROW_BYTES = 60
 """No trial or winner of a store takes less of a page."""
 
-RESULT_TABLES = tuple(row_type.__tablename__ for row_type in (TrialRow, BestRow, UserTrialRow, UserBestRow))
+TABLES = (*Base.metadata.tables.values(), *OLD.tables.values())
+"""Of this version's files, and of older ones."""
+
+RESULT_TABLES = ("trial", "best", *OLD.tables)
 
 Place = tuple[str, int]
 """A row's table and id."""
 
-Row = TypeVar("Row", TrialRow, BestRow, UserTrialRow, UserBestRow)
-Record = TypeVar("Record", Trial, Best, UserTrial, UserBest)
+Row = TypeVar("Row", TrialRow, BestRow)
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +49,8 @@ class Salvaged:
     lost_at_most: lost_at_least plus what may have stood where nothing can be read; None where that is unknown.
     """
 
-    trials: tuple[Trial, ...]
-    bests: tuple[Best, ...]
-    user_trials: tuple[UserTrial, ...]
-    user_bests: tuple[UserBest, ...]
+    trials: tuple[AnyTrial, ...]
+    bests: tuple[AnyBest, ...]
     lost_at_least: int
     lost_at_most: int | None
 
@@ -69,18 +69,19 @@ def salvaged(path: Path) -> Salvaged:
         engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
         with engine.begin() as connection:
             Base.metadata.create_all(connection)
+            OLD.create_all(connection)
             connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
             places = _laid_in(connection, found.records)
+            move_user_rows(connection)
+            renew_checksums(connection)
         records = _Records(engine)
         trials = records.of(TrialRow, trial_of)
         bests = records.of(BestRow, best_of)
-        user_trials = records.of(UserTrialRow, user_trial_of)
-        user_bests = records.of(UserBestRow, user_best_of)
-    lost = _results(places) - len(trials) - len(bests) - len(user_trials) - len(user_bests)
+    lost = _results(places) - len(trials) - len(bests)
     repeated = _results(places.elements()) - _results(places)
     freed = _results(_places_of(found.freed).keys() - places.keys())  # deleted, unless the list of free pages is wrong
     most = None if found.incomplete else lost + repeated + freed + found.hidden
-    return Salvaged(tuple(trials), tuple(bests), tuple(user_trials), tuple(user_bests), lost, most)
+    return Salvaged(tuple(trials), tuple(bests), lost, most)
 
 
 def table_of(values: tuple[Any, ...]) -> Table | None:
@@ -91,7 +92,7 @@ def table_of(values: tuple[Any, ...]) -> Table | None:
     """
     if not values or values[0] is not None:
         return None
-    fitting = [table for table in Base.metadata.tables.values() if _may_have(table, len(values))]
+    fitting = [table for table in TABLES if _may_have(table, len(values))]
     return max(fitting, key=lambda table: _kinds_that_fit(table, values), default=None)
 
 
@@ -103,11 +104,15 @@ def _may_have(table: Table, count: int) -> bool:
 
 
 def _kinds_that_fit(table: Table, values: tuple[Any, ...]) -> int:
-    return sum(isinstance(value, _kind(column)) for column, value in zip(table.columns, values, strict=False))
+    return sum(_fits(column, value) for column, value in zip(table.columns, values, strict=False))
 
 
-def _kind(column: Column[Any]) -> type[Any]:
-    return str if isinstance(column.type, String) else int if column.type.python_type is int else object
+def _fits(column: Column[Any], value: Any) -> bool:
+    if value is None:
+        return bool(column.nullable)
+    return isinstance(
+        value, str if isinstance(column.type, String) else int if column.type.python_type is int else object
+    )
 
 
 def _require_known_version(found: Walk, path: Path) -> None:

@@ -26,7 +26,6 @@ MERGE_SECONDS = 600.0
 """Merges that follow each other more quickly are one change."""
 
 _LOCK_SECONDS = 5.0
-_RESULTS = ("best", "trial", "user_best", "user_trial")
 
 
 def backups_of(path: Path) -> list[Path]:
@@ -131,7 +130,7 @@ def _holds_results(path: Path) -> bool:
         return False
     with closing(connect_sqlite(f"{path.as_uri()}?mode=ro", _LOCK_SECONDS)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        known = [name for name in _RESULTS if name in tables]
+        known = tables & {"environment"}  # every result of every schema refers to one
         return any(connection.execute(f"SELECT 1 FROM {name} LIMIT 1").fetchone() for name in known)
 
 

@@ -7,9 +7,17 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
 from blocktune.db.tables.engine import StoreEngines
-from blocktune.db.tables.models import BestRow, ConfigRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.models import (
+    Base,
+    BestRow,
+    ConfigRow,
+    DeviceRow,
+    EnvironmentRow,
+    KernelRow,
+    ShapeRow,
+    TrialRow,
+)
 from blocktune.db.tables.sqlite_file import connect_sqlite
-from blocktune.db.tables.user_models import Base
 
 _PARENTS = tuple(row_type.__tablename__ for row_type in (DeviceRow, ShapeRow, KernelRow, EnvironmentRow, ConfigRow))
 
@@ -20,7 +28,7 @@ class Rules:
 
     source_hashes: the hashes of the present kernels, by name. Kernels of other names are left alone, since they may
         be a user's.
-    protocol: the version of the measuring protocol.
+    protocol: the version of the measuring protocol of attention.
     """
 
     source_hashes: Mapping[str, str]
@@ -63,7 +71,8 @@ def clean(engines: StoreEngines, rules: Rules, *, dry_run: bool) -> CleanCounts:
 def _drop(connection: Connection, rules: Rules) -> dict[str, int]:
     dead = _delete_trials(connection, TrialRow.kernel_id.in_(select(KernelRow.id).where(_is_dead(rules))))
     older = select(EnvironmentRow.id).where(EnvironmentRow.protocol < rules.protocol)
-    old = _delete_trials(connection, TrialRow.environment_id.in_(older))
+    attention = select(ShapeRow.id).where(ShapeRow.direction.is_not(None))
+    old = _delete_trials(connection, TrialRow.environment_id.in_(older), TrialRow.shape_id.in_(attention))
     return {
         "dead_kernel": dead,
         "old_protocol": old,
@@ -81,8 +90,8 @@ def _is_dead(rules: Rules) -> ColumnElement[bool]:
     return or_(False, *changed)
 
 
-def _delete_trials(connection: Connection, condition: ColumnElement[bool]) -> int:
-    return connection.execute(delete(TrialRow).where(condition)).rowcount
+def _delete_trials(connection: Connection, *conditions: ColumnElement[bool]) -> int:
+    return connection.execute(delete(TrialRow).where(*conditions)).rowcount
 
 
 def _drop_unreferenced(connection: Connection, name: str) -> int:

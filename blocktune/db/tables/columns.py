@@ -91,32 +91,3 @@ class BestColumns:
     default_energy_mj: Annotated[float | None, ENERGY, Later()] = None
     paper_energy_mj: Annotated[float | None, ENERGY, Later()] = None
     objective: Annotated[str, OBJECTIVE, Later()] = "time"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserTrialColumns:
-    """What was found out about one candidate of a tuned function, and the state of the GPU at the end of its race; the
-    fields mean what those of `TrialColumns` and `Telemetry` mean."""
-
-    error: Annotated[str, ERROR] = ""
-    time_us: Annotated[float | None, TIME] = None
-    relative_to_anchor: Annotated[float | None, ANCHOR_RATIO] = None
-    samples_us: Annotated[tuple[float, ...], ROUNDS] = ()
-    seconds: Annotated[float, SECONDS] = 0.0
-    sm_clock_mhz: Annotated[int | None, CLOCK, Later()] = None
-    memory_clock_mhz: Annotated[int | None, CLOCK, Later()] = None
-    temperature_c: Annotated[int | None, TEMPERATURE, Later()] = None
-    throttle_reasons: Annotated[int | None, REASONS, Later()] = None
-    other_processes: Annotated[int | None, PROCESSES, Later()] = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserBestColumns:
-    """What a tuned function's winner was compared by; the fields mean what those of `BestColumns` mean."""
-
-    time_us: Annotated[float, TIME]
-    default_time_us: Annotated[float | None, TIME] = None
-    speedup_over_default: Annotated[float | None, RATIO] = None
-    speedup_low: Annotated[float | None, RATIO] = None
-    speedup_high: Annotated[float | None, RATIO] = None
-    trials: Annotated[int, Whole()] = 0

@@ -65,6 +65,8 @@ def _begin_sqlite(lock_timeout_seconds: float, connection: Connection) -> None:
     if not _is_writer(connection):
         connection.exec_driver_sql("BEGIN")
         return
+    if connection.get_execution_options().get("blocktune_upgrade"):
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")  # a table that others refer to may be made again
     deadline = time.monotonic() + lock_timeout_seconds
     connection.exec_driver_sql(f"PRAGMA busy_timeout = {LOCK_TURN_MILLISECONDS}")
     while True:

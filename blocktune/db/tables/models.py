@@ -4,15 +4,19 @@
     shape  ──┤
     kernel ──┼── trial     one row for each (device, shape, kernel, environment, config)
     environment ┤
-    config ──┴── best      one row for each (device, shape)
+    config ──┴── best      one row for each (device, shape), or (device, shape, kernel) of autotuned kernels
 
 A value that another room owns (a device, a shape, a config) is stored whole as a `document`: what its `to_json` gives,
 with sorted keys and no spaces, so that equal values have equal text. What was measured has columns of its own, which
 db/tables/columns.py declares. The other columns repeat what queries need.
 
-The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best:
+The problem of an autotuned kernel is a shape without the columns of attention, and its parameters are a config without
+them; the kernel's name stands in `kernel` alone, so that kernels share both.
+
+The view `dispatch` is what the production path reads with plain `sqlite3`, one row for each best of attention:
 device_key, shape_json, config_json, kernel_hash, origin, time_us, triton, ptxas, torch, cuda, driver, power_limit_w and
-the checksum of these. It is created by `migrations/versions/0005_checksums.py`.
+the checksum of these; `user_dispatch` has one for each best of an autotuned kernel: device_key, kernel, source_hash,
+problem, config, time_us, triton, ptxas, driver and their checksum. `migrations/versions/0008_any_kernel.py` makes both.
 """
 
 from datetime import UTC, datetime
@@ -157,12 +161,12 @@ class KernelRow(Base):
     __table_args__ = (UniqueConstraint("name", "source_hash"),)
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(String(64))
+    name: Mapped[str] = mapped_column(String(256))
     source_hash: Mapped[str] = mapped_column(String(64))
 
 
 class ShapeRow(Base):
-    """One attention problem."""
+    """One attention problem, or one problem of autotuned kernels, which has a document alone."""
 
     __tablename__ = "shape"
     __table_args__ = (
@@ -172,30 +176,31 @@ class ShapeRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     document: Mapped[str] = mapped_column(String(1000), unique=True)
-    direction: Mapped[str] = mapped_column(String(32))
-    dtype: Mapped[str] = mapped_column(String(32))
-    causal: Mapped[str] = mapped_column(String(32))
-    batch: Mapped[int] = mapped_column(BigInteger)
-    num_heads: Mapped[int] = mapped_column(BigInteger)
-    num_heads_kv: Mapped[int] = mapped_column(BigInteger)
-    seqlen_q: Mapped[int] = mapped_column(BigInteger)
-    seqlen_k: Mapped[int] = mapped_column(BigInteger)
-    head_dim: Mapped[int] = mapped_column(BigInteger)
-    head_dim_v: Mapped[int] = mapped_column(BigInteger)
+    direction: Mapped[str | None] = mapped_column(String(32))
+    dtype: Mapped[str | None] = mapped_column(String(32))
+    causal: Mapped[str | None] = mapped_column(String(32))
+    batch: Mapped[int | None] = mapped_column(BigInteger)
+    num_heads: Mapped[int | None] = mapped_column(BigInteger)
+    num_heads_kv: Mapped[int | None] = mapped_column(BigInteger)
+    seqlen_q: Mapped[int | None] = mapped_column(BigInteger)
+    seqlen_k: Mapped[int | None] = mapped_column(BigInteger)
+    head_dim: Mapped[int | None] = mapped_column(BigInteger)
+    head_dim_v: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class ConfigRow(Base):
-    """One way to cut a kernel into blocks; the kernel's own parameters are in the document."""
+    """One way to cut a kernel into blocks; the kernel's own parameters are in the document, and all of an autotuned
+    kernel."""
 
     __tablename__ = "config"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     document: Mapped[str] = mapped_column(String(1000), unique=True)
-    kernel: Mapped[str] = mapped_column(String(64))
-    block_m: Mapped[int]
-    block_n: Mapped[int]
-    num_warps: Mapped[int]
-    num_stages: Mapped[int]
+    kernel: Mapped[str | None] = mapped_column(String(64))
+    block_m: Mapped[int | None]
+    block_n: Mapped[int | None]
+    num_warps: Mapped[int | None]
+    num_stages: Mapped[int | None]
 
 
 class TrialRow(Base):
@@ -236,11 +241,12 @@ class TrialRow(Base):
 
 
 class BestRow(Base):
-    """The winner of one shape on one device, with its provenance."""
+    """The winner of one shape on one device, with its provenance. Of attention there is one, whatever the kernel is."""
 
     __tablename__ = "best"
     __table_args__ = (
-        UniqueConstraint("device_id", "shape_id"),
+        UniqueConstraint("device_id", "shape_id", "kernel_id"),
+        Index(None, "kernel_id"),  # by which production finds the winners of one autotuned kernel
         CheckConstraint("origin <> 'measured' OR time_us IS NOT NULL", name="measured_has_a_time"),
         CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
     )

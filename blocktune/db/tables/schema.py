@@ -17,9 +17,9 @@ from sqlalchemy import Connection, inspect, text
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.location import StoreTarget
+from blocktune.db.tables.models import Base
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
 from blocktune.db.tables.store_errors import translated
-from blocktune.db.tables.user_models import Base
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.values.errors import (
@@ -30,7 +30,7 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 
-CURRENT = "0007"
+CURRENT = "0008"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"
@@ -100,7 +100,7 @@ def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> N
                 _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
             else:
                 back_up(engines.target.path)
-        with engines.writer.begin() as connection:
+        with engines.writer.execution_options(blocktune_upgrade=True).begin() as connection:
             # Whoever held the lock before may have done the work.
             found = version_of(connection, engines.target)
             if found != CURRENT:

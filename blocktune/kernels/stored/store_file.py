@@ -27,7 +27,7 @@ from blocktune.kernels.values.errors import (
 
 logger = logging.getLogger("blocktune")
 
-NEWEST_SCHEMA = 7
+NEWEST_SCHEMA = 8
 """The newest schema version whose `dispatch` view is known to mean what this reader takes it for."""
 
 _VERSION = re.compile("[0-9]{1,9}")

@@ -25,35 +25,43 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class ViewForm:
+    """How a schema makes a view. `_json` at the end of a column's name is left out of what is fetched."""
+
+    tables: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StoreView:
-    """A view of the store. columns: by the digest of its definition; `_json` at the end of a name is left out of what
-    is fetched."""
+    """A view of the store. forms: by the digest of its definition."""
 
     name: str
-    tables: tuple[str, ...]
-    columns: Mapping[str, tuple[str, ...]]
+    forms: Mapping[str, ViewForm]
 
 
-_DISPATCH = ["device_key", "shape_json", "config_json", "kernel_hash", "origin", "time_us", "triton", "ptxas", "driver"]
-_USER_DISPATCH = ["device_key", "kernel", "source_hash", "problem", "config", "time_us", "triton", "ptxas", "driver"]
+_TABLES = ("best", "config", "device", "environment", "kernel", "shape")
+_USER_TABLES = ("device", "environment", "user_best")
+_DISPATCH = ("device_key", "shape_json", "config_json", "kernel_hash", "origin", "time_us", "triton", "ptxas", "driver")
+_USER_DISPATCH = ("device_key", "kernel", "source_hash", "problem", "config", "time_us", "triton", "ptxas", "driver")
 
 DISPATCH = StoreView(
     "dispatch",
-    ("best", "config", "device", "environment", "kernel", "shape"),
     {
-        "b8f49ea04f32dbb7": tuple(_DISPATCH),
-        "1ad91cb0b92e1b01": (*_DISPATCH, "power_limit_w"),
-        "6163a9c4a63a28cf": (*_DISPATCH, "power_limit_w", CHECKSUM),
+        "b8f49ea04f32dbb7": ViewForm(_TABLES, _DISPATCH),
+        "1ad91cb0b92e1b01": ViewForm(_TABLES, (*_DISPATCH, "power_limit_w")),
+        "6163a9c4a63a28cf": ViewForm(_TABLES, (*_DISPATCH, "power_limit_w", CHECKSUM)),
+        "2ba3d156fea0de6d": ViewForm(_TABLES, (*_DISPATCH, "power_limit_w", CHECKSUM)),
     },
 )
 """The winners of our kernels."""
 
 USER_DISPATCH = StoreView(
     "user_dispatch",
-    ("device", "environment", "user_best"),
     {
-        "e0db212a15365541": tuple(_USER_DISPATCH),
-        "097440330c66e04a": (*_USER_DISPATCH, CHECKSUM),
+        "e0db212a15365541": ViewForm(_USER_TABLES, _USER_DISPATCH),
+        "097440330c66e04a": ViewForm(_USER_TABLES, (*_USER_DISPATCH, CHECKSUM)),
+        "8975eae572987cfc": ViewForm(_TABLES, (*_USER_DISPATCH, CHECKSUM)),
     },
 )
 """The winners of autotuned kernels."""
@@ -70,18 +78,21 @@ def columns_of(connection: sqlite3.Connection, view: StoreView, where: str) -> t
     Raises:
         ForeignStoreError: the view, or what it reads, is not what blocktune makes.
     """
-    marks = ", ".join("?" * len(view.tables))
-    query = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ({marks})"
-    (tables,) = connection.execute(query, view.tables).fetchone()
     query = "SELECT sql FROM sqlite_master WHERE type = 'view' AND name = ?"
     definitions = [str(row[0]) for row in connection.execute(query, (view.name,))]
-    columns = view.columns.get(digest_of(definitions[0])) if len(definitions) == 1 else None
-    if columns is None or tables != len(view.tables):
+    form = view.forms.get(digest_of(definitions[0])) if len(definitions) == 1 else None
+    if form is None or not _are_tables(connection, form.tables):
         raise ForeignStoreError(
             f"The view `{view.name}` of {where} is not the one that blocktune makes. Give another store by "
             "BLOCKTUNE_DB, or look at this one with `tune doctor`."
         )
-    return columns
+    return form.columns
+
+
+def _are_tables(connection: sqlite3.Connection, names: tuple[str, ...]) -> bool:
+    marks = ", ".join("?" * len(names))
+    query = f"SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name IN ({marks})"
+    return bool(connection.execute(query, names).fetchone() == (len(names),))
 
 
 @dataclass(frozen=True, slots=True)

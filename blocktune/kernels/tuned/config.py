@@ -150,6 +150,27 @@ class Problem:
         return None if None in steps else sum(step for step in steps if step is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class KernelProblem:
+    """Name a problem of one autotuned kernel: what an `AttentionShape` is for attention.
+
+    kernel: where the function can be imported, `module:function`.
+    """
+
+    kernel: str
+    problem: Problem
+
+    @property
+    def label(self) -> str:
+        """A short name of the problem for people."""
+        return self.problem.label
+
+    @property
+    def document(self) -> str:
+        """The problem as canonical JSON text; kernels share equal ones."""
+        return self.problem.document
+
+
 def plain(value: object) -> Plain:
     """Return a value as a problem or a config keeps it: one that is not plain is known by its text."""
     return value if isinstance(value, Plain) else str(value)

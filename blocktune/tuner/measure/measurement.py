@@ -9,7 +9,6 @@ from typing import Annotated, Any, Generic, Self
 from typing_extensions import TypeVar
 
 from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
-from blocktune.db.records.user_records import UserTrial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.column_kinds import plain_values, record_values
@@ -75,9 +74,9 @@ class Measurement:
         """Return the measurement that a worker described."""
         return cls(outcome=Outcome(data["outcome"]), **record_values(cls, SimpleNamespace(**data)))
 
-    def values_for(self, trial_type: type[Trial | UserTrial]) -> dict[str, Any]:
-        """Return what a trial of this type keeps of the measurement, by the trial's fields."""
-        kept = {field.name for field in fields(trial_type)}
+    def trial_values(self) -> dict[str, Any]:
+        """Return what a trial keeps of the measurement, by the trial's fields."""
+        kept = {field.name for field in fields(Trial)}
         values = {field.name: getattr(self, field.name) for field in fields(self)} | {"bench_seconds": self.seconds}
         return {name: value for name, value in values.items() if name in kept}
 

@@ -201,13 +201,13 @@ class Search:
         if twin is not None:
             remark = f"same machine code as {twin.config.label}; measured once"
             measured = dataclasses.replace(Measurement.of_trial(twin), error=remark, seconds=0.0)
-            self._keep(self._trial(ready.config, **compiled, **measured.values_for(Trial)))
+            self._keep(self._trial(ready.config, **compiled, **measured.trial_values()))
         elif self._runner is None:
             self._keep(self._trial(ready.config, Outcome.PREDICTED, **compiled))
         else:
             self._tell_progress(measuring=ready.config)
             measurement = self._runner.measure(ready.config)
-            trial = self._trial(ready.config, **compiled, **measurement.values_for(Trial))
+            trial = self._trial(ready.config, **compiled, **measurement.trial_values())
             self._keep(trial, stored=not measurement.transient)
 
     def _twin(self, ready: _Ready) -> Trial | None:

@@ -6,29 +6,29 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blocktune.db.records.records import Environment, Outcome, Telemetry
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.tuned.frozen import frozen_document, frozen_row, take
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned.known import listed_problem
 from blocktune.tuner.turns.race import Standing
 
 if TYPE_CHECKING:
-    from blocktune.db.user_store import UserKernelStore
+    from blocktune.db.store import ResultStore
 
 logger = logging.getLogger("blocktune")
 
-OpenStore = Callable[[], "UserKernelStore"]
+OpenStore = Callable[[], "ResultStore"]
 
 
-def open_store() -> "UserKernelStore":
+def open_store() -> "ResultStore":
     """Return the user's store. With it comes SQLAlchemy, which takes a second to import."""
-    from blocktune.db.user_store import UserKernelStore
+    from blocktune.db.store import ResultStore
 
-    return UserKernelStore.open()
+    return ResultStore.open()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class Results:
 
     def known(self) -> dict[UserConfig, Ending]:
         """Return how configs of this call ended before; those whose compile took too long may be tried again."""
-        call, trials = self.call, list[UserTrial]()
+        problem, trials = KernelProblem(self.call.name, self.call.problem), list[KernelTrial]()
         with self._warned(), self.open_store() as store:
-            trials = store.trials(self.device, call.name, call.source_hash, call.problem, self.environment)
+            trials = store.trials(self.device, problem, environment=self.environment, kernel_hash=self.call.source_hash)
         return {
-            trial.config: Ending(trial.outcome, trial.time_us, trial.samples_us, trial.error, trial.seconds)
+            trial.config: Ending(trial.outcome, trial.time_us, trial.samples_us, trial.error, trial.compile_seconds)
             for trial in trials
             if trial.outcome is not Outcome.COMPILE_TIMEOUT
         }
@@ -85,9 +85,10 @@ class Results:
             )
         with self._warned():
             with self.open_store() as store:
-                store.restore(trials, [best] if len(lasting) == len(endings) else [])
+                store.put_all(trials, [best] if len(lasting) == len(endings) else [])
             return
-        row = frozen_row(self.call.name, self.call.source_hash, best.problem, best.config, best.time_us)
+        winner_us = standing.time_us(best.config)
+        row = frozen_row(self.call.name, self.call.source_hash, best.shape.problem, best.config, winner_us)
         take(frozen_document(self.device.key, [row]))
 
     @contextlib.contextmanager
@@ -98,34 +99,31 @@ class Results:
         except BlocktuneError as error:
             logger.warning("The results of %s are not kept: %s", self.call.name, error)
 
-    def _trial(self, config: UserConfig, ending: Ending) -> UserTrial:
-        return UserTrial(
+    def _trial(self, config: UserConfig, ending: Ending) -> KernelTrial:
+        return Trial(
             device=self.device,
             environment=self.environment,
-            problem=self.call.problem,
+            shape=KernelProblem(self.call.name, self.call.problem),
             config=config,
-            source_hash=self.call.source_hash,
+            kernel_hash=self.call.source_hash,
             outcome=ending.outcome,
             time_us=ending.time_us,
             samples_us=ending.samples_us,
             error=ending.error,
-            seconds=ending.seconds,
-            sm_clock_mhz=ending.telemetry.sm_clock_mhz,
-            memory_clock_mhz=ending.telemetry.memory_clock_mhz,
-            temperature_c=ending.telemetry.temperature_c,
-            throttle_reasons=ending.telemetry.throttle_reasons,
-            other_processes=ending.telemetry.other_processes,
+            compile_seconds=ending.seconds,
+            telemetry=ending.telemetry,
         )
 
-    def _best(self, standing: Standing) -> UserBest:
+    def _best(self, standing: Standing) -> KernelBest:
         default, winner = self.call.default, standing.winner
         default_us = standing.time_us(default) if default in standing.samples_us else None
-        return UserBest(
+        return Best(
             device=self.device,
             environment=self.environment,
-            problem=listed_problem(self.call),
+            shape=KernelProblem(self.call.name, listed_problem(self.call)),
             config=winner,
-            source_hash=self.call.source_hash,
+            kernel_hash=self.call.source_hash,
+            origin=Origin.MEASURED,
             time_us=standing.time_us(winner),
             default=default,
             default_time_us=default_us,

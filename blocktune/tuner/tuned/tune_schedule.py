@@ -8,14 +8,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from blocktune.db.records.user_records import UserBest
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.records.records import Best, KernelBest
+from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel import measured_schedule
 from blocktune.kernels.parallel.attention import context_parallel_attention
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, possible
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.parallel.request import request_of
+from blocktune.kernels.tuned.config import KernelProblem
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -101,12 +103,13 @@ def _settle(device: torch.device) -> None:
 def _keep(device: DeviceSpec, key: Any, winner: Schedule, times_us: dict[Schedule, float]) -> None:
     """Store the winner, next to the ring as the default; a store that is away costs a warning."""
     default_us = times_us[Schedule.RING]
-    best = UserBest(
+    best: KernelBest = Best(
         device=device,
         environment=measuring_environment(device, GpuMonitor(device.uuid, own_processes=1)),
-        problem=key,
+        shape=KernelProblem(measured_schedule.NAME, key),
         config=measured_schedule.config_of(winner),
-        source_hash=measured_schedule.source_hash(),
+        kernel_hash=measured_schedule.source_hash(),
+        origin=Origin.MEASURED,
         time_us=times_us[winner],
         default=measured_schedule.config_of(Schedule.RING),
         default_time_us=default_us,
@@ -114,7 +117,7 @@ def _keep(device: DeviceSpec, key: Any, winner: Schedule, times_us: dict[Schedul
         trials=len(times_us),
     )
     try:
-        with UserKernelStore.open() as store:
+        with ResultStore.open() as store:
             store.set_best(best)
     except BlocktuneError as error:
         logger.warning("The fastest schedule is not kept: %s", error)

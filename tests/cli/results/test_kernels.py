@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from blocktune.db.records.records import Environment, Outcome
-from blocktune.db.records.user_records import UserBest, UserTrial
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.tuned.config import CONFIGS, TYPES, Problem, UserConfig
+from blocktune.kernels.tuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
 from blocktune.kernels.tuned.frozen import forget_frozen, frozen_winners, load_frozen
 from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
+from blocktune.kernels.values.config import Origin
 from tests.support.triton_modes import compiled_here
 
 H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"
@@ -23,10 +23,11 @@ ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
 
 @pytest.fixture
 def filled(tune: Any) -> Any:
-    facts: dict[str, Any] = {"device": H200, "environment": ENVIRONMENT, "source_hash": SOURCE}
-    best = UserBest(
+    facts: dict[str, Any] = {"device": H200, "environment": ENVIRONMENT, "kernel_hash": SOURCE}
+    best = Best(
         **facts,
-        problem=Problem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"}),
+        shape=KernelProblem(KERNEL, Problem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"})),
+        origin=Origin.MEASURED,
         config=FAST,
         time_us=50.0,
         default=SLOW,
@@ -34,12 +35,13 @@ def filled(tune: Any) -> Any:
         speedup_over_default=1.2,
         trials=2,
     )
+    problem = KernelProblem(KERNEL, PROBLEM)
     trials = [
-        UserTrial(**facts, problem=PROBLEM, config=SLOW, outcome=Outcome.INFEASIBLE, error="a thread spills 999 bytes"),
-        UserTrial(**facts, problem=PROBLEM, config=FAST, outcome=Outcome.OK, time_us=50.0, samples_us=(50.0,)),
+        Trial(**facts, shape=problem, config=SLOW, outcome=Outcome.INFEASIBLE, error="a thread spills 999 bytes"),
+        Trial(**facts, shape=problem, config=FAST, outcome=Outcome.OK, time_us=50.0, samples_us=(50.0,)),
     ]
-    with UserKernelStore.open(tune.db) as store:
-        store.restore(trials, [best])
+    with ResultStore.open(tune.db) as store:
+        store.put_all(trials, [best])
     return tune
 
 

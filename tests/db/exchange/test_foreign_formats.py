@@ -14,9 +14,8 @@ from torch.nn.attention.flex_attention import FlexKernelOptions
 from blocktune.db.exchange.document import Document, document_from
 from blocktune.db.exchange.foreign_formats import ExportFormat, exported_files
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
-from blocktune.db.records.records import Best, Outcome, Trial
-from blocktune.db.records.user_records import UserBest
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
+from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import Features
@@ -71,12 +70,13 @@ def test_a_device_name_cannot_leave_its_text_or_its_folder(best: Best) -> None:
 def test_tuned_functions_are_in_the_module_of_triton(best: Best, tmp_path: Path) -> None:
     problem = Problem.of({"name": 'a"]\nimport os', "n": 3})
     config = UserConfig("my.module:softmax", (("BLOCK", 1024), ("num_warps", 8)))
-    user = UserBest(
+    user: KernelBest = Best(
         device=best.device,
         environment=best.environment,
-        problem=problem,
+        shape=KernelProblem(config.kernel, problem),
         config=config,
-        source_hash=best.kernel_hash,
+        kernel_hash=best.kernel_hash,
+        origin=Origin.MEASURED,
         time_us=5.0,
         default=config,
     )
@@ -127,12 +127,13 @@ def test_a_comment_of_two_lines_is_refused(worth: str) -> None:
 
 def test_a_winner_of_a_tuned_function_is_checked_before_it_is_written(best: Best) -> None:
     config = UserConfig("m:f", (("BLOCK", 1024),))
-    user = UserBest(
+    user: KernelBest = Best(
         device=best.device,
         environment=best.environment,
-        problem=Problem(()),
+        shape=KernelProblem(config.kernel, Problem(())),
         config=config,
-        source_hash="x\n    0: __import__('os').system('id'),#",
+        origin=Origin.MEASURED,
+        kernel_hash="x\n    0: __import__('os').system('id'),#",
         time_us=5.0,
         default=config,
     )

@@ -14,17 +14,15 @@ import pytest
 from blocktune.db.exchange.document import document_from, save_document
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results
-from blocktune.db.records.records import Best, Trial
-from blocktune.db.records.row_checksums import record_checksum, served_checksum, served_user_checksum
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import Best, KernelBest, KernelTrial, Trial
+from blocktune.db.records.row_checksums import record_checksum, served_checksum
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.schema import CURRENT
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.stored.export_file import rows_in_file
 from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.values.errors import BlocktuneError, ImportRejectedError
-from tests.support.stores.older_stores import make_schema_4
+from tests.support.stores.older_stores import make_older
 
 SERVED = {
     "shape": "document",
@@ -38,14 +36,12 @@ LEFT_OUT = "left out"
 
 
 @pytest.fixture
-def filled(path: Path, bests: list[Best], trial: Trial, user_trial: UserTrial, user_best: UserBest) -> Path:
-    """Five winners and trials, and one of each of a tuned function."""
+def filled(path: Path, bests: list[Best], trial: Trial, kernel_trial: KernelTrial, kernel_best: KernelBest) -> Path:
+    """Five winners and trials, and one of each of an autotuned kernel."""
     trials = [replace(trial, shape=best.shape) for best in bests]
     with ResultStore.open(path) as store:
         store.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=True)
-    with UserKernelStore.open(path) as users:
-        users.record(user_trial)
-        users.set_best(user_best)
+        store.put_all([kernel_trial], [kernel_best])
     return path
 
 
@@ -63,10 +59,10 @@ def one_bit_off(value: Any) -> Any:
     return value[:digit] + chr(ord(value[digit]) ^ 1) + value[digit + 1 :]
 
 
-def change_one(path: Path, table: str, column: str) -> None:
-    """Flips a bit of the first row, of that which the first winner refers to."""
-    ((value,),) = sql(path, f"SELECT {column} FROM {table} WHERE id = 1")
-    sql(path, f"UPDATE {table} SET {column} = ? WHERE id = 1", one_bit_off(value))
+def change_one(path: Path, table: str, column: str, row_id: int = 1) -> None:
+    """Flips a bit of a row: of the first one, to which the first winner refers."""
+    ((value,),) = sql(path, f"SELECT {column} FROM {table} WHERE id = ?", row_id)
+    sql(path, f"UPDATE {table} SET {column} = ? WHERE id = ?", one_bit_off(value), row_id)
 
 
 @pytest.mark.parametrize(("table", "column"), sorted(WHOLE.items()))
@@ -98,13 +94,22 @@ def test_production_serves_no_changed_row(
     assert best.device.key in caplog.text
 
 
-@pytest.mark.parametrize("column", ["config", "problem", "time_us"])
-def test_so_do_functions(filled: Path, user_best: UserBest, caplog: pytest.LogCaptureFixture, column: str) -> None:
-    assert len(SqliteRows(filled, USER_DISPATCH).read(user_best.device)) == 1
-    change_one(filled, "user_best", column)
-    assert SqliteRows(filled, USER_DISPATCH).read(user_best.device) == []
-    with UserKernelStore.open(filled) as users:
-        assert users.bests(user_best.device) == []
+@pytest.mark.parametrize(
+    ("table", "column"),
+    [("kernel", "name"), ("kernel", "source_hash"), ("config", "document"), ("shape", "document"), ("best", "time_us")],
+)
+def test_so_does_an_autotuned_kernel(
+    filled: Path, kernel_best: KernelBest, caplog: pytest.LogCaptureFixture, table: str, column: str
+) -> None:
+    assert len(SqliteRows(filled, USER_DISPATCH).read(kernel_best.device)) == 1
+    link = "b.id" if table == "best" else f"b.{table}_id"
+    query = "FROM best b JOIN shape s ON s.id = b.shape_id WHERE s.direction IS NULL"
+    ((row_id,),) = sql(filled, f"SELECT {link} {query}")
+    change_one(filled, table, column, row_id)
+    assert SqliteRows(filled, USER_DISPATCH).read(kernel_best.device) == []
+    with ResultStore.open(filled) as store:
+        assert store.kernel_bests(kernel_best.device) == []
+        assert not store.health().sound
     assert LEFT_OUT in caplog.text
     assert "row(s)" in caplog.text
 
@@ -164,23 +169,26 @@ def test_documents_that_say_the_same_in_other_words_are_as_they_were_written(
 
 
 def test_an_older_store_gets_its_checksums(
-    filled: Path, bests: list[Best], user_best: UserBest, tmp_path: Path
+    filled: Path, bests: list[Best], kernel_best: KernelBest, tmp_path: Path
 ) -> None:
-    expected = {record_checksum(best) for best in bests}
-    make_schema_4(filled)
-    assert len(SqliteRows(filled).read(user_best.device)) == 5  # production reads it as it is
+    expected = {record_checksum(best) for best in [*bests, kernel_best]}
+    make_older(filled, "0004")
+    assert len(SqliteRows(filled).read(kernel_best.device)) == 5  # production reads it as it is
+    assert len(SqliteRows(filled, USER_DISPATCH).read(kernel_best.device)) == 1
     with ResultStore.open(filled) as store:
         assert store.health().schema_version == CURRENT
         assert len(store.bests()) == len(store.trials()) == 5
     assert {row[0] for row in sql(filled, "SELECT checksum FROM best")} == expected
-    assert {row[0] for row in sql(filled, "SELECT served_checksum FROM best")} == set(map(served_checksum, bests))
-    assert sql(filled, "SELECT served_checksum FROM user_best") == [(served_user_checksum(user_best),)]
-    for table in ("device", "trial", "user_trial"):
+    assert {row[0] for row in sql(filled, "SELECT served_checksum FROM best")} == set(
+        map(served_checksum, [*bests, kernel_best])
+    )
+    assert sql(filled, "SELECT checksum FROM user_dispatch") == [(served_checksum(kernel_best),)]
+    for table in ("device", "trial"):
         assert sql(filled, f"SELECT count(*) FROM {table} WHERE checksum IS NULL") == [(0,)]
 
 
 def test_a_row_that_was_broken_before_gets_none(filled: Path) -> None:
-    make_schema_4(filled)
+    make_older(filled, "0004")
     sql(filled, "UPDATE best SET origin = 'guessed' WHERE id = 1")
     ResultStore.open(filled).close()
     assert sql(filled, "SELECT count(*) FROM best WHERE checksum IS NULL") == [(1,)]

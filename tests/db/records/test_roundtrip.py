@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import ELEMENT_BYTES, AttentionShape, Causal, Direction
-from tests.support.stores.older_stores import make_schema_5
+from tests.support.stores.older_stores import make_older
 
 counts = st.integers(0, 2**31 - 1)
 sizes = st.integers(1, 2**31 - 1)
@@ -191,7 +191,7 @@ def test_a_store_without_energies_is_upgraded_and_salvaged(path: Path, best: Bes
     with ResultStore.open(path) as store:
         store.record(trial)
         store.set_best(best)
-    make_schema_5(path)
+    make_older(path, "0005")
     with ResultStore.open(path) as store:
         assert (store.trials(), store.bests()) == ([trial], [best])
         store.record(replace(trial, config=replace(trial.config, num_stages=4), energy_mj=40.25))

@@ -22,7 +22,7 @@ from blocktune.db.tables import backups
 from blocktune.db.tables.backups import KEPT, back_up, backups_of
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.command_line import CliRunner
-from tests.support.stores.older_stores import make_schema_4
+from tests.support.stores.older_stores import make_older
 
 
 def stored(path: Path) -> list[Best]:
@@ -68,7 +68,7 @@ def test_so_does_a_merge_but_not_each_of_many(filled: Path, bests: list[Best], t
 
 
 def test_so_does_an_upgrade(filled: Path) -> None:
-    make_schema_4(filled)
+    make_older(filled, "0004")
     ResultStore.open(filled).close()
     newest = backups_of(filled)[0]
     with closing(sqlite3.connect(newest)) as connection:

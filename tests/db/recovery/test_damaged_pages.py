@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.exchange.merging import Results
-from blocktune.db.records.records import Best, Outcome, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import Best, KernelBest, KernelTrial, Outcome, Trial
 from blocktune.db.recovery.rebuild import Recovery, recover
 from blocktune.db.recovery.salvage import SMALLEST_ROW_BYTES
 from blocktune.db.store import ResultStore
-from blocktune.db.user_store import UserKernelStore
-from blocktune.kernels.tuned.config import Problem
+from blocktune.kernels.tuned.config import KernelProblem, Problem
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError
+from tests.db.conftest import KERNEL
 from tests.support.stores.filled_stores import files_in, filled
 
 FULL = os.environ.get("BLOCKTUNE_FAULTS") == "full"
@@ -70,9 +69,13 @@ class Sound:
 
 @pytest.fixture(scope="module")
 def sound(
-    tmp_path_factory: pytest.TempPathFactory, best: Best, trial: Trial, user_trial: UserTrial, user_best: UserBest
+    tmp_path_factory: pytest.TempPathFactory,
+    best: Best,
+    trial: Trial,
+    kernel_trial: KernelTrial,
+    kernel_best: KernelBest,
 ) -> Sound:
-    """A store of 200 trials, some with texts that take pages of their own, and 60 winners; as many of a function's."""
+    """A store of 200 trials, some with texts that take pages of their own, and 60 winners; 60 of a kernel."""
     path = tmp_path_factory.mktemp("sound") / "blocktune.db"
     trials = [
         replace(
@@ -85,12 +88,11 @@ def sound(
         for n in range(200)
     ]
     bests = [replace(best, shape=replace(best.shape, seqlen_q=64 * (1 + n))) for n in range(60)]
-    problems = [Problem((("n", n), ("name", "x" * n))) for n in range(60)]
+    problems = [KernelProblem(KERNEL, Problem((("n", n), ("name", "x" * n)))) for n in range(60)]
     with ResultStore.open(path) as store:
         store.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=True)
-    with UserKernelStore.open(path) as users:
-        user_bests = [replace(user_best, problem=problem) for problem in problems]
-        users.restore([replace(user_trial, problem=problem) for problem in problems], user_bests)
+        kernel_bests = [replace(kernel_best, shape=problem) for problem in problems]
+        store.put_all([replace(kernel_trial, shape=problem) for problem in problems], kernel_bests)
     return Sound(path.read_bytes(), 200 + 60 + 60 + 60)
 
 
@@ -105,7 +107,7 @@ def rows_of(path: Path) -> int:
     with ResultStore.open(path) as store:
         health = store.health()
     assert health.sound
-    return sum(health.rows[name] for name in ("trial", "best", "user_trial", "user_best"))
+    return sum(health.rows[name] for name in ("trial", "best"))
 
 
 def flipped(content: bytes, dice: random.Random) -> bytes:
@@ -149,7 +151,7 @@ def test_random_damage_never_costs_more_rows_than_it_says(
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("table", ["user_trial", "trial", "device", "blocktune_schema", "environment"])
+@pytest.mark.parametrize("table", ["best", "trial", "device", "blocktune_schema", "environment"])
 def test_a_damaged_definition_of_a_table_costs_no_row(tmp_path: Path, sound: Sound, table: str) -> None:
     damaged = bytearray(sound.content)
     damaged[damaged.find(f"CREATE TABLE {table}".encode()) + 3] = 255

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.records.records import Best, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
+from blocktune.db.records.records import Best, KernelBest, KernelTrial, Trial
 from blocktune.db.recovery.drill import drill
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.recovery.restoring import restore
 from blocktune.db.store import ResultStore
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
     SchemaTooNewError,
@@ -63,23 +61,22 @@ def test_rows_that_break_a_rule_are_left_behind(path: Path, best: Best, trial: T
     assert recover(path) is None
 
 
-def test_rows_of_tuned_functions_are_saved_by_their_rules(
-    path: Path, trial: Trial, best: Best, user_trial: UserTrial, user_best: UserBest
+def test_rows_of_autotuned_kernels_are_saved_by_their_rules(
+    path: Path, trial: Trial, best: Best, kernel_trial: KernelTrial, kernel_best: KernelBest
 ) -> None:
     filled(path, best, trial, 3)
-    hostile = replace(user_best, source_hash="f" * 16)
-    with UserKernelStore.open(path) as users:
-        users.restore([user_trial], [user_best, hostile])
+    hostile = replace(kernel_best, kernel_hash="f" * 16)
+    with ResultStore.open(path) as store:
+        store.put_all([kernel_trial], [kernel_best, hostile])
     with closing(sqlite3.connect(path)) as connection, connection:
         text = "x\n    0: __import__('os').system('id'),#"
-        connection.execute("UPDATE user_best SET source_hash = ? WHERE source_hash = ?", (text, hostile.source_hash))
+        connection.execute("UPDATE kernel SET source_hash = ? WHERE source_hash = ?", (text, hostile.kernel_hash))
     found = recover(path)
     assert found is not None
-    assert (found.bests, found.trials, found.user_rows, found.lost_at_most) == (1, 3, 2, 1)
-    with UserKernelStore.open(path) as users:
-        assert users.bests(user_best.device) == [user_best]
-        key = (user_trial.source_hash, user_trial.problem, user_trial.environment)
-        assert users.trials(user_trial.device, user_trial.config.kernel, *key) == [user_trial]
+    assert (found.bests, found.trials, found.lost_at_most) == (2, 4, 1)
+    with ResultStore.open(path) as store:
+        assert store.kernel_bests(kernel_best.device) == [kernel_best]
+        assert store.trials(kernel_trial.device, kernel_trial.shape) == [kernel_trial]
 
 
 def test_a_file_of_noise_becomes_a_fresh_store_and_is_kept(path: Path) -> None:
@@ -100,7 +97,7 @@ def test_a_newer_store_is_not_recovered_by_an_older_blocktune(path: Path, best: 
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE blocktune_schema SET version_num = '9999'")
     content = bytearray(path.read_bytes())
-    content[content.find(b"CREATE TABLE user_trial") + 3] = 255
+    content[content.find(b"CREATE TABLE trial") + 3] = 255
     path.write_bytes(content)
     with pytest.raises(SchemaTooNewError, match="9999"):
         recover(path)

@@ -26,8 +26,8 @@ def test_commits_that_wait_in_the_log_are_saved(tmp_path: Path, best: Best, tria
                 store.record(replace(trial, config=replace(trial.config, extra=(("n", n),))))
         log = bytearray(Path(f"{path}-wal").read_bytes())
         content = bytearray(path.read_bytes())
-    content[content.find(b"CREATE TABLE user_trial") + 3] = 255
-    first_page = log.find(b"CREATE TABLE user_trial")  # SQLite would take a page of the log for the one in the file
+    content[content.find(b"CREATE TABLE trial") + 3] = 255
+    first_page = log.find(b"CREATE TABLE trial")  # SQLite would take a page of the log for the one in the file
     assert first_page < 0
     if spoil:
         log[len(log) * 3 // 4] ^= 1

@@ -12,7 +12,6 @@ from sqlalchemy import JSON, Double, Integer, String
 
 from blocktune.db.records.bounds import require_sound_value
 from blocktune.db.records.records import Best, Telemetry, Trial
-from blocktune.db.records.user_records import UserBest, UserTrial
 from blocktune.db.tables.models import measured
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import (
@@ -86,7 +85,7 @@ def test_a_value_is_of_its_kind_and_in_its_range(kind: Kind, sound: tuple[Any, .
             require_sound_value(kind, "value", value)
 
 
-@pytest.mark.parametrize("record_type", [Trial, Best, UserTrial, UserBest, Telemetry, KernelResources])
+@pytest.mark.parametrize("record_type", [Trial, Best, Telemetry, KernelResources])
 def test_every_number_of_a_record_is_a_column(record_type: type[Any]) -> None:
     """A number without a column would be neither stored nor exported."""
     numbers = {int, float, int | None, float | None, tuple[float, ...], tuple[str, ...]}

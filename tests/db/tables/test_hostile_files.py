@@ -17,7 +17,6 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.tables.store_errors import translated
-from blocktune.db.user_store import UserKernelStore
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -43,7 +42,8 @@ def endless_view(table: str) -> Callable[[Path], None]:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
         listed = ", ".join(f"i AS {column}" for column in columns)
         view = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT {listed} FROM n WHERE i < 0"
-        changed(path, "DROP VIEW dispatch", "DROP VIEW user_dispatch", f"DROP TABLE {table}")
+        views = ("dispatch", "user_dispatch", "user_trial", "user_best")
+        changed(path, *(f"DROP VIEW {view}" for view in views), f"DROP TABLE {table}")
         changed(path, f"CREATE VIEW {table} AS {view}")
 
     return make
@@ -54,19 +54,18 @@ def trigger(path: Path) -> None:
 
 
 def virtual_table(path: Path) -> None:
-    changed(path, "DROP TABLE user_trial", "CREATE VIRTUAL TABLE user_trial USING fts5(id)")
+    changed(path, "DROP TABLE trial", "CREATE VIRTUAL TABLE trial USING fts5(id)")
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
-    "make", [endless_view("best"), endless_view("device"), endless_view("user_best"), trigger, virtual_table]
+    "make", [endless_view("best"), endless_view("device"), endless_view("shape"), trigger, virtual_table]
 )
 def test_a_schema_that_would_run_code_is_refused_by_every_way_in(stored: Path, make: Callable[[Path], None]) -> None:
     make(stored)
     for enter in (
         ResultStore.open,
         ResultStore.open_to_read,
-        UserKernelStore.open,
         lambda place: ResultStore.open(place, read_only=True),
         lambda place: read_results(place, trials=True),
     ):

@@ -184,9 +184,15 @@ def test_winners_of_many_functions_do_not_displace_each_other(tmp_path: Path, mo
             "VALUES (1, '', '', '', '', '', '', 1, 0)"
         )
         connection.executemany(
-            "INSERT INTO user_best (device_id, environment_id, kernel, source_hash, problem, config, default_config, "
-            "created_at, time_us, trials) VALUES (1, 1, ?, '0123456789abcdef', '{}', '{}', '{}', '2026-01-01', 1.0, 1)",
-            [(f"module:function{number}",) for number in range(50)],
+            "INSERT INTO kernel (id, name, source_hash) VALUES (?, ?, '0123456789abcdef')",
+            [(number + 1, f"module:function{number}") for number in range(50)],
+        )
+        connection.execute("INSERT INTO shape (id, document) VALUES (1, '{}')")
+        connection.execute("INSERT INTO config (id, document) VALUES (1, '{}')")
+        connection.executemany(
+            "INSERT INTO best (device_id, environment_id, kernel_id, shape_id, config_id, created_at, origin, time_us, "
+            "trials) VALUES (1, 1, ?, 1, 1, '2026-01-01', 'measured', 1.0, 1)",
+            [(number + 1,) for number in range(50)],
         )
     rows = SqliteRows(path, USER_DISPATCH).read(H200, kernel="module:function49", source_hash="0123456789abcdef")
     assert [row["kernel"] for row in rows] == ["module:function49"]

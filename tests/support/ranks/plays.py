@@ -23,7 +23,7 @@ from blocktune import (
     join_sequence,
     split_sequence,
 )
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.parallel import decode, measured_schedule, messages
 from blocktune.kernels.parallel.plan.cost import fastest, machine_of
@@ -247,8 +247,8 @@ def tunes() -> Answer:
         measured_schedule.take(device, key, schedule, 1.0)
         chosen.append(str(request_of(ranks, q, k, v, is_causal=True).schedule))
     other = request_of(ranks, *(one.detach() for one in (q, k, v)), is_causal=True).schedule  # without a backward
-    with UserKernelStore.open() as store:
-        kept = [best.config.parameters["schedule"] for best in store.bests(device)]
+    with ResultStore.open() as store:
+        kept = [best.config.parameters["schedule"] for best in store.kernel_bests(device)]
     document = known_document(device)["kernels"]
     shutil.rmtree(folder)
     modelled = str(fastest(request.problem, machine_of(q.device)))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.exchange.document import save_document
-from blocktune.db.records.records import Objective, Outcome, Trial
+from blocktune.db.records.records import Objective, Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
@@ -44,7 +44,7 @@ def sweep() -> Sweep:
     """Return what a sweep of the landscape would hold."""
     measured = landscape.measurements(0)
     trials = tuple(
-        landscape.SUBJECT.trial(config, **found.values_for(Trial))
+        landscape.SUBJECT.trial(config, **found.trial_values())
         for config, found in measured.items()
         if landscape.fits(config)
     )

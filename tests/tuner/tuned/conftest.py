@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import triton
 
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.tuned.frozen import forget_frozen
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
@@ -45,7 +45,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
 
     made = FakeGpu(time_us)
     tools = Tools(
-        compiler=compiler, open_store=lambda: UserKernelStore.open(path), make_clock=lambda l2: FakeHookedClock(made)
+        compiler=compiler, open_store=lambda: ResultStore.open(path), make_clock=lambda l2: FakeHookedClock(made)
     )
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)

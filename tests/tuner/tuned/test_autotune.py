@@ -10,8 +10,9 @@ import triton
 
 import blocktune
 from blocktune.db.records.records import Outcome, Telemetry
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.tuned import summary
+from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
@@ -42,11 +43,10 @@ def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> No
 
     found = kernel.explain(x, 1000, 2.0)
     assert (found.rung, found.time_us, found.default_time_us) == (UserRung.EXACT, 110.0, 238.0)
-    with UserKernelStore.open(path) as store:
-        (best,) = store.bests(H200)
-        trials = store.trials(
-            H200, best.config.kernel, best.source_hash, kernel.kernel._key.problem((x, 1000, 2.0), {}), best.environment
-        )
+    with ResultStore.open(path) as store:
+        (best,) = store.kernel_bests(H200)
+        problem = KernelProblem(best.config.kernel, kernel.kernel._key.problem((x, 1000, 2.0), {}))
+        trials = store.trials(H200, problem, environment=best.environment, kernel_hash=best.kernel_hash)
     assert best.config.kernel == "tests.support.libraries.autotuned_kernels:scale_kernel"
     assert best.speedup_over_default == pytest.approx(238 / 110)
     assert len(trials) == len(CONFIGS)
@@ -84,11 +84,13 @@ def test_trials_tell_the_state_of_the_gpu(gpu: FakeGpu, path: Path, monkeypatch:
     kernel = decorated()
     kernel[grid](torch.ones(1000), 1000, 2.0)
     problem = kernel.kernel._key.problem((torch.ones(1000), 1000, 2.0), {})
-    with UserKernelStore.open(path) as store:
-        (best,) = store.bests(H200)
-        trials = store.trials(H200, kernel.kernel.name, best.source_hash, problem, best.environment)
+    with ResultStore.open(path) as store:
+        (best,) = store.kernel_bests(H200)
+        named = KernelProblem(kernel.kernel.name, problem)
+        trials = store.trials(H200, named, environment=best.environment, kernel_hash=best.kernel_hash)
     found = {
-        (trial.sm_clock_mhz, trial.temperature_c, trial.throttle_reasons, trial.other_processes) for trial in trials
+        (state.sm_clock_mhz, state.temperature_c, state.throttle_reasons, state.other_processes)
+        for state in (trial.telemetry for trial in trials)
     }
     assert found == {(1980, 45, 4, None)}
 

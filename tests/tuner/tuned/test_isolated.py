@@ -12,7 +12,7 @@ import torch
 import triton
 
 from blocktune.db.records.records import Outcome
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
@@ -72,8 +72,8 @@ def test_a_machine_that_fails_disqualifies_no_config(gpu: FakeGpu, monkeypatch: 
     install(settings=Settings(isolate=True))
     with pytest.raises(BlocktuneError, match=r"the machine failed: OSError: .*No space left.* Free space on the disk"):
         scale_kernel[grid](torch.ones(1000), 1000, 2.0)
-    with UserKernelStore.open(path) as store:
-        assert store.bests() == []
+    with ResultStore.open(path) as store:
+        assert store.kernel_bests() == []
 
 
 def test_a_lost_child_is_known_by_its_last_error() -> None:

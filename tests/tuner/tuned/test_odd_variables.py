@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.files.variables import FROZEN_KERNELS, STRICT, VARIABLES
 from blocktune.kernels.tuned.frozen import load_frozen
 from blocktune.kernels.tuned.summary import keep_launches
@@ -24,7 +24,7 @@ pytestmark = compiled_here
 
 @pytest.fixture(autouse=True)
 def stores_of_the_environment(gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = replace(tune_call.machine(), open_store=UserKernelStore.open)
+    tools = replace(tune_call.machine(), open_store=ResultStore.open)
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

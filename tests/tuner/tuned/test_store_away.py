@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from blocktune.db.records.records import Outcome
-from blocktune.db.user_store import UserKernelStore
+from blocktune.db.store import ResultStore
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.frozen import known_document
@@ -32,7 +32,7 @@ def test_a_store_that_is_away_costs_a_warning(
 ) -> None:
     tools = tune_call.machine()
     away = tune_call.Tools(
-        compiler=tools.compiler, open_store=lambda: UserKernelStore.open("/dev/null/x.db"), make_clock=tools.make_clock
+        compiler=tools.compiler, open_store=lambda: ResultStore.open("/dev/null/x.db"), make_clock=tools.make_clock
     )
     monkeypatch.setattr(tune_call, "machine", lambda: away)
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
@@ -58,9 +58,9 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
         compiling.set()
         return compile_list(*arguments)
 
-    def open_meanwhile() -> UserKernelStore:
+    def open_meanwhile() -> ResultStore:
         assert compiling.wait(60)
-        return UserKernelStore.open(path)
+        return ResultStore.open(path)
 
     monkeypatch.setattr(tools.compiler, "compile", compile_and_say)
     slow = tune_call.Tools(compiler=tools.compiler, open_store=open_meanwhile, make_clock=tools.make_clock)
@@ -88,12 +88,12 @@ def test_what_a_full_disk_stopped_is_tried_again_by_the_next_process(
     assert kernel.best_config.kwargs != {"BLOCK": 256}
     assert "tried again by the next process: OSError" in caplog.text
     assert 256 not in {block for block, _ in measured(gpu)}
-    with UserKernelStore.open(path) as store:
-        assert store.bests() == []
+    with ResultStore.open(path) as store:
+        assert store.kernel_bests() == []
     forget_choices()
     again = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     again[(4,)](torch.ones(1000), 1000, 2.0)
     assert again.best_config.kwargs == {"BLOCK": 256}
     assert {block for block, _ in measured(gpu)} > {256}, "and the best of those that were measured before"
-    with UserKernelStore.open(path) as store:
-        assert [best.config.parameters["BLOCK"] for best in store.bests()] == [256]
+    with ResultStore.open(path) as store:
+        assert [best.config.parameters["BLOCK"] for best in store.kernel_bests()] == [256]
