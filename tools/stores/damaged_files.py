@@ -17,6 +17,7 @@ from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.command_line import CliRunner
+from tests.support.stores.frozen_files import flips_served
 from tests.support.stores.sample_records import sample_trials, winner
 
 TRIALS = (10, 40, 60, 100, 200)
@@ -103,3 +104,9 @@ def flipped_bits(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
             continue
         wrong += len(rows - sound)
     return 0, wrong, f"{refused} files were refused"
+
+
+def flipped_frozen(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
+    """Production reads a frozen file with one flipped bit or byte: no winner of either kind may be another one's."""
+    found = flips_served(folder, tried, seed)
+    return 0, found.wrong, f"{found.refused:,} files were refused, {tried - found.refused - found.wrong} mean the same"

@@ -27,7 +27,7 @@ from tests.support.stores.postgres_server import missing_part
 from tools import ROOT, program
 from tools.stores import io_faults
 from tools.stores.changed_exports import imports
-from tools.stores.damaged_files import answers, damages, flipped_bits
+from tools.stores.damaged_files import answers, damages, flipped_bits, flipped_frozen
 from tools.stores.server_stops import server_stops
 
 FORMAT, SCHEMA = "blocktune-faults", 2
@@ -156,6 +156,7 @@ PARTS: dict[str, Part] = {
     "hostile": Part("hostile files, read by every command", commands("hostile_files"), 100),
     "calls": Part("first calls of production", first_calls, 300),
     "bits": Part("flipped bits, read by production", flipped_bits, 5000),
+    "frozen": Part("flipped bits and bytes of a frozen file", flipped_frozen, 2000),
     "imports": Part("changed exports, imported", imports, 10_000),
     "starts": Part("cold starts", cold_starts, 480),
     "stops": Part("PostgreSQL stops", stops, 60),

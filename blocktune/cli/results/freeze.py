@@ -1,6 +1,7 @@
 """`tune freeze`: the winners as one small file for production, the same on every rank."""
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +15,7 @@ from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
+    from blocktune.db.records.records import AnyBest
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
 
@@ -31,12 +33,12 @@ def freeze(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write winners to a small, sealed file that a dispatcher reads.
+    """Write winners, those of autotuned kernels included, to a small, sealed file that production reads.
 
     Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
     its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.
-    With --sign it also carries a signature: a strict dispatcher takes only files signed by the owner of the public key
-    that BLOCKTUNE_TRUSTED_KEY names, if it names one.
+    With --sign it also carries a signature: if BLOCKTUNE_TRUSTED_KEY names a public key, a strict dispatcher and
+    autotuned kernels take only files that its owner signed.
 
     \b
     tune freeze h200.json --device h200
@@ -54,8 +56,8 @@ def freeze(
     if every and device:
         raise UsageError(f"`--all` freezes every device, but --device names {device!r}. Leave one of them out.")
     with existing_store(db) as store:
-        chosen = _devices(store, device, every)
-        documents = {each: frozen_document(each, store.bests(each)) for each in chosen} if store else {}
+        winners = _winners(store) if store else {}
+    documents = {each: frozen_document(each, winners[each.key]) for each in _devices(winners, device, every)}
     if sign is not None:
         documents = {each: signed(document, document["sha256"], sign) for each, document in documents.items()}
     written: list[dict[str, Any]] = []
@@ -86,23 +88,32 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
     Raises:
         StoreError: it is not.
     """
-    from blocktune.kernels.stored.export_file import rows_in_file
+    from blocktune.kernels.stored.export_file import autotuned_rows_in_file, rows_in_file
 
-    rows = rows_in_file(path, signed_by=key)
+    rows = rows_in_file(path, signed_by=key) + autotuned_rows_in_file(path, signed_by=key)
     if as_json:
         print_json({"file": str(path), "key": str(key), "bests": len(rows)})
     else:
         note(f"{path} holds {counted(len(rows), 'winner')}, as the owner of {key} signed them")
 
 
-def _devices(store: "ResultStore | None", name: str | None, every: bool) -> "list[DeviceSpec]":
+def _winners(store: "ResultStore") -> "dict[str, list[AnyBest]]":
+    """Return the winners of all kernels by the key of their device."""
+    found: dict[str, list[AnyBest]] = {}
+    winners: list[AnyBest] = [*store.bests(), *store.kernel_bests()]
+    for best in winners:
+        found.setdefault(best.device.key, []).append(best)
+    return found
+
+
+def _devices(winners: "Mapping[str, Sequence[AnyBest]]", name: str | None, every: bool) -> "list[DeviceSpec]":
     """Return the devices to freeze, each of which has winners.
 
     Raises:
         NoFeasibleConfigError: there is nothing to freeze.
         UsageError: the store has winners of several devices and none was chosen.
     """
-    found = {best.device.key: best.device for best in store.bests()} if store else {}
+    found = {key: bests[0].device for key, bests in winners.items()}
     if name is not None:
         wanted = choose_device(name)
         found = {key: device for key, device in found.items() if key == wanted.key}

@@ -46,7 +46,8 @@ def kernels(
     Those are kernels under `blocktune.autotune` or `blocktune.install`. Hits are launches, in all processes that have
     ended, for which the config was known; misses had to wait for it to be measured, for this many seconds.
 
-    A frozen file is read by BLOCKTUNE_FROZEN_KERNELS, or by `install(frozen=...)`; equal winners give equal bytes.
+    A frozen file is read by BLOCKTUNE_FROZEN_KERNELS, by `install(frozen=...)` or by BLOCKTUNE_DB. `tune freeze` writes
+    the winners of all kernels to one such file, and can sign it.
 
     \b
     tune kernels
@@ -81,26 +82,21 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[KernelBest]", *, as_j
         NoFeasibleConfigError: there are none.
         UsageError: the place cannot be written.
     """
-    from blocktune.db.exchange.document import save_text
+    from blocktune.db.exchange.document import frozen_document, save_text
     from blocktune.kernels.files.json_pieces import canonical_text
-    from blocktune.kernels.tuned.frozen import frozen_document, frozen_row
 
     if not bests:
         raise NoFeasibleConfigError(
             f"Freezing needs winners of autotuned kernels on {device.name}, but there is none. Run the program that "
             "launches them; --db or BLOCKTUNE_DB names another database."
         )
-    rows = [
-        frozen_row(best.shape.kernel, best.kernel_hash, best.shape.problem, best.config, best.time_us or 0.0)
-        for best in bests
-    ]
     try:
-        save_text(canonical_text(frozen_document(device.key, rows)) + "\n", path)
+        save_text(canonical_text(frozen_document(device, bests)) + "\n", path)
     except OSError as error:
         raise UsageError(
             f"Freezing needs a place that can be written, but {path} cannot be: {error.strerror}."
         ) from error
     if as_json:
-        print_json({"file": str(path), "kernels": len(rows)})
+        print_json({"file": str(path), "kernels": len(bests)})
     else:
-        note(f"froze {counted(len(rows), 'winner')} of {device.name} in {path}")
+        note(f"froze {counted(len(bests), 'winner')} of {device.name} in {path}")

@@ -10,8 +10,8 @@
       },
       "bests": [
         {
-          "shape": {...},                 AttentionShape.to_json
-          "config": {...},                KernelConfig.to_json
+          "shape": {...},                 AttentionShape.to_json; of an autotuned kernel KernelProblem.to_json
+          "config": {...},                KernelConfig.to_json; of an autotuned kernel UserConfig.to_json
           "kernel_hash": "<16 hex>",      the version of the kernel's code
           "environment": "<digest>",
           "origin": "measured",           or borrowed, predicted, default
@@ -43,13 +43,14 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-from blocktune.db.records.records import Best, Environment, Trial
+from blocktune.db.records.records import AnyBest, AnyTrial, Environment
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import read_json
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.stored.export_file import RESULTS_FORMAT, exported_checksum, seal_of
+from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.column_kinds import document_values, plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
@@ -59,33 +60,36 @@ FORMAT, FORMAT_VERSION = RESULTS_FORMAT
 Document = dict[str, Any]
 
 
-def document_from(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Trial] | None) -> Document:
+def document_from(device: DeviceSpec, bests: Iterable[AnyBest], trials: Iterable[AnyTrial] | None) -> Document:
     """Return the document of one device's results."""
     bests = sorted(bests, key=_order)
     kept = sorted(trials or (), key=_order)
     used = {record.environment for record in bests} | {record.environment for record in kept}
+    environments = {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)}
     document: Document = {
         "format": FORMAT,
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
-        "environments": {environment.digest: environment.to_json() for environment in sorted(used, key=_digest)},
-        "bests": [_checked(device, best, _best_json(best)) for best in bests],
+        "environments": environments,
+        "bests": [_checked(device, _best_json(best), environments) for best in bests],
     }
     if trials is not None:
-        document["trials"] = [_checked(device, trial, _trial_json(trial)) for trial in kept]
+        document["trials"] = [_checked(device, _trial_json(trial), environments) for trial in kept]
     return document
 
 
-def _checked(device: DeviceSpec, record: Best | Trial, row: Document) -> Document:
-    return row | {CHECKSUM: exported_checksum(row, device.key, record.environment.to_json())}
+def _checked(device: DeviceSpec, row: Document, environments: Document) -> Document:
+    return row | {CHECKSUM: exported_checksum(row, device.key, environments[row["environment"]])}
 
 
 def _digest(environment: Environment) -> str:
     return environment.digest
 
 
-def _order(record: Best | Trial) -> tuple[Any, ...]:
-    return (*shape_order(record.shape), record.config.label, record.environment.digest, record.kernel_hash)
+def _order(record: AnyBest | AnyTrial) -> tuple[Any, ...]:
+    shape = record.shape
+    place = (1, shape.kernel, shape.document) if isinstance(shape, KernelProblem) else (0, *shape_order(shape))
+    return (*place, record.config.label, record.environment.digest, record.kernel_hash)
 
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:
@@ -98,7 +102,7 @@ def shape_code(shape: AttentionShape) -> tuple[Any, ...]:
     return shape.direction, shape.dtype, shape.causal, shape.head_dim, shape.head_dim_v, shape.features.label
 
 
-def _provenance_json(record: Best | Trial) -> Document:
+def _provenance_json(record: AnyBest | AnyTrial) -> Document:
     return {
         "shape": record.shape.to_json(),
         "config": record.config.to_json(),
@@ -108,7 +112,7 @@ def _provenance_json(record: Best | Trial) -> Document:
     }
 
 
-def _best_json(best: Best) -> Document:
+def _best_json(best: AnyBest) -> Document:
     return _provenance_json(best) | {
         "origin": str(best.origin),
         "default": None if best.default is None else best.default.to_json(),
@@ -117,7 +121,7 @@ def _best_json(best: Best) -> Document:
     }
 
 
-def _trial_json(trial: Trial) -> Document:
+def _trial_json(trial: AnyTrial) -> Document:
     return _provenance_json(trial) | {
         "outcome": str(trial.outcome),
         "resources": None if trial.resources is None else plain_values(trial.resources),
@@ -130,14 +134,15 @@ FROZEN_FIELDS = ("shape", "config", "kernel_hash", "environment", "created_at", 
 """What of a winner production needs: which config, for what, and how sure that is."""
 
 
-def frozen_document(device: DeviceSpec, bests: Iterable[Best]) -> Document:
+def frozen_document(device: DeviceSpec, bests: Iterable[AnyBest]) -> Document:
     """Return the winners of one device for production: without what they won against, and sealed by a hash of the
     content.
 
     Equal winners give an equal document, byte for byte in the text of `canonical_text`, wherever it is made.
     """
     document = document_from(device, bests, None)
-    document["bests"] = [{name: best[name] for name in FROZEN_FIELDS} for best in document["bests"]]
+    rows = [{name: best[name] for name in FROZEN_FIELDS} for best in document["bests"]]
+    document["bests"] = [_checked(device, row, document["environments"]) for row in rows]
     document["device"] = _kind_of(device).to_json()
     return document | {"sha256": seal_of(document)}
 

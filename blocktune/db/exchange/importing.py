@@ -13,7 +13,7 @@ from blocktune.db.records.records import Best, Environment, Outcome, Regime, Tel
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.export_file import exported_checksum, seal_of
+from blocktune.kernels.stored.export_file import exported_checksum, is_autotuned, seal_of
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
@@ -41,7 +41,7 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
         _require_unbroken_seal(document, top["sha256"])
     device = top["device"].parsed(DeviceSpec.from_json, "a device")
     source = _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
-    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS)]
+    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS) if not is_autotuned(item.value)]
     trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
     return bests, trials
 

@@ -22,7 +22,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection import canary
 from blocktune.kernels.selection.fallback import Rung
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.tuned.frozen import known_document
+from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.values.errors import UsageError
 
 
@@ -89,7 +89,7 @@ class MetricsReader:
 
     def _digest(self, device: DeviceSpec, rows: list[TunedConfig]) -> str:
         synced = SyncedConfigs(device.key, tuple(rows))
-        return config_digest(synced, device, self._dispatcher.strict, known_document(device))
+        return config_digest(synced, device, self._dispatcher.strict, known_rows(device))
 
 
 class PrometheusCollector:

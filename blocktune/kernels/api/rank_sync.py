@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.tuned.frozen import FrozenDocument, check, known_document, take
+from blocktune.kernels.tuned.frozen import KernelRow, checked, known_rows, take
 from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
@@ -95,7 +95,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
         )
         for problem in problems:
             logger.warning("%s", problem)
-        return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_document(device)}
+        return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_rows(device)}
     except Exception as error:  # sent to all ranks, which raise it
         return {"problem": _told(error)}
 
@@ -106,7 +106,7 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
         return None, {"problem": sent["problem"], "digest": ""}
     try:
         synced = SyncedConfigs.from_json(sent)
-        check(sent["autotuned"])
+        checked(sent["autotuned"])
         return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
         return None, {"problem": _told(error), "digest": ""}
@@ -116,7 +116,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: FrozenDocument) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: list[KernelRow]) -> str:
     """Return a hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),

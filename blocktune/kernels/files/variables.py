@@ -163,7 +163,9 @@ TRUST_OWNER = Switch(
     "BLOCKTUNE_TRUST_OWNER", "0", "Whether production takes files that another user owns or can replace."
 )
 TRUSTED_KEY = File(
-    "BLOCKTUNE_TRUSTED_KEY", "none", "The public key whose signed files alone a strict dispatcher takes."
+    "BLOCKTUNE_TRUSTED_KEY",
+    "none",
+    "The public key whose signed files alone a strict dispatcher takes, and frozen winners of autotuned kernels.",
 )
 AUTOTUNE = Switch("BLOCKTUNE_AUTOTUNE", "0", "Whether `import torch` has every `@triton.autotune` tuned by blocktune.")
 STRICT = Switch(

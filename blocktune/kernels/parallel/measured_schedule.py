@@ -18,7 +18,9 @@ from blocktune.kernels.files.variables import LOCAL_RANKS
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.agreement import digest
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule
+from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.tuned import config, frozen
+from blocktune.kernels.tuned.fallback import UserWinner
 from blocktune.kernels.values.errors import NoDeviceError
 
 NAME = "blocktune.kernels.parallel.attention:context_parallel_attention"
@@ -77,8 +79,8 @@ def measured(problem: Problem, link: str, *, backward: bool) -> Schedule | None:
 
 def take(device: DeviceSpec, key: config.Problem, schedule: Schedule, time_us: float) -> None:
     """Let calls of this process that are known by a key take a schedule from now on."""
-    row = frozen.frozen_row(NAME, source_hash(), key, config_of(schedule), time_us)
-    frozen.take(frozen.frozen_document(device.key, [row]))
+    winner = UserWinner(problem=key, config=config_of(schedule), time_us=time_us, reuse=Reuse.EXACT)
+    frozen.add_winner((device.key, NAME, source_hash()), winner)
 
 
 def config_of(schedule: Schedule) -> config.UserConfig:

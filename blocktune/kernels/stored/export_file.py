@@ -14,13 +14,15 @@ from typing import Any
 
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.files.json_pieces import canonical_pieces, loads_in_pieces
+from blocktune.kernels.files.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
 from blocktune.kernels.files.reading import SERVED_BYTES, read_resource, read_trusted
 from blocktune.kernels.files.signature import SIGNATURE, require_signature
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import StoreError
 
 logger = logging.getLogger("blocktune")
+
+Row = dict[str, Any]
 
 SUFFIX = ".json"
 """How the names of results files end. No store has such a name, so that BLOCKTUNE_DB may name either."""
@@ -37,8 +39,8 @@ EXPORTED_ONLY = "trials"
 """What every export says of a winner, and no frozen file."""
 
 
-def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dict[str, Any]]:
-    """Return the bests in a results file as rows like those of the store's `dispatch` view.
+def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[Row]:
+    """Return the winners of attention kernels in a results file as rows like those of the store's `dispatch` view.
 
     Args:
         path: of the file.
@@ -48,19 +50,21 @@ def rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[dic
         StoreError: the file cannot be read, is no results file, was changed after it was frozen, or is not signed.
         UsageError: the key cannot be read, or `cryptography` is not installed.
     """
-    document = _parsed(str(path), _text(file_path(path)))
-    rows = _rows(str(path), document)
-    if signed_by is not None:
-        require_signature(str(path), document, document.get(_SEAL) or "", signed_by)
-    return rows
+    return _rows(str(path), _document(path, signed_by), autotuned=False)
 
 
-def shipped_rows() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def autotuned_rows_in_file(path: str | Path, *, signed_by: Path | None = None) -> list[Row]:
+    """Return the winners of autotuned kernels in a results file as rows like those of the store's `user_dispatch` view:
+    arguments and errors as of `rows_in_file`."""
+    return _rows(str(path), _document(path, signed_by), autotuned=True)
+
+
+def shipped_rows() -> Iterator[tuple[str, list[Row]]]:
     """Return the rows of every results file that ships with the package, by the file's name: `h200.json`, while benches
     and other documents of a device have a longer ending."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
-            yield entry.name, _rows(entry.name, _parsed(entry.name, read_resource(entry)))
+            yield entry.name, _rows(entry.name, _parsed(entry.name, read_resource(entry)), autotuned=False)
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -69,6 +73,15 @@ def seal_of(document: Mapping[str, Any]) -> str:
     for piece in canonical_pieces({name: value for name, value in document.items() if name not in (_SEAL, SIGNATURE)}):
         digest.update(piece.encode())
     return digest.hexdigest()
+
+
+def _document(path: str | Path, signed_by: Path | None) -> dict[str, Any]:
+    """Return the document in a results file, whose seal is unbroken; signed by the owner of a key, if one is given."""
+    name = str(path)
+    document = _parsed(name, _text(file_path(path)))
+    if signed_by is not None:
+        require_signature(name, document, document.get(_SEAL) or "", signed_by)
+    return document
 
 
 def _text(path: Path) -> str:
@@ -81,32 +94,67 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _parsed(name: str, text: str) -> Any:
+def _parsed(name: str, text: str) -> dict[str, Any]:
+    """Return the document of results in a text.
+
+    Raises:
+        StoreError: it is none, or is not as it was frozen.
+    """
     try:
-        return loads_in_pieces(text)
+        document = loads_in_pieces(text)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{name} is not JSON, as results files are: {error}. Export it again.") from error
-
-
-def _rows(name: str, document: Any) -> list[dict[str, Any]]:
     if not isinstance(document, dict) or (document.get("format"), document.get("schema")) != RESULTS_FORMAT:
+        way_out = _WITHOUT_SEAL if isinstance(document, dict) and "kernels" in document else "Export it again."
         raise StoreError(
-            f"{name} is not a file of exported results, which have format and schema {RESULTS_FORMAT}. Export it again."
+            f"{name} is not a file of exported results, which have format and schema {RESULTS_FORMAT}. {way_out}"
         )
     _require_unbroken_seal(name, document)
+    return document
+
+
+_WITHOUT_SEAL = (
+    "An older `tune kernels --freeze` wrote winners of autotuned kernels without a hash of the content. Freeze them "
+    "again by `tune freeze`."
+)
+
+
+def _attention_values(best: Mapping[str, Any]) -> Row:
+    return {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
+
+
+def _autotuned_values(best: Mapping[str, Any]) -> Row:
+    return {
+        "kernel": best["shape"]["kernel"],
+        "source_hash": best["kernel_hash"],
+        "problem": canonical_text(best["shape"]["problem"]),
+        "config": canonical_text(best["config"]["parameters"]),
+        "time_us": best["time_us"],
+    }
+
+
+def _rows(name: str, document: Mapping[str, Any], *, autotuned: bool) -> list[Row]:
+    """Return the rows of one kind of kernel: a winner's own values, its device and its software."""
+    values_of = _autotuned_values if autotuned else _attention_values
     try:
         device_key = DeviceSpec.from_json(document["device"]).key
         environments = document["environments"]
-        bests = _unchanged(name, document["bests"], device_key, environments)
         return [
             {"device_key": device_key}
             | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
-            | {field: best[field] for field in ("shape", "config", "kernel_hash", "origin", "time_us")}
-            for best in bests
+            | values_of(best)
+            for best in _unchanged(name, document["bests"], device_key, environments)
+            if is_autotuned(best) is autotuned
         ]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"{name} lacks what exported results have ({reason:.300}). Export it again.") from error
+
+
+def is_autotuned(best: Any) -> bool:
+    """Return whether a winner is of an autotuned kernel, whose `shape` is the kernel's name and the key of a call."""
+    shape = best.get("shape") if isinstance(best, dict) else None
+    return isinstance(shape, dict) and "problem" in shape
 
 
 def exported_checksum(row: Mapping[str, Any], device_key: str, environment: Mapping[str, Any]) -> str:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Protocol
 
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.foreign_text import shown
+from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.export_file import SUFFIX, rows_in_file, shipped_rows
+from blocktune.kernels.stored.export_file import SUFFIX, autotuned_rows_in_file, rows_in_file, shipped_rows
 from blocktune.kernels.stored.places import user_place, user_store_path
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.stored.tuned_config import TunedConfig
@@ -97,6 +98,24 @@ class UserConfigs:
     def configs(self, device: DeviceSpec) -> list[TunedConfig]:
         path = user_place()
         return (JsonConfigs(path) if path.name.endswith(SUFFIX) else SqliteConfigs(path)).configs(device)
+
+
+def autotuned_rows(device: DeviceSpec, path: str | Path | None = None, **values: str) -> list[dict[str, Any]]:
+    """Return the winners of autotuned kernels in a store or results file, by default the user's own, that have these
+    values in the `user_dispatch` view. Those of a store are of devices of this one's compute capability, its own first.
+
+    Raises:
+        StoreError: the place cannot be read, or is a results file that the owner of a trusted key did not sign.
+        UsageError: the trusted key cannot be read.
+    """
+    place = user_place() if path is None else file_path(path)
+    if place.name.endswith(SUFFIX):
+        rows = autotuned_rows_in_file(place, signed_by=trusted_key())
+        return [row for row in rows if values.items() <= row.items()]
+    from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
+    from blocktune.kernels.stored.store_views import USER_DISPATCH
+
+    return SqliteRows(place, USER_DISPATCH).read(device, **values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log2
-from typing import Self
+from typing import Any, Self
 
 from blocktune.kernels.values.errors import UsageError
 
@@ -169,6 +169,21 @@ class KernelProblem:
     def document(self) -> str:
         """The problem as canonical JSON text; kernels share equal ones."""
         return self.problem.document
+
+    def to_json(self) -> dict[str, object]:
+        return {"kernel": self.kernel, "problem": dict(self.problem.arguments)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Return the problem that `to_json` wrote.
+
+        Raises:
+            UsageError: a value is missing or invalid.
+        """
+        kernel, arguments = data.get("kernel"), data.get("problem")
+        if not isinstance(kernel, str) or not isinstance(arguments, dict):
+            raise UsageError(f"A problem must be an object with `kernel` and `problem`, but got {data!r:.200}.")
+        return cls(kernel, Problem.of(arguments))
 
 
 def plain(value: object) -> Plain:

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.places import user_store_path
 from blocktune.kernels.stored.provenance import (
     DISTANCE_OF_REUSE,
     Identity,
@@ -28,7 +26,7 @@ from blocktune.kernels.stored.provenance import (
     present_identity,
     reuse_of,
 )
-from blocktune.kernels.stored.store_views import USER_DISPATCH
+from blocktune.kernels.stored.sources import autotuned_rows
 from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.values.errors import UsageError
 
@@ -65,20 +63,19 @@ class UserWinner:
 def stored_winners(
     kernel: str, source_hash: str, device: DeviceSpec, path: str | Path | None = None
 ) -> list[UserWinner]:
-    """Return what a store (by default the user's) knows of a kernel with this very source, on devices of this compute
-    capability. A store that cannot be read costs a line in the log, never a call; so does a row that breaks a rule."""
+    """Return what a store or results file (by default the user's) knows of a kernel with this very source, on devices
+    of this compute capability. One that cannot be read costs a line in the log, never a call; so does a row that breaks
+    a rule."""
     try:
-        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
-
-        store = SqliteRows(user_store_path() if path is None else file_path(path), USER_DISPATCH)
-        rows = store.read(device, kernel=kernel, source_hash=source_hash)
+        rows = autotuned_rows(device, path, kernel=kernel, source_hash=source_hash)
     except Exception as error:  # whatever is wrong with a place or a file: a call goes on without
         logger.info("No stored configs of %s: %s", kernel, error)
         return []
     found = []
     for row in rows:
         try:
-            found.append(winner_of(row, _reuse(row, device)))
+            reuse = _reuse(row, device)
+            found += [] if reuse is None else [winner_of(row, reuse)]
         except Exception as error:  # whatever it holds
             logger.warning("A stored winner of %s is ignored: %.300s", kernel, error)
     return found
@@ -113,21 +110,9 @@ def winner_of(row: Mapping[str, object], reuse: Reuse) -> UserWinner:
     )
 
 
-def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse:
-    """Return what the measurement of a stored row is worth on a device.
-
-    Raises:
-        UsageError: it is worth nothing there.
-    """
+def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse | None:
+    """Return what the measurement of a stored row is worth on a device; None is nothing."""
     source_hash = str(row["source_hash"])
-    measured = Identity(
-        device_key=str(row["device_key"]),
-        kernel_hash=source_hash,
-        triton=str(row["triton"]),
-        ptxas=str(row["ptxas"]),
-        driver=str(row["driver"]),
-    )
-    reuse = reuse_of(measured, present_identity(device, source_hash))
-    if reuse is None:
-        raise UsageError(f"A winner must be measured on compute capability {device.limits.name}, but got {measured}.")
-    return reuse
+    software = {name: str(row[name]) for name in ("device_key", "triton", "ptxas", "driver")}
+    measured = Identity(kernel_hash=source_hash, **software)
+    return reuse_of(measured, present_identity(device, source_hash))

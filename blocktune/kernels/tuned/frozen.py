@@ -1,23 +1,21 @@
 """Winners that a job starts with: from frozen files, and from rank 0. They precede the store.
 
-A frozen file is JSON: `{"device": key, "kernels": [{"kernel", "source_hash", "problem", "config", "time_us"}, ...]}`,
-in an order of its own, so that equal winners give equal bytes. `BLOCKTUNE_FROZEN_KERNELS` names files, separated as in
-PATH.
+`BLOCKTUNE_FROZEN_KERNELS` names the files, which `tune freeze` writes, separated as in PATH. Ranks exchange winners as
+rows of JSON with the fields of `KernelRow`.
 """
 
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.files.reading import SERVED_BYTES, json_value, read_trusted
+from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.files.variables import FROZEN_KERNELS
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.places import user_store_path
+from blocktune.kernels.stored.export_file import autotuned_rows_in_file
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.stored.store_views import USER_DISPATCH
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.stored.sources import autotuned_rows
 from blocktune.kernels.tuned.fallback import UserWinner, winner_of
 from blocktune.kernels.values.errors import StoreError, UsageError
 
@@ -27,21 +25,15 @@ Key = tuple[str, str, str]
 """A device's key, a kernel's name and the hash of its source."""
 
 
-class FrozenRow(TypedDict):
-    """A winner in a frozen document: problem and config as their own documents."""
+class KernelRow(TypedDict):
+    """A winner as the store's `user_dispatch` view has it: problem and config as texts of JSON."""
 
+    device_key: str
     kernel: str
     source_hash: str
     problem: str
     config: str
     time_us: float
-
-
-class FrozenDocument(TypedDict):
-    """The winners of a device."""
-
-    device: str
-    kernels: list[FrozenRow]
 
 
 _winners: dict[Key, list[UserWinner]] = {}
@@ -74,93 +66,87 @@ def _load_named(name: str) -> None:
 
 
 def load_frozen(name: str | Path) -> int:
-    """Take the winners of a frozen file, once in a process; returns how many it holds.
+    """Take the winners of autotuned kernels in a frozen file, once in a process; returns how many it holds.
 
     Raises:
-        UsageError: it is missing or not in order.
+        UsageError: it is missing or not in order, another user can change it, or the owner of the trusted key that is
+            named did not sign it.
     """
     path = file_path(name)
     if path in _files_read:
         return 0
     try:
-        document = json_value(read_trusted(path, SERVED_BYTES))
-    except (OSError, ValueError, StoreError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(
-            f"The frozen file {path} cannot be read: {reason}. Write it again by `tune kernels --freeze`, or correct "
-            f"{FROZEN_KERNELS.name}."
-        ) from error
-    count = take(document)
+        count = take(autotuned_rows_in_file(path, signed_by=trusted_key()))
+    except StoreError as error:
+        raise UsageError(f"{error} {FROZEN_KERNELS.name} and `install(frozen=...)` name frozen files.") from error
     _files_read.add(path)
     return count
 
 
-def take(document: object) -> int:
-    """Let winners of a document precede what the store knows; returns how many there are.
+def take(rows: Iterable[Mapping[str, object]]) -> int:
+    """Let winners precede what the store knows; returns how many there are.
 
     Raises:
-        UsageError: the document is not in order; then none of it is taken.
+        UsageError: a row is not in order; then none is taken.
     """
-    rows = check(document)
-    for key, winner in rows:
-        kept = [other for other in _winners.get(key, []) if other.problem != winner.problem]
-        _winners[key] = [*kept, winner]
-    return len(rows)
+    winners = checked(rows)
+    for key, winner in winners:
+        add_winner(key, winner)
+    return len(winners)
 
 
-def check(document: object) -> list[tuple[Key, UserWinner]]:
-    """Return the winners of a document, with what they belong to.
+def add_winner(key: Key, winner: UserWinner) -> None:
+    """Let a winner precede what the store knows, in place of an earlier one of its problem."""
+    others = [other for other in _winners.get(key, []) if other.problem != winner.problem]
+    _winners[key] = [*others, winner]
+
+
+def checked(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Key, UserWinner]]:
+    """Return the winners of rows, with what they belong to.
 
     Raises:
-        UsageError: the document is not in order.
+        UsageError: a row is not in order.
     """
     try:
-        if not isinstance(document, dict):
-            raise TypeError(f"a document must be an object, but got {document!r:.80}")
-        return [(_key(document["device"], row), winner_of(row, Reuse.EXACT)) for row in document["kernels"]]
+        return [(_key_of(row), winner_of(row, Reuse.EXACT)) for row in rows]
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(
-            f"The frozen document is not in order: {error!r}. It must have a device and kernels."
-        ) from error
+        raise UsageError(f"A frozen winner is not in order: {error!r}. Freeze it again by `tune freeze`.") from error
 
 
-def known_document(device: DeviceSpec) -> FrozenDocument:
-    """Return what this process knows of kernels on a device: what it was given, then what the user's store holds.
+def known_rows(device: DeviceSpec) -> list[KernelRow]:
+    """Return what this process knows of kernels on a device, in an order that follows from it: what it was given, then
+    what the user's store holds.
 
     A store that cannot be read counts as empty.
     """
-    rows = [
-        frozen_row(kernel, source_hash, winner.problem, winner.config, winner.time_us)
+    given = [
+        KernelRow(
+            device_key=device.key,
+            kernel=kernel,
+            source_hash=source_hash,
+            problem=winner.problem.document,
+            config=winner.config.document,
+            time_us=winner.time_us,
+        )
         for (key, kernel, source_hash), winners in _winners.items()
         for winner in winners
         if key == device.key
     ]
-    given = {_place(row) for row in rows}
-    return frozen_document(device.key, rows + [row for row in _stored_rows(device) if _place(row) not in given])
+    known = {_order(row): row for row in (*_stored_rows(device), *given)}
+    return [known[order] for order in sorted(known)]
 
 
-def _stored_rows(device: DeviceSpec) -> list[FrozenRow]:
+def _stored_rows(device: DeviceSpec) -> list[KernelRow]:
     try:
-        from blocktune.kernels.stored.store_file import SqliteRows  # needs `_sqlite3`, which a frozen file does not
-
-        found = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
+        found = autotuned_rows(device)
     except Exception as error:  # whatever is wrong with a place or a file
         logger.info("No stored configs of autotuned kernels: %s", error)
         return []
-    return [
-        FrozenRow(
-            kernel=row["kernel"],
-            source_hash=row["source_hash"],
-            problem=row["problem"],
-            config=row["config"],
-            time_us=row["time_us"],
-        )
-        for row in found
-        if row["device_key"] == device.key
-    ]
+    fields = KernelRow.__annotations__
+    return [KernelRow(**{name: row[name] for name in fields}) for row in found if row["device_key"] == device.key]  # type: ignore[typeddict-item]
 
 
-def _place(row: FrozenRow) -> tuple[str, str, str]:
+def _order(row: KernelRow) -> tuple[str, str, str]:
     return row["kernel"], row["source_hash"], row["problem"]
 
 
@@ -171,24 +157,8 @@ def forget_frozen() -> None:
     _names_refused.clear()
 
 
-def frozen_row(kernel: str, source_hash: str, problem: Problem, config: UserConfig, time_us: float) -> FrozenRow:
-    """Return the form of a winner in a frozen document."""
-    return {
-        "kernel": kernel,
-        "source_hash": source_hash,
-        "problem": problem.document,
-        "config": config.document,
-        "time_us": time_us,
-    }
-
-
-def frozen_document(device_key: str, rows: Iterable[FrozenRow]) -> FrozenDocument:
-    """Return a document of winners, in an order that follows from them."""
-    return {"device": device_key, "kernels": sorted(rows, key=_place)}
-
-
-def _key(device_key: object, row: Mapping[str, object]) -> Key:
-    kernel, source_hash = row["kernel"], row["source_hash"]
-    if not (isinstance(device_key, str) and isinstance(kernel, str) and isinstance(source_hash, str)):
+def _key_of(row: Mapping[str, Any]) -> Key:
+    key = row["device_key"], row["kernel"], row["source_hash"]
+    if not all(isinstance(text, str) for text in key):
         raise TypeError("device, kernel and source_hash must be texts")
-    return device_key, kernel, source_hash
+    return key

@@ -12,9 +12,7 @@ import threading
 from triton.runtime.cache import triton_key
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.places import user_store_path
-from blocktune.kernels.stored.store_file import SqliteRows
-from blocktune.kernels.stored.store_views import USER_DISPATCH
+from blocktune.kernels.stored.sources import autotuned_rows
 from blocktune.kernels.tuned.frozen import is_given_winners
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import StoreError
@@ -63,7 +61,7 @@ def _start(kernel: str, package: str) -> None:
 def _knows(package: str, device: DeviceSpec) -> bool:
     """Return whether the store has winners of a package's kernels, or of any kernel where none is named, on a GPU."""
     try:
-        rows = SqliteRows(user_store_path(), USER_DISPATCH).read(device)
+        rows = autotuned_rows(device)
     except StoreError as error:  # which a miss says as well, where it matters
         logger.debug("No stored configs of %s: %s", package or "any package", error)
         return False

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import KernelProblem, UserConfig
-from blocktune.kernels.tuned.frozen import frozen_document, frozen_row, take
+from blocktune.kernels.tuned.fallback import UserWinner
+from blocktune.kernels.tuned.frozen import add_winner
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned.known import listed_problem
@@ -87,9 +89,13 @@ class Results:
             with self.open_store() as store:
                 store.put_all(trials, [best] if len(lasting) == len(endings) else [])
             return
-        winner_us = standing.time_us(best.config)
-        row = frozen_row(self.call.name, self.call.source_hash, best.shape.problem, best.config, winner_us)
-        take(frozen_document(self.device.key, [row]))
+        winner = UserWinner(
+            problem=best.shape.problem,
+            config=best.config,
+            time_us=standing.time_us(best.config),
+            reuse=Reuse.EXACT,
+        )
+        add_winner((self.device.key, self.call.name, self.call.source_hash), winner)
 
     @contextlib.contextmanager
     def _warned(self) -> Iterator[None]:

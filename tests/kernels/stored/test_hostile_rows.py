@@ -22,10 +22,12 @@ from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_d
 from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.sources import SqliteConfigs, read_source, usable_rows
+from blocktune.kernels.tuned.fallback import stored_winners
 from blocktune.kernels.values.errors import ImportRejectedError, StoreError
 from blocktune.kernels.values.features import MAX_SIZE, Features, MaskKind
 from blocktune.kernels.values.shape import Direction
 from tests.support.fakes.dispatch_fakes import H200, best, shape_like
+from tests.support.stores.frozen_files import KERNEL, SOURCE, autotuned_winner
 
 pytestmark = pytest.mark.triton_free
 
@@ -130,13 +132,17 @@ def test_any_value_in_a_file_is_left_out_or_within_the_rules(
     data: st.DataObject, value: Any, sealed: bool, tmp_path: Path
 ) -> None:
     document = json.loads(
-        json.dumps(frozen_document(H200, [winner()]) if sealed else document_from(H200, [winner()], None))
+        json.dumps(
+            frozen_document(H200, [winner(), autotuned_winner(64)]) if sealed else document_from(H200, [winner()], None)
+        )
     )
+    for row in document["bests"]:
+        del row["checksum"]  # as somebody would who means it
     way = data.draw(st.sampled_from(places(document)))
     try:
         broken = changed(document, way, value)
         if sealed and way != ("sha256",):
-            broken["sha256"] = seal_of(broken)  # as somebody would who means it
+            broken["sha256"] = seal_of(broken)
         text = canonical_text(broken)
     except (TypeError, ValueError):
         return  # no JSON
@@ -144,6 +150,12 @@ def test_any_value_in_a_file_is_left_out_or_within_the_rules(
     file.write_text(text)
     with suppress(StoreError):
         assert_harmless(usable_rows(rows_in_file(file), H200, where="here"))
+    for found in stored_winners(KERNEL, SOURCE, H200, file):
+        assert (found.config.kernel, len(found.config.document) <= 1000, 0 < found.time_us < 1e12) == (
+            KERNEL,
+            True,
+            True,
+        )
 
 
 def test_one_row_of_another_type_costs_that_row(tmp_path: Path) -> None:

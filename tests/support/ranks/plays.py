@@ -30,7 +30,7 @@ from blocktune.kernels.parallel.plan.cost import fastest, machine_of
 from blocktune.kernels.parallel.plan.schedule import Schedule
 from blocktune.kernels.parallel.ranks import Ranks
 from blocktune.kernels.parallel.request import request_of
-from blocktune.kernels.tuned.frozen import known_document
+from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.tuned import tune_schedule
 
@@ -249,7 +249,7 @@ def tunes() -> Answer:
     other = request_of(ranks, *(one.detach() for one in (q, k, v)), is_causal=True).schedule  # without a backward
     with ResultStore.open() as store:
         kept = [best.config.parameters["schedule"] for best in store.kernel_bests(device)]
-    document = known_document(device)["kernels"]
+    document = known_rows(device)
     shutil.rmtree(folder)
     modelled = str(fastest(request.problem, machine_of(q.device)))
     return {

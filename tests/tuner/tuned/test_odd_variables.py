@@ -1,6 +1,5 @@
 """Whatever the variables of the environment hold, an autotuned launch gets its best config."""
 
-import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -84,14 +83,3 @@ def test_a_strict_kernel_without_its_frozen_file_says_what_is_missing(
     with pytest.raises(UsageError, match="is strict"):
         launch(gpu)
     assert gpu.launches == []
-
-
-def test_frozen_winners_that_others_can_change_are_not_taken(tmp_path: Path) -> None:
-    path = tmp_path / "kernels.json"
-    path.write_text(json.dumps({"device": "x", "kernels": []}))
-    assert load_frozen(path) == 0
-    open_path = tmp_path / "open.json"
-    open_path.write_text(path.read_text())
-    open_path.chmod(0o666)
-    with pytest.raises(UsageError, match="every user may write"):
-        load_frozen(open_path)

@@ -14,7 +14,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.frozen import known_document
+from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.tuner.jitted.compile_ahead import Compiled
 from blocktune.tuner.tuned import measure, tune_call
@@ -40,7 +40,7 @@ def test_a_store_that_is_away_costs_a_warning(
         kernel[(4,)](torch.ones(1000), 1000, 2.0)
     assert kernel.best_config.kwargs == {"BLOCK": 256}
     assert "are not kept" in caplog.text
-    (row,) = known_document(H200)["kernels"]  # which is what other ranks are sent
+    (row,) = known_rows(H200)  # which is what other ranks are sent
     assert json.loads(row["config"])["BLOCK"] == 256
     gpu.timed.clear()
     forget_choices()
