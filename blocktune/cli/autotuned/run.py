@@ -20,7 +20,7 @@ from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from blocktune.kernels.tuned.call import Choice
+    from blocktune.kernels.tuned.fallback import KernelExplanation
     from blocktune.kernels.tuned.kernel import TunedKernel
 
 ArgumentsOf = Annotated[
@@ -91,18 +91,18 @@ def kernel_and_arguments(
     return kernel, sizes, partial(arguments_for, make, function_of(make))
 
 
-def _tuned(kernel: "TunedKernel", arguments: Mapping[str, Any]) -> "Choice":
+def _tuned(kernel: "TunedKernel", arguments: Mapping[str, Any]) -> "KernelExplanation":
     from blocktune.tuner.tuned.named import positional
 
     args, kwargs = positional(kernel, arguments)
     return kernel.explain(*args, **kwargs)
 
 
-def choice_json(sizes: Sizes, choice: "Choice") -> dict[str, Any]:
+def choice_json(sizes: Sizes, choice: "KernelExplanation") -> dict[str, Any]:
     """Return the choice of a call as plain values."""
     return {
         "sizes": dict(sizes),
-        "key": dict(choice.problem.arguments),
+        "key": dict(choice.shape.arguments) if choice.shape else {},
         "config": choice.label,
         "rung": str(choice.rung),
         "time_us": choice.time_us,
@@ -114,12 +114,12 @@ def choice_json(sizes: Sizes, choice: "Choice") -> dict[str, Any]:
     }
 
 
-def _show(sizes: Sizes, choice: "Choice") -> None:
+def _show(sizes: Sizes, choice: "KernelExplanation") -> None:
     words = " ".join(f"{name}={value}" for name, value in sizes.items())
     gain = ""
     if choice.time_us and choice.default_time_us:
         gain = f", {choice.default_time_us / choice.time_us:.3f} times as fast as the first of the list"
-    say(f"{words or choice.problem.label}: {parameters(choice.label)}, {microseconds(choice.time_us)}{gain}")
+    say(f"{words or choice.subject}: {parameters(choice.label)}, {microseconds(choice.time_us)}{gain}")
     note(f"measured now in {choice.seconds:.1f} s" if choice.tuned else f"known before: {choice.rung}")
     if choice.rates:
         note(choice.rates)

@@ -92,7 +92,7 @@ def _stored(kernel: Any, arguments: Any, device: "DeviceSpec") -> "KernelBest | 
 
 
 def _words(sizes: Sizes, before: "KernelBest | None", after: "Remeasured") -> str:
-    words = " ".join(f"{name}={value}" for name, value in sizes.items()) or after.choice.problem.label
+    words = " ".join(f"{name}={value}" for name, value in sizes.items()) or after.choice.subject
     now = f"{parameters(after.winner.label)}, {microseconds(after.choice.time_us)}"
     if before is None:
         return f"{words}: {now}; nothing was known before"

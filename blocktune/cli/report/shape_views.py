@@ -58,7 +58,8 @@ def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Seque
         shapes: of the calls.
         layers: where stored configs come from, the first one first.
     """
-    from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+    from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+    from blocktune.kernels.selection.ladder import Candidate, Rung
     from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs, has_shipped

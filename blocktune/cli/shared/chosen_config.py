@@ -81,8 +81,8 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
     """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
     shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
-    from blocktune.kernels.selection.explanation import Explanation
-    from blocktune.kernels.selection.fallback import Rung
+    from blocktune.kernels.selection.ladder import Rung
+    from blocktune.kernels.selection.reasons import explain_candidate
 
     of_this_shape = (Rung.EXACT, Rung.OTHER_DRIVER, Rung.OTHER_COMPILER, Rung.OTHER_SOURCE)
     answer = look_up(store, db, device, shape)
@@ -92,7 +92,7 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
             f"No kernel computes {shape.label} on {device.name}, so there is nothing to explain. PyTorch's "
             "scaled_dot_product_attention would."
         )
-    reason, pytorchs = Explanation.of(candidate, shape, device=device).reason, answer.pytorchs
+    reason, pytorchs = explain_candidate(candidate, shape, device=device).reason, answer.pytorchs
     return Choice(
         request=CompileRequest(get_kernel(candidate.config.kernel), candidate.config, shape, device.limits),
         source=reason if pytorchs is None else f"{reason}; a call gets PyTorch's attention: {pytorchs}",

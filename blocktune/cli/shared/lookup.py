@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.selection.fallback import Candidate, Rejection
+    from blocktune.kernels.selection.ladder import Candidate, Rejection
     from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.values.shape import AttentionShape
@@ -126,12 +126,12 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
 
 def show_answer(answer: Answer) -> None:
     """Print which rung answers and why, and the winner with its rivals."""
-    from blocktune.kernels.selection.explanation import Explanation
+    from blocktune.kernels.selection.reasons import explain_candidate
 
     if answer.candidate is None:
         say("PyTorch's scaled_dot_product_attention would compute this shape")
         return
-    reason = Explanation.of(answer.candidate, answer.shape, device=answer.device).reason
+    reason = explain_candidate(answer.candidate, answer.shape, device=answer.device).reason
     if answer.pytorchs is not None:
         say(f"A call gets PyTorch's attention: {answer.pytorchs}. The best known config of ours:")
     say(f"{answer.rung}: {reason}{'; this result ships with blocktune' if answer.winner and answer.is_shipped else ''}")
@@ -146,7 +146,8 @@ def _climb_down(
     layers: "list[ConfigSource]", device: "DeviceSpec", shape: "AttentionShape"
 ) -> tuple["Candidate | None", tuple[str, ...], str | None]:
     """Return the first config of ours that fits, why nothing better did, and why a call gets PyTorch's kernel."""
-    from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, climb_down
+    from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+    from blocktune.kernels.selection.ladder import Candidate, Rejection
     from blocktune.kernels.selection.pytorch_rival import rival_on
     from blocktune.kernels.selection.untuned import shipped_untuned
     from blocktune.kernels.stored.sources import LayeredConfigs
@@ -165,7 +166,7 @@ def _climb_down(
 
 def _ends(step: "Candidate | Rejection") -> bool:
     """Return whether a call looks no further."""
-    from blocktune.kernels.selection.fallback import Candidate, Rung
+    from blocktune.kernels.selection.ladder import Candidate, Rung
 
     return isinstance(step, Candidate) or step.rung is Rung.SDPA
 

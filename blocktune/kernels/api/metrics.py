@@ -20,7 +20,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection import canary
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.values.errors import UsageError
@@ -54,7 +54,7 @@ class MetricsReader:
         self._dispatcher = dispatcher
         self._lock = threading.Lock()
         self._seen: dict[int, tuple[Any, int]] = {}  # plans, and how many of their calls were counted
-        self._calls: Counter[str] = Counter({str(rung): 0 for rung in Rung})
+        self._calls: Counter[str] = Counter({str(rung): 0 for rung in Rung if rung is not Rung.FROZEN})
         self._misses = 0
         self._digested: tuple[Any, dict[str, str]] | None = None
 

@@ -33,7 +33,7 @@ from blocktune.kernels.dispatch.sdpa_arguments import (
 from blocktune.kernels.dispatch.torch_attention import torch_attention, unconverted_attention
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction, require_shape

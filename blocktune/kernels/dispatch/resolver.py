@@ -22,9 +22,11 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current
 from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
 from blocktune.kernels.selection.fixed_splits import fixed_splits
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.selection.misses import watch
+from blocktune.kernels.selection.reasons import explain_candidate
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
@@ -178,7 +180,7 @@ class Resolver:
                 passed_over.append(Rejection(step.rung, taken))
                 continue
             assert isinstance(step, Candidate)
-            return Explanation.of(step, shape, passed_over, warnings, device), taken
+            return explain_candidate(step, shape, passed_over, warnings, device), taken
         return _nothing_fits(shape, passed_over, warnings, device.key)
 
     def _steps(

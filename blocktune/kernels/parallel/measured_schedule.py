@@ -18,9 +18,9 @@ from blocktune.kernels.files.variables import LOCAL_RANKS
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.agreement import digest
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule
-from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.tuned import config, frozen
-from blocktune.kernels.tuned.fallback import UserWinner
+from blocktune.kernels.tuned.fallback import KernelWinner
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import NoDeviceError
 
 NAME = "blocktune.kernels.parallel.attention:context_parallel_attention"
@@ -73,13 +73,13 @@ def measured(problem: Problem, link: str, *, backward: bool) -> Schedule | None:
     if not winners:
         return None
     wanted = key_of(problem, link, backward=backward)
-    found = next((winner.config.parameters[PARAMETER] for winner in winners if winner.problem == wanted), None)
+    found = next((winner.config.parameters[PARAMETER] for winner in winners if winner.shape == wanted), None)
     return None if found is None else Schedule(str(found))
 
 
 def take(device: DeviceSpec, key: config.Problem, schedule: Schedule, time_us: float) -> None:
     """Let calls of this process that are known by a key take a schedule from now on."""
-    winner = UserWinner(problem=key, config=config_of(schedule), time_us=time_us, reuse=Reuse.EXACT)
+    winner = KernelWinner(shape=key, config=config_of(schedule), origin=Origin.MEASURED, time_us=time_us)
     frozen.add_winner((device.key, NAME, source_hash()), winner)
 
 

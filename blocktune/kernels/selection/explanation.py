@@ -1,35 +1,23 @@
-"""A dispatcher's explanation of what serves a call, and why."""
+"""The explanation of what serves a call, and why: of attention, and of a launch of an autotuned kernel."""
 
-import shlex
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic
 
-from blocktune.kernels.hardware.catalogue import entry_by_driver_name
-from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.correction import measured_elsewhere
-from blocktune.kernels.selection.expectation import Expectation
-from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+from blocktune.kernels.stored.tuned_config import ConfigT, ProblemT
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.text import html_table
+
+if TYPE_CHECKING:
+    import triton
+
+    from blocktune.kernels.selection.expectation import Expectation
 
 SHOWN_RIVALS = 5
 """Rivals of an expected config in a text; JSON has all of them."""
 
-_REASONS = {
-    Rung.EXACT: "measured {how} for this shape",
-    Rung.OTHER_DRIVER: "measured {how} for this shape",
-    Rung.OTHER_COMPILER: "measured {how} for this shape",
-    Rung.OTHER_SOURCE: "measured {how} for this shape",
-    Rung.SAME_CAPABILITY: "measured {how} for this shape",
-    Rung.EXPECTED: "{what}not measured, but expected to take {expected}, the least of {count} configs{elsewhere}: "
-    "`tune run {flags}` measures",
-    Rung.NEAREST: "measured {how} for {tuned_for}",
-    Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
-    Rung.DEFAULT: "the kernel's default, not tuned: `tune run {flags}` looks for a better one",
-}
 
 _HOW = {
     Reuse.EXACT: "on this device",
@@ -40,92 +28,54 @@ _HOW = {
 }
 
 
-def flags_of(shape: AttentionShape, device: DeviceSpec | None = None) -> str:
-    """Return the flags by which commands mean this very shape, for a shell, and a device that is not here. Sizes that
-    are as the command has them by default are left out, but for batch and heads."""
-    flags = [f"--seq {shape.seqlen_q} --dim {shape.head_dim} --batch {shape.batch} --heads {shape.num_heads}"]
-    flags += [f"--kv-heads {shape.num_heads_kv}"] if shape.group_size > 1 else []
-    flags += [f"--seq-k {shape.seqlen_k}"] if shape.seqlen_k != shape.seqlen_q or shape.seqlen_q == 1 else []
-    flags += [f"--dim-v {shape.head_dim_v}"] if shape.head_dim_v != shape.head_dim else []
-    flags += [f"--dtype {SHORT_DTYPES[shape.dtype]}"] if shape.dtype != "bfloat16" else []
-    flags += [_CAUSAL_FLAGS[shape.causal]] if shape.causal is not Causal.NONE else []
-    flags += [f"--direction {shape.direction}"] if shape.direction is not Direction.FORWARD else []
-    flags += [f"--features {shlex.quote(shape.features.label)}"] if shape.features else []
-    flags += [f"--device {_device_name(device)}"] if device is not None and device.source == "catalogue" else []
-    return " ".join(flags)
-
-
-def _device_name(device: DeviceSpec) -> str:
-    entry = entry_by_driver_name(device.name)
-    return shlex.quote(device.name) if entry is None else entry.id
-
-
-def _elsewhere(device: DeviceSpec | None) -> str:
-    """Return words for the other device whose measurements count, where this one has none."""
-    other = "" if device is None else measured_elsewhere(device.key)
-    return f" by the model and measurements of another device, {other}" if other else ""
-
-
-_CAUSAL_FLAGS = {Causal.UPPER_LEFT: "--causal", Causal.LOWER_RIGHT: "--causal-lower-right"}
+def measured_reason(candidate: Candidate[Any, Any], noun: str) -> str:
+    """Return how a candidate was measured, and for what: a `noun` such as "shape", or the nearest one."""
+    other = candidate.tuned_for if candidate.rung is Rung.NEAREST else None
+    subject = f"this {noun}" if other is None else other.label
+    return f"measured {_HOW[candidate.reuse or Reuse.EXACT]} for {subject}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Which rung of the ladder serves a call, and why no higher one does.
+class Explanation(Generic[ProblemT, ConfigT]):
+    """Which rung of the ladder serves a call, and why no higher one does; of attention unless the types say otherwise.
 
     shape: None where the tensors are not an attention problem that we know.
-    tuned_for: the shape that the config was tuned for.
+    tuned_for: what the config was tuned for.
     time_us: the time measured there.
     passed_over: the reasons of higher rungs.
     compared: what the config and its rivals are expected to take, where that decided.
     warnings: what was wrong with the sources.
     device: the `DeviceSpec.key` of the device whose configs were looked up; None where no lookup was made.
+
+    Only a launch of an autotuned kernel has the following.
+
+    launched: what Triton launches with.
+    default_time_us: of the list's first config, if it was timed.
+    tuned: whether this process measured it, which took `seconds`.
+    dropped: configs that were not measured or failed, by their label, with the reason.
+    times_us: of the configs that were raced.
+    rates: what was moved and computed a second, in words, as far as it is known, or that a search beyond the list had
+        to do without it.
     """
 
     rung: Rung
     reason: str
-    shape: AttentionShape | None = None
-    config: KernelConfig | None = None
+    shape: ProblemT | None = None
+    config: ConfigT | None = None
     origin: Origin | None = None
-    tuned_for: AttentionShape | None = None
+    tuned_for: ProblemT | None = None
     time_us: float | None = None
     passed_over: tuple[Rejection, ...] = ()
-    compared: tuple[Expectation, ...] = ()
+    compared: "tuple[Expectation, ...]" = ()
     warnings: tuple[str, ...] = ()
     device: str | None = None
-
-    @classmethod
-    def of(
-        cls,
-        candidate: Candidate,
-        shape: AttentionShape,
-        passed_over: Iterable[Rejection] = (),
-        warnings: tuple[str, ...] = (),
-        device: DeviceSpec | None = None,
-    ) -> Self:
-        """Explain why this candidate serves this shape on a device."""
-        reason = _REASONS[candidate.rung].format(
-            how=_HOW[candidate.reuse] if candidate.reuse else "",
-            tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
-            flags=flags_of(shape, device),
-            expected=candidate.compared[0].time_label if candidate.compared else "",
-            count=len(candidate.compared),
-            what="the kernel's default, " if candidate.origin is Origin.DEFAULT else "",
-            elsewhere=_elsewhere(device) if candidate.rung is Rung.EXPECTED else "",
-        )
-        return cls(
-            rung=candidate.rung,
-            reason=reason,
-            shape=shape,
-            config=candidate.config,
-            origin=candidate.origin,
-            tuned_for=candidate.tuned_for,
-            time_us=candidate.time_us,
-            passed_over=tuple(passed_over),
-            compared=candidate.compared,
-            warnings=warnings,
-            device=None if device is None else device.key,
-        )
+    launched: "triton.Config | None" = None
+    default_time_us: float | None = None
+    tuned: bool = False
+    seconds: float = 0.0
+    dropped: Mapping[str, str] | None = None
+    times_us: Mapping[ConfigT, float] | None = None
+    rates: str = ""
 
     @property
     def is_measured_here(self) -> bool:
@@ -133,29 +83,40 @@ class Explanation:
         return self.rung in (Rung.EXACT, Rung.OTHER_DRIVER)
 
     @property
+    def label(self) -> str:
+        """The config in words."""
+        return self.config.label if self.config else str(self.launched or "PyTorch")
+
+    @property
     def headline(self) -> str:
         """The answer in one line."""
-        subject = self.shape.label if self.shape else "this call"
-        config = f"{self.config.label}, " if self.config else ""
-        return f"{subject}: {self.rung}: {config}{self.reason}"
+        config = f"{self.label}, " if self.config or self.launched else ""
+        return f"{self.subject}: {self.rung}: {config}{self.reason}"
 
     def __str__(self) -> str:
         lines = [self.headline]
+        lines += [f"  {self.rates}"] if self.rates else []
         lines += [f"  passed over {rejection}" for rejection in self.passed_over]
         lines += [f"  compared with {rival.label}" for rival in self.compared[1 : SHOWN_RIVALS + 1]]
+        lines += [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()]
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook: what serves the call, then why each higher rung does not."""
-        config = self.config.label if self.config else "PyTorch"
-        rows = {str(self.rung): f"{config}: {self.reason}"}
+        rows = {str(self.rung): f"{self.label}: {self.reason}"}
         rows |= {str(rejection.rung): rejection.reason for rejection in self.passed_over}
         rows |= {f"rival {number}": rival.label for number, rival in enumerate(self.compared[1 : SHOWN_RIVALS + 1], 1)}
+        rows |= {f"dropped {label}": reason for label, reason in (self.dropped or {}).items()}
         rows |= {"warning": "; ".join(self.warnings)} if self.warnings else {}
-        return html_table(self.shape.label if self.shape else "this call", rows, bold={str(self.rung)})
+        return html_table(self.subject, rows, bold={str(self.rung)})
+
+    @property
+    def subject(self) -> str:
+        """The call in words."""
+        return self.shape.label if self.shape else "this call"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values, with the field names of this class."""
+        """Return plain values, with the field names of this class; those of a launch where it was tuned."""
         return {
             "rung": str(self.rung),
             "reason": self.reason,
@@ -170,4 +131,14 @@ class Explanation:
             "compared": [one.to_json() for one in self.compared],
             "warnings": list(self.warnings),
             "device": self.device,
+        } | (self._tuning_json() if self.tuned else {})
+
+    def _tuning_json(self) -> dict[str, Any]:
+        times_us = self.times_us or {}
+        return {
+            "default_time_us": self.default_time_us,
+            "seconds": self.seconds,
+            "dropped": dict(self.dropped or {}),
+            "times_us": {config.label: time_us for config, time_us in times_us.items()},
+            "rates": self.rates,
         }

@@ -6,7 +6,7 @@ from dataclasses import replace
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.decode.launch import EARLY, LATE
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fallback import Candidate, Rejection, Rung
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
-
-    from blocktune.kernels.hardware.device import DeviceSpec
 
 Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
 
@@ -53,37 +50,6 @@ class Call:
     def default(self) -> UserConfig:
         """The first config of the list."""
         return next(iter(self.configs))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What a kind of call is launched with.
-
-    options: what the launch gets as keywords. rung: what the choice rests on. time_us: as it was measured, if it was.
-    tuned: whether this process measured it, which took `seconds`. dropped: configs that were not measured or failed, by
-    their label, with the reason. rates: what was moved and computed a second, in words, as far as it is known, or that
-    a search beyond the list had to do without it.
-    """
-
-    config: "triton.Config"
-    options: Mapping[str, object]
-    rung: UserRung
-    problem: Problem
-    label: str
-    device: "DeviceSpec | None" = None
-    time_us: float | None = None
-    default_time_us: float | None = None
-    tuned: bool = False
-    seconds: float = 0.0
-    dropped: Mapping[str, str] | None = None
-    times_us: "Mapping[triton.Config, float] | None" = None
-    rates: str = ""
-
-    def __str__(self) -> str:
-        measured = "" if self.time_us is None else f", {self.time_us:.1f} us"
-        lines = [f"{self.problem.label}: {self.rung}: {self.label}{measured}"]
-        lines += [f"  {self.rates}"] if self.rates else []
-        return "\n".join(lines + [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()])
 
 
 def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":

@@ -1,68 +1,44 @@
-"""Which stored config serves a call of a tuned kernel: from its own measurement down to the first of the list.
-
-    frozen            from a frozen file, or from rank 0
-    exact             measured for this call on this device, with this triton, ptxas and driver
-    other_driver      the same with another driver or power limit
-    other_compiler    the same with another triton or ptxas
-    same_capability   measured for this call elsewhere, on a device of this compute capability
-    nearest           measured for other key values, by any of the above
-    default           the first config of the list
+"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's rungs.
 
 What was measured with another source of the kernel is left out: its parameters may mean something else now.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.provenance import (
-    DISTANCE_OF_REUSE,
-    Identity,
-    Reuse,
-    nearest_rows,
-    present_identity,
-    reuse_of,
-)
+from blocktune.kernels.selection.explanation import Explanation
+from blocktune.kernels.selection.ladder import Candidate, Offer, Rung, WinnerTable
+from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
 from blocktune.kernels.stored.sources import autotuned_rows
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
 
 logger = logging.getLogger("blocktune")
 
+KernelWinner = TunedConfig[Problem, UserConfig]
+"""A stored winner of an autotuned kernel; its `shape` is the problem of a call."""
 
-class UserRung(StrEnum):
-    """The steps of the ladder, best first."""
+KernelExplanation = Explanation[Problem, UserConfig]
+"""What serves a kind of call of an autotuned kernel."""
 
-    FROZEN = "frozen"
-    EXACT = "exact"
-    OTHER_DRIVER = "other_driver"
-    OTHER_COMPILER = "other_compiler"
-    SAME_CAPABILITY = "same_capability"
-    NEAREST = "nearest"
-    DEFAULT = "default"
+_ABSENCES = {
+    Reuse.EXACT: "nothing was measured for this call on this device with this triton, ptxas and driver",
+    Reuse.OTHER_DRIVER: "nor with another driver or power limit",
+    Reuse.OTHER_COMPILER: "nor with another triton or ptxas",
+    Reuse.SAME_CAPABILITY: "nor elsewhere, on a device of this compute capability",
+}
 
-    @property
-    def place(self) -> int:
-        """0 for the best."""
-        return list(UserRung).index(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserWinner:
-    """A stored winner of a kernel. reuse: how far its measurement is from this device and software."""
-
-    problem: Problem
-    config: UserConfig
-    time_us: float
-    reuse: Reuse
+ACCEPTED = (*map(Rung, _ABSENCES), Rung.NEAREST)
+"""The rungs down to which a call may be served without measuring."""
 
 
 def stored_winners(
     kernel: str, source_hash: str, device: DeviceSpec, path: str | Path | None = None
-) -> list[UserWinner]:
+) -> list[KernelWinner]:
     """Return what a store or results file (by default the user's) knows of a kernel with this very source, on devices
     of this compute capability. One that cannot be read costs a line in the log, never a call; so does a row that breaks
     a rule."""
@@ -81,20 +57,26 @@ def stored_winners(
     return found
 
 
-def candidates(stored: Iterable[UserWinner], problem: Problem) -> Iterator[tuple[UserRung, UserWinner]]:
-    """Yield the stored winners that may serve the problem, best first."""
-    winners = list(stored)
-    ours = (winner for winner in winners if winner.problem == problem)
-    for winner in sorted(ours, key=lambda winner: DISTANCE_OF_REUSE[winner.reuse]):
-        yield UserRung(str(winner.reuse)), winner
-    others = ((problem.distance(winner.problem), winner) for winner in winners if winner.problem != problem)
-    near = ((distance, winner.reuse, winner) for distance, winner in others if distance is not None)
-    for winner in nearest_rows(near):
-        yield UserRung.NEAREST, winner
+def kernel_offers(
+    given: Sequence[KernelWinner], stored: Callable[[], Sequence[KernelWinner]], problem: Problem
+) -> Iterator[Offer[Problem, UserConfig]]:
+    """Yield what may serve a call, best first.
+
+    Args:
+        given: winners of frozen files and of rank 0.
+        stored: returns those of the store, which is read where the given ones do not have this very problem.
+        problem: of the call, with the list of configs.
+    """
+    frozen = [Candidate.of(Rung.FROZEN, winner) for winner in given if winner.shape == problem]
+    if given:
+        yield Offer(Rung.FROZEN, frozen, "no frozen file, nor rank 0, has a winner of this call")
+    table = WinnerTable([*given, *stored()], _names, Problem.distance)
+    yield from table.measured(problem, _ABSENCES)
+    yield table.nearest(problem, "nothing near was measured on a device of this compute capability")
 
 
-def winner_of(row: Mapping[str, object], reuse: Reuse) -> UserWinner:
-    """Return the winner that a row of a store or a frozen document holds.
+def winner_of(row: Mapping[str, object], reuse: Reuse) -> KernelWinner:
+    """Return the winner that a row of a store, a frozen file or another rank holds.
 
     Raises:
         UsageError: a value breaks a rule.
@@ -102,17 +84,27 @@ def winner_of(row: Mapping[str, object], reuse: Reuse) -> UserWinner:
     time_us = row["time_us"]
     if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
-    return UserWinner(
-        problem=Problem.from_document(row["problem"]),
+    return KernelWinner(
+        shape=Problem.from_document(row["problem"]),
         config=UserConfig.from_document(row["kernel"], row["config"]),
+        origin=Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED,
         time_us=float(time_us),
         reuse=reuse,
     )
 
 
+def _names(problem: Problem) -> tuple[str, ...]:
+    return tuple(name for name, _ in problem.arguments)
+
+
 def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse | None:
     """Return what the measurement of a stored row is worth on a device; None is nothing."""
     source_hash = str(row["source_hash"])
-    software = {name: str(row[name]) for name in ("device_key", "triton", "ptxas", "driver")}
-    measured = Identity(kernel_hash=source_hash, **software)
+    measured = Identity(
+        device_key=str(row["device_key"]),
+        kernel_hash=source_hash,
+        triton=str(row["triton"]),
+        ptxas=str(row["ptxas"]),
+        driver=str(row["driver"]),
+    )
     return reuse_of(measured, present_identity(device, source_hash))

@@ -16,7 +16,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import autotuned_rows_in_file
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import autotuned_rows
-from blocktune.kernels.tuned.fallback import UserWinner, winner_of
+from blocktune.kernels.tuned.fallback import KernelWinner, winner_of
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 logger = logging.getLogger("blocktune")
@@ -33,15 +33,15 @@ class KernelRow(TypedDict):
     source_hash: str
     problem: str
     config: str
-    time_us: float
+    time_us: float | None
 
 
-_winners: dict[Key, list[UserWinner]] = {}
+_winners: dict[Key, list[KernelWinner]] = {}
 _files_read: set[Path] = set()
 _names_refused: set[str] = set()
 
 
-def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[UserWinner]:
+def frozen_winners(kernel: str, source_hash: str, device: DeviceSpec) -> list[KernelWinner]:
     """Return the winners of a kernel that this process was given. A file that the environment names and that cannot be
     taken costs a warning."""
     for name in FROZEN_KERNELS.items():
@@ -95,13 +95,13 @@ def take(rows: Iterable[Mapping[str, object]]) -> int:
     return len(winners)
 
 
-def add_winner(key: Key, winner: UserWinner) -> None:
+def add_winner(key: Key, winner: KernelWinner) -> None:
     """Let a winner precede what the store knows, in place of an earlier one of its problem."""
-    others = [other for other in _winners.get(key, []) if other.problem != winner.problem]
+    others = [other for other in _winners.get(key, []) if other.shape != winner.shape]
     _winners[key] = [*others, winner]
 
 
-def checked(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Key, UserWinner]]:
+def checked(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Key, KernelWinner]]:
     """Return the winners of rows, with what they belong to.
 
     Raises:
@@ -124,7 +124,7 @@ def known_rows(device: DeviceSpec) -> list[KernelRow]:
             device_key=device.key,
             kernel=kernel,
             source_hash=source_hash,
-            problem=winner.problem.document,
+            problem=winner.shape.document,
             config=winner.config.document,
             time_us=winner.time_us,
         )

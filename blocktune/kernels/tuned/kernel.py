@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
-from blocktune.kernels.tuned.call import Call, Choice, jitted_function, pruned_configs, require_no_conflict
+from blocktune.kernels.selection.ladder import Rung
+from blocktune.kernels.tuned.call import Call, jitted_function, pruned_configs, require_no_conflict
 from blocktune.kernels.tuned.call_key import CallKey, Parameter, require_names
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.launches import Kind, Launches
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-Decide = Callable[[Call], Choice]
+Decide = Callable[[Call], KernelExplanation]
 
 MAX_CHOICES = 4096
 """Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
@@ -34,28 +35,30 @@ kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 """Those that this process has launched."""
 
 
-class Served:
-    """A choice and how many launches it has served."""
+class BoundLaunch:
+    """What a kind of call is launched with, why, and how many launches there were."""
 
-    __slots__ = ("calls", "choice", "config", "hook", "options")
+    __slots__ = ("calls", "config", "explanation", "hook", "options")
 
-    def __init__(self, choice: Choice) -> None:
-        self.choice, self.calls = choice, 0
-        self.config, self.options, self.hook = choice.config, choice.options, choice.config.pre_hook  # for each launch
+    def __init__(self, explanation: KernelExplanation, config: "triton.Config") -> None:
+        self.explanation, self.calls = explanation, 0
+        self.config, self.hook = config, config.pre_hook  # for each launch, as the following
+        self.options: Mapping[str, object] = config.all_kwargs()
 
     @property
     def launches(self) -> Launches:
         """What was launched, of which the first may have had to wait for a choice."""
-        misses = int(self.choice.tuned or self.choice.rung is UserRung.DEFAULT)
-        return Launches(max(0, self.calls - misses), misses, self.choice.seconds if self.choice.tuned else 0.0)
+        why = self.explanation
+        misses = int(why.tuned or why.rung is Rung.DEFAULT)
+        return Launches(max(0, self.calls - misses), misses, why.seconds if why.tuned else 0.0)
 
     @property
     def saved_us(self) -> float:
         """GPU time that the launches took less than the list's first config would, where both were timed."""
-        choice = self.choice
-        if choice.time_us is None or choice.default_time_us is None:
+        why = self.explanation
+        if why.time_us is None or why.default_time_us is None:
             return 0.0
-        return self.calls * (choice.default_time_us - choice.time_us)
+        return self.calls * (why.default_time_us - why.time_us)
 
 
 def forget_choices() -> None:
@@ -83,9 +86,9 @@ class TunedKernel:
         require_names("buckets", settings.buckets, tuner.arg_names, self.name)
         self.misses = 0
         self.seconds = 0.0
-        self.served: dict[Problem, Served] = {}
+        self.served: dict[Problem, BoundLaunch] = {}
         self._decide = decide
-        self._fast: dict[tuple[object, ...], Served] = {}
+        self._fast: dict[tuple[object, ...], BoundLaunch] = {}
         self._calls_before = 0
         self._launches_before: dict[Kind, Launches] = {}
         self._written: dict[tuple[object, ...], triton.Config] = tuner.__dict__.setdefault(_WRITTEN, {})
@@ -105,7 +108,7 @@ class TunedKernel:
             served.hook({**dict(zip(tuner.arg_names, args, strict=False)), **kwargs, **served.options})
         return served.options
 
-    def explain(self, *args: object, **kwargs: object) -> Choice:
+    def explain(self, *args: object, **kwargs: object) -> KernelExplanation:
         """Return what serves a call with these arguments, and why; a new kind of call is decided as at its launch.
 
         Raises:
@@ -117,7 +120,7 @@ class TunedKernel:
                 f"This kind of call of {self.name} is new, and cannot be measured without a grid. Add `grid=(...)`, or "
                 "launch the kernel before."
             )
-        return (known or self._serve(args, {"warmup": False, **kwargs})).choice
+        return (known or self._serve(args, {"warmup": False, **kwargs})).explanation
 
     @property
     def calls(self) -> int:
@@ -129,15 +132,15 @@ class TunedKernel:
         """The launches of each kind of call that there were several configs for, by this process."""
         counted = dict(self._launches_before)
         for problem, served in self.served.items():
-            if served.choice.device is not None:
-                kind = Kind(served.choice.device.key, self.name, problem)
+            if served.explanation.device is not None:
+                kind = Kind(served.explanation.device, self.name, problem)
                 counted[kind] = counted.get(kind, Launches()) + served.launches
         return counted
 
     @property
-    def choices(self) -> dict[Problem, Choice]:
-        """The choice of each kind of call."""
-        return {problem: served.choice for problem, served in self.served.items()}
+    def choices(self) -> dict[Problem, KernelExplanation]:
+        """What serves each kind of call, and why."""
+        return {problem: served.explanation for problem, served in self.served.items()}
 
     def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
@@ -173,34 +176,35 @@ class TunedKernel:
             return [Parameter(name, is_constexpr=False, do_not_specialize=True) for name in self.tuner.arg_names]
         return [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in self.function.params]
 
-    def _serve(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Served:
+    def _serve(self, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         """Return what serves a call that is new to this process in some way; it is kept."""
         with self._lock:
             problem = self._key.problem(args, kwargs)
-            served = self.served.get(problem) or Served(self._decided(problem, args, kwargs))
+            served = self.served.get(problem) or self._bound(problem, args, kwargs)
             if len(self._fast) >= MAX_CHOICES:
                 self._fast = {}
             self._fast[self._quick(args, kwargs)] = self.served[problem] = served
         return served
 
-    def _decided(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> Choice:
+    def _bound(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         stock_key, started = self._stock_key(args, kwargs), time.monotonic()
         preset = self.tuner.cache.get(stock_key)
-        if preset is not None and preset is not self._written.get(stock_key):  # a library's own
-            return _unmeasured(preset, problem)
+        if preset is not None and preset is not self._written.get(stock_key):
+            why = KernelExplanation(rung=Rung.DEFAULT, reason="chosen by a library", shape=problem, launched=preset)
+            return BoundLaunch(why, preset)
         call = self._call(problem, args, kwargs)
         if self.is_interpreted or (len(call.configs) == 1 and not self.settings.expand):
-            return _unmeasured(call.configs[call.default], problem)
+            return _unmeasured(call)
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             raise UsageError(
                 f"{problem.label} is new to {self.name}, so that a CUDA graph cannot capture it yet. Call it once "
                 "before the capture."
             )
         self.misses += 1
-        choice = self._decide(call)
+        found = self._decide(call)
         self.seconds += time.monotonic() - started
-        self.tuner.cache[stock_key] = self._written[stock_key] = choice.config  # where programs look for it
-        return choice
+        self.tuner.cache[stock_key] = self._written[stock_key] = found.launched  # where programs look for it
+        return BoundLaunch(found, found.launched)
 
     def _call(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
         """Return a call with the configs that it may be launched with."""
@@ -226,6 +230,11 @@ class TunedKernel:
         return (*(given[name] for name in self.tuner.keys if name in given), *types)
 
 
-def _unmeasured(config: "triton.Config", problem: Problem) -> Choice:
-    """Return the choice where there is nothing to choose."""
-    return Choice(config=config, options=config.all_kwargs(), rung=UserRung.DEFAULT, problem=problem, label=str(config))
+def _unmeasured(call: Call) -> BoundLaunch:
+    """Return the launch of a call where there is nothing to choose."""
+    launched = call.configs[call.default]
+    reason = "the only config of the list" if len(call.configs) == 1 else "the first config of the list"
+    why = KernelExplanation(
+        rung=Rung.DEFAULT, reason=reason, shape=call.problem, config=call.default, launched=launched
+    )
+    return BoundLaunch(why, launched)

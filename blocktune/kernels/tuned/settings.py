@@ -5,8 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from blocktune.kernels.files.variables import STRICT
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned.call_key import Bucket, power_of_two
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.fallback import ACCEPTED
 from blocktune.kernels.values.errors import UsageError
 
 CostsOf = Callable[[Mapping[str, Any]], Mapping[str, float]]
@@ -31,7 +32,7 @@ class Settings:
         UsageError: a value is out of range.
     """
 
-    accept: UserRung = UserRung.OTHER_COMPILER
+    accept: Rung = Rung.OTHER_COMPILER
     strict: bool = False
     isolate: bool = False
     l2: Cache = "cold"
@@ -67,16 +68,15 @@ class Settings:
         return replace(self, strict=True) if STRICT.is_on() else self
 
 
-def rung_named(name: str) -> UserRung:
+def rung_named(name: str) -> Rung:
     """Return the rung with a name.
 
     Raises:
         UsageError: no call can be accepted down to it.
     """
-    names = [str(rung) for rung in UserRung if rung not in (UserRung.FROZEN, UserRung.DEFAULT)]
-    if name not in names:
-        raise UsageError(f"`accept` must be one of {', '.join(names)}, but got {name!r}.")
-    return UserRung(name)
+    if name not in ACCEPTED:
+        raise UsageError(f"`accept` must be one of {', '.join(ACCEPTED)}, but got {name!r}.")
+    return Rung(name)
 
 
 def buckets_named(given: Mapping[str, Bucket | str]) -> dict[str, Bucket]:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from blocktune.kernels.files.variables import SUMMARY
-from blocktune.kernels.tuned.call import Choice
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import TunedKernel, kernels
 from blocktune.kernels.tuned.launches import append_launches, launches_path, read_launches
 from blocktune.kernels.values.errors import StoreError, UsageError
@@ -116,11 +116,11 @@ def _saved(launched: Iterable[TunedKernel]) -> str:
     return f", which saved {saved_us / 1e6:.3g} s of the GPU's time" if saved_us > 0 else ""
 
 
-def _differs(kernel: TunedKernel, choice: Choice) -> bool:
-    return bool(kernel.tuner.configs) and choice.config != kernel.tuner.configs[0]
+def _differs(kernel: TunedKernel, choice: KernelExplanation) -> bool:
+    return bool(kernel.tuner.configs) and choice.launched != kernel.tuner.configs[0]
 
 
-def _gain(choices: Iterable[Choice]) -> str:
+def _gain(choices: Iterable[KernelExplanation]) -> str:
     """Return how much faster than the list's first config the winners of this process are, where both were timed."""
     ratios = [
         choice.default_time_us / choice.time_us for choice in choices if choice.default_time_us and choice.time_us

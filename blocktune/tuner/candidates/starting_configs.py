@@ -10,7 +10,8 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate, Rung
 from blocktune.kernels.selection.untuned import shipped_untuned
 from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.stored.tuned_config import TunedConfig

@@ -3,7 +3,7 @@
 from blocktune.kernels.dispatch.dispatcher import best_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, require_type
 from blocktune.kernels.values.shape import AttentionShape, require_shape

@@ -23,7 +23,8 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.selection.correction import Correction, Measured, Ratio, Trust
 from blocktune.kernels.selection.expectation import Estimator
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate
 from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig

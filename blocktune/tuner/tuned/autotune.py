@@ -13,9 +13,10 @@ from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
 
-from blocktune.kernels.tuned.call import Choice, jitted_function
+from blocktune.kernels.selection.ladder import Rung
+from blocktune.kernels.tuned.call import jitted_function
 from blocktune.kernels.tuned.call_key import Bucket, require_names, require_sequence
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Cache, CostsOf, Settings, buckets_named, rung_named
 from blocktune.kernels.tuned.summary import tell_at_exit
@@ -43,7 +44,7 @@ class TunedAutotuner(Autotuner):  # type: ignore[misc]
         """Launch with the config that serves this kind of call best."""
         return self.fn.run(*args, **kwargs, **self.kernel.options(args, kwargs))
 
-    def explain(self, *args: Any, **kwargs: Any) -> Choice:
+    def explain(self, *args: Any, **kwargs: Any) -> KernelExplanation:
         """Return what serves a call with these arguments, and why. A new kind of call is tuned as at its launch."""
         return self.kernel.explain(*args, **kwargs)
 
@@ -62,7 +63,7 @@ def autotune(
     do_bench: Callable[..., Any] | None = None,
     cache_results: bool = False,
     *,
-    accept: str = UserRung.OTHER_COMPILER,
+    accept: str = Rung.OTHER_COMPILER,
     strict: bool = False,
     isolate: bool = False,
     l2: Cache = "cold",

@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.hardware.driver import read_driver
-from blocktune.kernels.tuned.call import Call, Choice
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.selection.ladder import Rung
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.tuner.tuned.known import default_choice, known_choice, listed_problem
+from blocktune.tuner.tuned.known import default_choice, known_choice, launched_as, listed_problem
 from blocktune.tuner.tuned.node_lock import node_lock
 
 logger = logging.getLogger("blocktune")
@@ -36,7 +37,7 @@ def needing_a_gpu(kernel: str) -> Iterator[None]:
         ) from error
 
 
-def decide(call: Call) -> Choice:
+def decide(call: Call) -> KernelExplanation:
     """Return the choice of a call: known, or measured now.
 
     Raises:
@@ -55,7 +56,7 @@ def decide(call: Call) -> Choice:
     return choice
 
 
-def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
+def _tuned_once(call: Call, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.tuned.tune_call import tuned_choice  # with it comes what compiles and measures
 
@@ -67,13 +68,13 @@ def _tuned_once(call: Call, device: DeviceSpec) -> Choice:
         return tuned_choice(call, device) if is_first else _waited_in_vain(call, device)
 
 
-def _waited_in_vain(call: Call, device: DeviceSpec) -> Choice:
+def _waited_in_vain(call: Call, device: DeviceSpec) -> KernelExplanation:
     logger.warning(
         "Another process has been tuning %s for %g s: this one stops waiting, and uses the best config it knows.",
         call.name,
         call.settings.wait_seconds,
     )
-    return known_choice(call, device, last=UserRung.NEAREST) or default_choice(call, device)
+    return known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
 
 
 def _untuned(call: Call, device: DeviceSpec) -> UsageError:
@@ -84,7 +85,7 @@ def _untuned(call: Call, device: DeviceSpec) -> UsageError:
     )
 
 
-def _report(call: Call, choice: Choice) -> None:
+def _report(call: Call, choice: KernelExplanation) -> None:
     """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
     from triton import knobs
 
@@ -94,13 +95,13 @@ def _report(call: Call, choice: Choice) -> None:
         listener(
             fn=call.function,
             key=call.problem.document,
-            best_config=choice.config,
-            configs_timings=dict(choice.times_us or {}),
+            best_config=choice.launched,
+            configs_timings={launched_as(call, each): time_us for each, time_us in (choice.times_us or {}).items()},
             duration=choice.seconds if choice.tuned else None,
             cache_hit=not choice.tuned,
         )
     if knobs.autotuning.print and choice.tuned:
         sys.stdout.write(
             f"Triton autotuning for function {call.function.__name__},\nwith key as {call.problem.label},\n"
-            f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.config};\n"
+            f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.launched};\n"
         )

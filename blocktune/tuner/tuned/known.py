@@ -1,13 +1,21 @@
 """What is known of a call without measuring: from a frozen file, from rank 0, or from the store."""
 
 import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.selection.explanation import measured_reason
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung, climb
+from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import CONFIGS, Problem, UserConfig
-from blocktune.kernels.tuned.fallback import UserRung, candidates, stored_winners
+from blocktune.kernels.tuned.fallback import KernelExplanation, kernel_offers, stored_winners
 from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.tuned.triton_config import triton_config
+from blocktune.kernels.values.config import Origin
+
+if TYPE_CHECKING:
+    import triton
 
 
 def listed_problem(call: Call) -> Problem:
@@ -19,37 +27,56 @@ def listed_problem(call: Call) -> Problem:
     return Problem.of(dict(call.problem.arguments) | {CONFIGS: digest})
 
 
-def known_choice(call: Call, device: DeviceSpec, *, last: UserRung) -> Choice | None:
+def known_choice(call: Call, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
     """Return the choice that is known of a call, no further down than a rung."""
-    problem = listed_problem(call)
-    winners = frozen_winners(call.name, call.source_hash, device)
-    for frozen in winners:
-        if frozen.problem == problem:
-            return choice_of(call, frozen.config, UserRung.FROZEN, device, frozen.time_us)
-    stored = winners + stored_winners(call.name, call.source_hash, device)
-    for rung, winner in candidates(stored, problem):
-        if rung.place <= last.place:
-            return choice_of(call, winner.config, rung, device, winner.time_us)
+    given = frozen_winners(call.name, call.source_hash, device)
+    offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), listed_problem(call))
+    passed_over: list[Rejection] = []
+    for step in climb(offers, last=last, refusal=f"nothing below `{last}` is accepted"):
+        if isinstance(step, Candidate):
+            return choice_of(call, step, device, passed_over)
+        passed_over.append(step)
     return None
 
 
-def default_choice(call: Call, device: DeviceSpec) -> Choice:
+def default_choice(call: Call, device: DeviceSpec) -> KernelExplanation:
     """Return the choice of the list's first config, which nothing was measured of."""
-    return choice_of(call, call.default, UserRung.DEFAULT, device, None)
+    return choice_of(call, Candidate(rung=Rung.DEFAULT, config=call.default, origin=Origin.DEFAULT), device)
 
 
-def choice_of(call: Call, config: UserConfig, rung: UserRung, device: DeviceSpec, time_us: float | None) -> Choice:
-    """Return the choice of a config. One of the list keeps its hook; another has that of the list's first config."""
+def choice_of(
+    call: Call,
+    candidate: Candidate[Problem, UserConfig],
+    device: DeviceSpec,
+    passed_over: Sequence[Rejection] = (),
+) -> KernelExplanation:
+    """Return the choice of a config."""
+    return KernelExplanation(
+        rung=candidate.rung,
+        reason=_reason(candidate),
+        shape=call.problem,
+        config=candidate.config,
+        origin=candidate.origin,
+        tuned_for=candidate.tuned_for,
+        time_us=candidate.time_us,
+        passed_over=tuple(passed_over),
+        device=device.key,
+        launched=launched_as(call, candidate.config),
+    )
+
+
+def launched_as(call: Call, config: UserConfig) -> "triton.Config":
+    """Return what Triton launches a config with. One of the list keeps its hook; another has that of the list's first
+    config."""
     launched = call.configs.get(config)
     if launched is None:
         launched = triton_config(config)
         launched.pre_hook = call.configs[call.default].pre_hook
-    return Choice(
-        config=launched,
-        options=launched.all_kwargs(),
-        rung=rung,
-        problem=call.problem,
-        label=config.label,
-        device=device,
-        time_us=time_us,
-    )
+    return launched
+
+
+def _reason(candidate: Candidate[Problem, UserConfig]) -> str:
+    if candidate.rung is Rung.DEFAULT:
+        return "the first config of the list, not measured"
+    reason = "frozen for this call" if candidate.rung is Rung.FROZEN else measured_reason(candidate, "call")
+    return reason if candidate.time_us is None else f"{reason}, {candidate.time_us:.1f} us"

@@ -10,9 +10,11 @@ import torch
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.selection.ladder import Candidate, Rung
+from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.fallback import KernelExplanation
+from blocktune.kernels.values.config import Origin
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
 from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
@@ -162,18 +164,21 @@ class Measuring:
         make = BenchedLaunches if brings_its_own_bench(self._call) else OwnLaunches
         return make(self._call, make_clock)
 
-    def choice(self, standing: Standing, seconds: float) -> Choice:
+    def choice(self, standing: Standing, seconds: float) -> KernelExplanation:
         """Return the choice of the winner, as this process has measured it."""
         call, default = self._call, self._call.default
-        found = choice_of(call, standing.winner, UserRung.EXACT, self._device, standing.time_us(standing.winner))
+        winner, time_us = standing.winner, standing.time_us(standing.winner)
+        candidate = Candidate(
+            rung=Rung.EXACT, config=winner, origin=Origin.MEASURED, tuned_for=call.problem, time_us=time_us
+        )
         return replace(
-            found,
+            choice_of(call, candidate, self._device),
             rates=self._rates(standing),
             default_time_us=standing.time_us(default) if default in standing.samples_us else None,
             tuned=True,
             seconds=seconds,
             dropped=self.reasons,
-            times_us={call.configs[config]: standing.time_us(config) for config in standing.samples_us},
+            times_us={config: standing.time_us(config) for config in standing.samples_us},
         )
 
     def _rates(self, standing: Standing) -> str:

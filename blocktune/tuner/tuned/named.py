@@ -7,11 +7,11 @@ from typing import Any
 from triton.runtime.autotuner import Autotuner, Config
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Choice, jitted_function
+from blocktune.kernels.tuned.call import jitted_function
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted.specialization import object_named
 from blocktune.tuner.tuned.autotune import TunedAutotuner, autotune
@@ -22,13 +22,13 @@ from blocktune.tuner.tuned.decide import decide
 class Remeasured:
     """A call measured again. problem: what is wrong with the results of the winner, if anything is."""
 
-    choice: Choice
+    choice: KernelExplanation
     winner: UserConfig
     problem: str | None
 
     def loss_of(self, config: UserConfig) -> float | None:
         """Return how much longer another config takes now, as a part of the winner's time; None if it was not timed."""
-        times = {user_config(config.kernel, each): time_us for each, time_us in (self.choice.times_us or {}).items()}
+        times = self.choice.times_us or {}
         return times[config] / times[self.winner] - 1 if config in times else None
 
 
@@ -85,7 +85,9 @@ def remeasured(kernel: TunedKernel, arguments: Mapping[str, Any], device: Device
     args, kwargs = positional(kernel, arguments)
     call = kernel.call_of(args, {"warmup": False, **kwargs})
     choice = tuned_choice(call, device, afresh=True)
-    winner = user_config(call.name, choice.config)
-    launched = replace(call, configs={**call.configs, winner: choice.config})
+    assert choice.config is not None  # it was measured
+    assert choice.launched is not None
+    winner = choice.config
+    launched = replace(call, configs={**call.configs, winner: choice.launched})
     problem = None if winner == call.default else OutputCheck(call).problem(launched, winner)
     return Remeasured(choice, winner, problem)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Telemetry, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import KernelProblem, UserConfig
-from blocktune.kernels.tuned.fallback import UserWinner
 from blocktune.kernels.tuned.frozen import add_winner
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
@@ -89,11 +88,8 @@ class Results:
             with self.open_store() as store:
                 store.put_all(trials, [best] if len(lasting) == len(endings) else [])
             return
-        winner = UserWinner(
-            problem=best.shape.problem,
-            config=best.config,
-            time_us=standing.time_us(best.config),
-            reuse=Reuse.EXACT,
+        winner = TunedConfig(
+            shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us
         )
         add_winner((self.device.key, self.call.name, self.call.source_hash), winner)
 

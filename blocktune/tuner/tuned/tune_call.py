@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.fallback import stored_winners
+from blocktune.kernels.tuned.fallback import KernelExplanation, stored_winners
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled, compile_ahead
@@ -44,7 +44,7 @@ def machine() -> Tools:
     return Tools()
 
 
-def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Choice:
+def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> KernelExplanation:
     """Return the choice that is measured now; it is stored.
 
     Args:

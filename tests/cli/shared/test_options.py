@@ -10,8 +10,8 @@ import typer
 
 from blocktune.cli.shared.options import ShapeFlags, with_shape_flags
 from blocktune.kernels.hardware import device
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Candidate, Rung
+from blocktune.kernels.selection.ladder import Candidate, Rung
+from blocktune.kernels.selection.reasons import explain_candidate
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UnknownDeviceError, UsageError
 from blocktune.kernels.values.features import Features, MaskKind
@@ -52,7 +52,7 @@ def test_the_command_that_an_explanation_suggests_means_the_shape(changes: dict[
     sizes: dict[str, Any] = {"batch": 1, "num_heads": 4, "num_heads_kv": 4, "seqlen_q": 48, "seqlen_k": 64}
     shape = AttentionShape(**(sizes | {"head_dim": 64, "head_dim_v": 64} | changes))
     candidate = Candidate(rung=Rung.DEFAULT, config=KernelConfig("plain", 64, 64, 4, 2), origin=Origin.DEFAULT)
-    suggested = re.search(r"`tune run (.*)`", Explanation.of(candidate, shape).reason)
+    suggested = re.search(r"`tune run (.*)`", explain_candidate(candidate, shape).reason)
     assert suggested is not None
     seen = []
 

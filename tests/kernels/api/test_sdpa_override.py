@@ -20,7 +20,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import Direction

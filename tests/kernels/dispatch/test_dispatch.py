@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.dispatch.launches.results import empty_output, new_gradients, strides_like
 from blocktune.kernels.dispatch.obstacles import call_obstacle, needs_gradients
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors
 

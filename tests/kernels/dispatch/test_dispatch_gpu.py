@@ -13,7 +13,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import KERNELS, kernels_for
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from tests.support.fakes.dispatch_fakes import ListSource, best, store_with, tuned

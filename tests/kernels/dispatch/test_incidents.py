@@ -15,7 +15,7 @@ from blocktune.kernels.dispatch.snapshot import Snapshot
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.files import incidents
 from blocktune.kernels.selection import canary
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.fakes.dispatch_fakes import ListSource, PlainKernel, pretend_h200, shape_like, tensors
 

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rejection, Rung
+from blocktune.kernels.selection.ladder import Rejection, Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 

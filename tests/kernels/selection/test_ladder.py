@@ -6,15 +6,10 @@ from collections.abc import Iterable
 import pytest
 
 from blocktune.kernels import registry
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import (
-    Candidate,
-    ConfigTable,
-    Rejection,
-    Rung,
-    climb_down,
-)
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.selection.near_shapes import distance
+from blocktune.kernels.selection.reasons import explain_candidate
 from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS, Reuse
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -27,7 +22,7 @@ SHAPE = shape_like(1024)
 DEFAULT = KernelConfig("plain", 64, 32, 4, 2)
 
 
-WITHOUT_TIMES = [rung for rung in Rung if rung not in (Rung.EXPECTED, Rung.SDPA)]
+WITHOUT_TIMES = [rung for rung in Rung if rung not in (Rung.FROZEN, Rung.EXPECTED, Rung.SDPA)]
 """The rungs that a table has of itself: what decides by expected times is given to it."""
 
 
@@ -91,9 +86,9 @@ def test_a_neighbour_is_borrowed_and_says_from_where() -> None:
     neighbour = shape_like(2048)
     nearest = next(step for step in steps([tuned(neighbour, config())]) if isinstance(step, Candidate))
     assert (nearest.rung, nearest.origin, nearest.tuned_for) == (Rung.NEAREST, Origin.BORROWED, neighbour)
-    assert Explanation.of(nearest, SHAPE).reason == f"measured on this device for {neighbour.label}"
+    assert explain_candidate(nearest, SHAPE).reason == f"measured on this device for {neighbour.label}"
     borrowed = dataclasses.replace(nearest, reuse=Reuse.SAME_CAPABILITY)
-    assert Explanation.of(borrowed, SHAPE).reason.startswith("measured elsewhere, on a device of this compute")
+    assert explain_candidate(borrowed, SHAPE).reason.startswith("measured elsewhere, on a device of this compute")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection import misses
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.selection.misses import MissLog, miss_of, work_of
 from blocktune.kernels.stored.provenance import Reuse

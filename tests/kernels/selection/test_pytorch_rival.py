@@ -7,7 +7,8 @@ import pytest
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection import pytorch_rival
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rejection, Rung, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.selection.pytorch_rival import Duel, PytorchRival, reason_for_pytorch, rival_on, shipped_rival
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction

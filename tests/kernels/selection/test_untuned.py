@@ -18,9 +18,10 @@ from blocktune.kernels.selection.correction import (
     shipped_correction,
 )
 from blocktune.kernels.selection.expectation import distance_between
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, Rung, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate, Rung
 from blocktune.kernels.selection.near_shapes import representative
+from blocktune.kernels.selection.reasons import explain_candidate
 from blocktune.kernels.selection.relative import config_from, relative_config
 from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
@@ -253,13 +254,13 @@ def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> N
     table = ConfigTable([], lambda: decision(measured(near, {config: 0.9})))
     step = next(step for step in climb_down(table, shape, H200.limits) if isinstance(step, Candidate))
     assert (step.rung, step.config, step.origin) == (Rung.EXPECTED, config, Origin.BORROWED)
-    explanation = Explanation.of(step, shape, device=H200)
+    explanation = explain_candidate(step, shape, device=H200)
     assert "expected to take" in explanation.headline
     assert f"compared with {default_of(shape).label}, 100 us by" in str(explanation)
     assert explanation.to_json()["compared"][0]["config"] == config.to_json()
     assert not explanation.is_measured_here
     assert "measurements of another device" not in explanation.headline
-    elsewhere = Explanation.of(step, shape, device=device_named("gh200"))
+    elsewhere = explain_candidate(step, shape, device=device_named("gh200"))
     assert "by the model and measurements of another device, nvidia h200: `tune run" in elsewhere.headline
     known = TunedConfig(shape=shape, config=default_of(shape), origin=Origin.MEASURED, time_us=90.0)
     table = ConfigTable([known], lambda: decision(measured(near, {config: 0.9})))

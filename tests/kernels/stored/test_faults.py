@@ -19,7 +19,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.selection import misses
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.selection.misses import MissLog
 from blocktune.kernels.stored import store_file
 from blocktune.kernels.stored.background import CALL_SECONDS

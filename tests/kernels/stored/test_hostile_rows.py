@@ -18,7 +18,8 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate
 from blocktune.kernels.selection.miss_file import append_misses, read_misses
 from blocktune.kernels.stored.export_file import rows_in_file, seal_of
 from blocktune.kernels.stored.sources import SqliteConfigs, read_source, usable_rows
@@ -151,11 +152,10 @@ def test_any_value_in_a_file_is_left_out_or_within_the_rules(
     with suppress(StoreError):
         assert_harmless(usable_rows(rows_in_file(file), H200, where="here"))
     for found in stored_winners(KERNEL, SOURCE, H200, file):
-        assert (found.config.kernel, len(found.config.document) <= 1000, 0 < found.time_us < 1e12) == (
-            KERNEL,
-            True,
-            True,
-        )
+        assert found.config.kernel == KERNEL
+        assert len(found.config.document) <= 1000
+        assert found.time_us is not None
+        assert 0 < found.time_us < 1e12
 
 
 def test_one_row_of_another_type_costs_that_row(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.stored import provenance
 from blocktune.kernels.stored.sources import SqliteConfigs
 from tests.support.fakes.dispatch_fakes import (
@@ -66,7 +66,7 @@ def test_the_best_there_is_serves_and_is_named(
     assert words in explanation.reason
     higher = list(Rung)[: list(Rung).index(rung)]  # of which nothing decides by expected times for rows in memory
     assert [rejection.rung for rejection in explanation.passed_over] == [
-        one for one in higher if one is not Rung.EXPECTED
+        one for one in higher if one not in (Rung.FROZEN, Rung.EXPECTED)
     ]
     assert set(kernel.launched) == {config()}
 

@@ -5,14 +5,17 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung, climb
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.tuned.config import CONFIGS, TYPES, Plain, Problem, UserConfig
-from blocktune.kernels.tuned.fallback import UserWinner, candidates, stored_winners
+from blocktune.kernels.tuned.fallback import KernelWinner, kernel_offers, stored_winners
+from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
 
 H200 = device_named("h200")
@@ -23,10 +26,20 @@ def problem(**keys: Plain) -> Problem:
     return Problem.of({"n": 128, TYPES: "bf16 /16", CONFIGS: "abc"} | keys)
 
 
-def winner(block: int, *, reuse: Reuse = Reuse.EXACT, **keys: Plain) -> UserWinner:
-    return UserWinner(
-        problem=problem(**keys), config=UserConfig(KERNEL, (("BLOCK", block),)), time_us=1.5 * block, reuse=reuse
-    )
+def winner(block: int, *, reuse: Reuse = Reuse.EXACT, **keys: Plain) -> KernelWinner:
+    config = UserConfig(KERNEL, (("BLOCK", block),))
+    origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
+    return KernelWinner(shape=problem(**keys), config=config, origin=origin, time_us=1.5 * block, reuse=reuse)
+
+
+def order_of(
+    given: list[KernelWinner], stored: list[KernelWinner], last: Rung = Rung.NEAREST
+) -> list[tuple[str, Any, int]]:
+    """The rung, what the measurement is worth, and the block of each candidate."""
+    steps = climb(kernel_offers(given, lambda: stored, problem()), last=last, refusal="no further")
+    return [
+        (str(step.rung), step.reuse, step.config.parameters["BLOCK"]) for step in steps if isinstance(step, Candidate)
+    ]
 
 
 def test_the_order_of_candidates() -> None:
@@ -41,15 +54,34 @@ def test_the_order_of_candidates() -> None:
         winner(16, m=128),
         winner(16, n="128"),
     ]
-    order = [
-        (str(rung), found.reuse, found.config.parameters["BLOCK"]) for rung, found in candidates(stored, problem())
-    ]
-    assert order == [
+    assert order_of([], stored) == [
         ("exact", Reuse.EXACT, 16),
         ("other_compiler", Reuse.OTHER_COMPILER, 32),
         ("nearest", Reuse.EXACT, 64),
         ("nearest", Reuse.SAME_CAPABILITY, 16),
     ]
+
+
+def test_what_was_given_precedes_the_store_which_is_read_where_it_is_needed() -> None:
+    def unread() -> list[KernelWinner]:
+        raise AssertionError("the store was read")
+
+    given, other = winner(32), winner(64, n=256)
+    assert order_of([given], [winner(16)])[0] == ("frozen", Reuse.EXACT, 32)
+    assert order_of([other], [winner(16)]) == [("exact", Reuse.EXACT, 16), ("nearest", Reuse.EXACT, 64)]
+    first = next(climb(kernel_offers([given], unread, problem())))
+    assert isinstance(first, Candidate)
+
+
+def test_the_climb_ends_at_the_last_rung_that_is_accepted_and_says_so() -> None:
+    stored = [winner(32, reuse=Reuse.OTHER_COMPILER), winner(64, n=256)]
+    assert order_of([], stored, last=Rung.OTHER_DRIVER) == []
+    assert order_of([], stored, last=Rung.OTHER_COMPILER) == [("other_compiler", Reuse.OTHER_COMPILER, 32)]
+    steps = list(climb(kernel_offers([], lambda: stored, problem()), last=Rung.EXACT, refusal="no further"))
+    assert steps[0] == Rejection(
+        Rung.EXACT, "nothing was measured for this call on this device with this triton, ptxas and driver"
+    )
+    assert steps[1:] == [Rejection(Rung.OTHER_DRIVER, "no further")]
 
 
 def test_problems_survive_their_document() -> None:

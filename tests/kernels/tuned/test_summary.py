@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned import summary
-from blocktune.kernels.tuned.call import Choice
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.tuned.fallback import UserRung
-from blocktune.kernels.tuned.kernel import Served
+from blocktune.kernels.tuned.fallback import KernelExplanation
+from blocktune.kernels.tuned.kernel import BoundLaunch
 from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from tools import ROOT
 
@@ -60,18 +60,18 @@ def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkey
 
 def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     first, winner = (triton.Config({"BLOCK": block}) for block in (16, 32))
-    choice = Choice(
-        config=winner,
-        options={},
-        rung=UserRung.EXACT,
-        problem=Problem.of({"n": 8}),
-        label="kernel BLOCK=32",
+    problem = Problem.of({"n": 8})
+    choice = KernelExplanation(
+        rung=Rung.EXACT,
+        reason="measured now",
+        shape=problem,
+        launched=winner,
         time_us=100.0,
         default_time_us=300.0,
         tuned=True,
         dropped={"kernel BLOCK=64": "run_error: illegal memory access", "kernel BLOCK=128": "infeasible: spills"},
     )
-    served = Served(choice)
+    served = BoundLaunch(choice, winner)
     served.calls = 10_000
     kernel = SimpleNamespace(
         name="m:kernel",
@@ -79,8 +79,8 @@ def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest
         misses=1,
         seconds=2.5,
         launches={},
-        served={choice.problem: served},
-        choices={choice.problem: choice},
+        served={problem: served},
+        choices={problem: choice},
         tuner=SimpleNamespace(configs=[first, winner]),
     )
     monkeypatch.setattr(summary, "kernels", [kernel])

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.tuned.call import Call, Choice
+from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.tuned.decide import decide
-from blocktune.tuner.tuned.known import choice_of
+from blocktune.tuner.tuned.known import launched_as
 from blocktune.tuner.tuned.tune_call import tuned_choice
 from blocktune.tuner.turns.launches import OwnLaunches
 from blocktune.tuner.turns.race import shares
@@ -50,10 +50,7 @@ class Chosen:
     def of(cls, kernel: TunedKernel, call: Call, parameters: Mapping[str, Mapping[str, Any]]) -> "Chosen":
         """Return what was chosen for a call, from the parameters by who chose."""
         configs = {
-            who: choice_of(
-                call, UserConfig(call.name, tuple(found.items())), UserRung.EXACT, current_device(), None
-            ).config
-            for who, found in parameters.items()
+            who: launched_as(call, UserConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
         }
         return cls(kernel.tuner, kernel._stock_key(call.args, call.kwargs), configs)
 
@@ -96,7 +93,7 @@ def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
     stock, stock_seconds = known_stock_choice(row, call) or stock_choice(kernel, call)
     times = exhaustive_us(call)
     best = min(times, key=lambda config: times[config])
-    winner = user_config(call.name, choice.config)
+    winner = _config_of(choice)
 
     def against_best(config: UserConfig) -> dict[str, Any]:
         return {"config": config.label, "time_us": times[config], "over_best": times[config] / times[best] - 1}
@@ -126,34 +123,37 @@ def measure_expanded(row: dict[str, Any], kernel: TunedKernel, call: Call) -> No
     """Add to a row how much faster than the library's own choice a search around its list gets."""
     library = UserConfig(call.name, tuple(row["chosen"][STOCK].items()))
     row["expanded"], config = expanded(kernel, call, library)
-    row["chosen"][EXPANDED] = user_config(call.name, config).parameters
+    row["chosen"][EXPANDED] = config.parameters
 
 
-def same_of_repeats(call: Call, choice: Choice) -> int:
+def same_of_repeats(call: Call, choice: KernelExplanation) -> int:
     """Return how many of repeated searches find the most frequent winner.
 
     This process has all code by now and would skip what a search learns by compiling it, so configs that the first
     search dropped or found equal to another take no part.
     """
     raced = {
-        config: each for config, each in call.configs.items() if choice.times_us is None or each in choice.times_us
+        config: each for config, each in call.configs.items() if choice.times_us is None or config in choice.times_us
     }
     again, device = replace(call, configs=raced), current_device()
-    winners = Counter(
-        user_config(call.name, tuned_choice(again, device, afresh=True).config).label for _ in range(REPEATS)
-    )
+    winners = Counter(tuned_choice(again, device, afresh=True).label for _ in range(REPEATS))
     return winners.most_common(1)[0][1]
 
 
-def expanded(kernel: TunedKernel, call: Call, library: UserConfig) -> tuple[dict[str, Any], Any]:
+def expanded(kernel: TunedKernel, call: Call, library: UserConfig) -> tuple[dict[str, Any], UserConfig]:
     """Return how much faster than the library's own choice a search around its list gets, and its config."""
     wider = TunedKernel(kernel.tuner, Settings(expand=EXPAND), decide)
     choice = wider.explain(*call.args, **call.kwargs)
-    winner = user_config(call.name, choice.config)
-    both = replace(call, configs={library: call.configs[library], winner: choice.config})
+    winner = _config_of(choice)
+    both = replace(call, configs={library: call.configs[library], winner: launched_as(call, winner)})
     times = exhaustive_us(both)
     found = {"config": winner.label, "time_us": times[winner], "gain": times[library] / times[winner]}
-    return found, choice.config
+    return found, winner
+
+
+def _config_of(choice: KernelExplanation) -> UserConfig:
+    assert choice.config is not None  # it was measured
+    return choice.config
 
 
 def differences(step: Callable[[], Sequence[Tensor]], chosen: Sequence[Chosen]) -> Mapping[str, float | None]:

@@ -9,7 +9,7 @@ from blocktune import AttentionShape, Causal, Explanation, KernelConfig, explain
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.compile.one_config import CompiledCode, compiled
 from blocktune.tuner.cost.analysis import analyse

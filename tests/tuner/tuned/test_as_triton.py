@@ -118,7 +118,7 @@ def test_descriptors_get_the_blocks_of_each_config(gpu: FakeGpu) -> None:
     rows = TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])
     kernel[(8,)](rows, torch.zeros(8), 1024)
     (choice,) = kernel.kernel.choices.values()
-    assert (choice.config.kwargs["BLOCK"], choice.dropped) == (256, {})
+    assert (choice.config.parameters["BLOCK"], choice.dropped) == (256, {})
     assert {block for block, _ in measured(gpu)} == {64, 128, 256}
     for descriptor in (rows, TensorDescriptor(torch.zeros(8, 1024), [8, 1024], [1024, 1], [1, 1])):
         kernel[(8,)](descriptor, torch.zeros(8), 1024)

@@ -11,9 +11,9 @@ import triton
 import blocktune
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.db.store import ResultStore
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned import summary
 from blocktune.kernels.tuned.config import KernelProblem
-from blocktune.kernels.tuned.fallback import UserRung
 from blocktune.kernels.tuned.launches import read_launches
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -42,7 +42,7 @@ def test_the_fastest_config_is_launched_and_kept(gpu: FakeGpu, path: Path) -> No
     assert not measured(gpu)
 
     found = kernel.explain(x, 1000, 2.0)
-    assert (found.rung, found.time_us, found.default_time_us) == (UserRung.EXACT, 110.0, 238.0)
+    assert (found.rung, found.time_us, found.default_time_us) == (Rung.EXACT, 110.0, 238.0)
     with ResultStore.open(path) as store:
         (best,) = store.kernel_bests(H200)
         problem = KernelProblem(best.config.kernel, kernel.kernel._key.problem((x, 1000, 2.0), {}))
@@ -164,7 +164,7 @@ def test_other_rungs_serve_where_they_are_accepted(gpu: FakeGpu) -> None:
     near = decorated(accept="nearest")
     near[grid](x, 1024, 2.0)
     assert not measured(gpu)
-    assert near.explain(x, 1024, 2.0).rung is UserRung.NEAREST
+    assert near.explain(x, 1024, 2.0).rung is Rung.NEAREST
 
 
 def test_key_values_in_one_bucket_are_tuned_once(gpu: FakeGpu) -> None:
@@ -232,7 +232,7 @@ def test_a_call_is_explained_without_a_launch(gpu: FakeGpu) -> None:
     kernel, x = decorated(), torch.ones(1000)
     with pytest.raises(UsageError, match=r"Add `grid=\(...\)`"):
         kernel.explain(x, 1000, 2.0)
-    assert kernel.explain(x, 1000, 2.0, grid=grid).config.kwargs == {"BLOCK": 256}
+    assert kernel.explain(x, 1000, 2.0, grid=grid).launched.kwargs == {"BLOCK": 256}
     assert kernel.kernel.calls == 0
     assert str(kernel.explain(x, 1000, 2.0)).startswith("n=1000 (fp32 float): exact: scale_kernel BLOCK=256")
 

@@ -12,7 +12,7 @@ import torch
 import triton
 
 from blocktune.db.records.records import Outcome
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.tuner.tuned.autotune import autotune
 from blocktune.tuner.tuned.install import install, uninstall
@@ -39,7 +39,7 @@ def test_a_kernel_in_place_computes_once_and_a_second_tuner_measures_nothing() -
         kernel[grid](x, 100_000, 2.0)
         assert torch.equal(x, torch.full_like(x, 2.0))
         (choice,) = kernel.kernel.choices.values()
-        assert (choice.rung, choice.tuned) == (UserRung.EXACT, expected)
+        assert (choice.rung, choice.tuned) == (Rung.EXACT, expected)
         kernel[grid](x, 100_000, 2.0)
         assert torch.equal(x, torch.full_like(x, 4.0))
 
@@ -96,7 +96,7 @@ install()
 x = torch.ones(1_000_000, device="cuda")
 scale_kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](x, 1_000_000, 2.0)
 (choice,) = scale_kernel._blocktune_kernel[1].choices.values()
-print(json.dumps([choice.tuned, str(choice.config), x.sum().item()]))
+print(json.dumps([choice.tuned, str(choice.launched), x.sum().item()]))
 """
     environment = os.environ | {"BLOCKTUNE_DB": str(tmp_path / "store.db"), "XDG_CACHE_HOME": str(tmp_path)}
     command = python(code)
@@ -120,7 +120,7 @@ def test_a_config_that_faults_in_a_child_costs_itself() -> None:
         (choice,) = faulty_kernel._blocktune_kernel[1].choices.values()
     finally:
         uninstall()
-    assert choice.config.kwargs["BLOCK"] < 512
+    assert choice.launched.kwargs["BLOCK"] < 512
     assert sum("BLOCK=512" in label for label in choice.dropped) == 2
 
 

@@ -14,7 +14,7 @@ import triton
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.driver import DriverReport
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.tuned import decide, node_lock
 from blocktune.tuner.tuned.autotune import autotune
@@ -106,7 +106,7 @@ def test_a_process_that_waits_in_vain_goes_on_with_the_first_config(
         kernel[grid](torch.ones(1000), 1000, 2.0)
         process.kill()
     (choice,) = kernel.kernel.choices.values()
-    assert choice.rung is UserRung.NEAREST  # what is known of 999
+    assert choice.rung is Rung.NEAREST  # what is known of 999
     assert len(gpu.timed) == timed
     assert "this one stops waiting, and uses the best config it knows" in caplog.text
 

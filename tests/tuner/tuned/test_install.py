@@ -15,7 +15,7 @@ from blocktune.autoload import install_by_environment
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
-from blocktune.kernels.tuned.fallback import UserRung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.tuned.install import install, install_without_compiler, uninstall
@@ -88,7 +88,7 @@ def test_kernels_may_be_named_in_or_out(gpu: FakeGpu, monkeypatch: pytest.Monkey
 
 def test_settings_take_the_words_that_autotune_takes() -> None:
     made = Settings(accept="exact", buckets={"n": "power_of_two"})  # type: ignore[arg-type, dict-item]
-    assert made.accept is UserRung.EXACT
+    assert made.accept is Rung.EXACT
     assert made.buckets["n"](1000) == 1024
     with pytest.raises(UsageError, match=r"`accept` must be one of exact, .* but got 'any'"):
         Settings(accept="any")  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_what_a_library_has_put_into_the_cache_of_its_kernel_stays(gpu: FakeGpu)
 
 def test_what_was_chosen_under_other_settings_is_chosen_again(gpu: FakeGpu) -> None:
     """The winner stands in the cache of the library's tuner, too, where nothing may take it for a preset."""
-    for settings in (Settings(), Settings(accept=UserRung.EXACT)):
+    for settings in (Settings(), Settings(accept=Rung.EXACT)):
         install(settings=settings)
         scale_kernel[grid](torch.ones(1000), 1000, 2.0)
         assert [choice.device for choice in held(scale_kernel).choices.values()] == [H200]
@@ -127,7 +127,7 @@ def test_a_frozen_file_makes_a_job_start_without_a_measurement(
     scale_kernel.cache.clear()
     scale_kernel[grid](torch.ones(1000), 1000, 2.0)
     assert len(gpu.timed) == timed
-    assert [choice.rung for choice in held(scale_kernel).choices.values()] == [UserRung.FROZEN]
+    assert [choice.rung for choice in held(scale_kernel).choices.values()] == [Rung.FROZEN]
     for text in ("{", '{"device": "x"}', '{"device": "x", "kernels": [1]}'):
         path.with_name("broken.json").write_text(text)
         with pytest.raises(UsageError, match=r"frozen=\.\.\."):

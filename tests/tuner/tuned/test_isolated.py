@@ -49,7 +49,7 @@ def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: 
     scale_kernel[grid](x, 1000, 2.0)
     assert len(gpu.launches) == 1  # nothing was measured here
     (choice,) = scale_kernel._blocktune_kernel[1].choices.values()
-    assert (choice.config.kwargs["BLOCK"], choice.config.num_warps, choice.time_us) == (256, 2, 106.0)
+    assert (choice.launched.kwargs["BLOCK"], choice.launched.num_warps, choice.time_us) == (256, 2, 106.0)
     reasons = {label.partition(" ")[2]: reason for label, reason in choice.dropped.items()}
     assert "SIGABRT" in reasons["BLOCK=512 num_stages=3 num_warps=4"]
     assert "no answer within 12 s" in reasons["BLOCK=512 num_stages=3 num_warps=2"]

@@ -20,7 +20,7 @@ from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.selection import canary
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.dropout import keep_mask, share_kept
 from blocktune.kernels.values.errors import UsageError

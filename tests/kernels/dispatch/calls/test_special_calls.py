@@ -15,7 +15,7 @@ from blocktune.kernels.dispatch import resolver, snapshot, torch_attention
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches.memory_layout import copy_to_layout, fits_layout, memory_layout
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.reference import attention_reference

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from blocktune import BlockMask, attention, block_sparse_attention, flash_attn_varlen_func
 from blocktune.kernels.dispatch.launches.plans import TorchPlan
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.dropout import keep_mask
 
 pytestmark = [

@@ -22,7 +22,7 @@ from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_co
 from blocktune.kernels.dispatch.launches import launch_trial
 from blocktune.kernels.dispatch.resolver import MAX_PLANS
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.stored.sources import SqliteConfigs
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError

@@ -13,7 +13,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.dispatch import engine, resolver
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.stored.background import CALL_SECONDS
 from blocktune.kernels.stored.sources import LayeredConfigs, SqliteConfigs
 from blocktune.kernels.stored.tuned_config import TunedConfig

@@ -14,7 +14,7 @@ from blocktune.kernels.api import block_sparse, flash_attn, kv_cache
 from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
 from blocktune.kernels.dispatch.call_checks import check_mask
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.kernels.values.shape import AttentionShape

@@ -19,7 +19,7 @@ from blocktune.kernels.dispatch import dispatcher as dispatch
 from blocktune.kernels.dispatch import obstacles, resolver, torch_attention
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention as pytorchs
-from blocktune.kernels.selection.fallback import Rung
+from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import H200, ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward

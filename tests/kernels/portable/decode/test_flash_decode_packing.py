@@ -10,7 +10,8 @@ import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.portable.decode.defaults import PAIRED_KEYS
-from blocktune.kernels.selection.fallback import Candidate, ConfigTable, climb_down
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down
+from blocktune.kernels.selection.ladder import Candidate
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.compile.compiler import compile_resources
