@@ -22,8 +22,7 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current
 from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-from blocktune.kernels.selection.fixed_splits import fixed_splits
+from blocktune.kernels.selection.fallback import ConfigTable, climb_down, fixed_splits
 from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung
 from blocktune.kernels.selection.misses import watch
 from blocktune.kernels.selection.reasons import explain_candidate

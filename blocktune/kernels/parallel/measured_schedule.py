@@ -18,8 +18,8 @@ from blocktune.kernels.files.variables import LOCAL_RANKS
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.parallel.agreement import digest
 from blocktune.kernels.parallel.plan.schedule import Problem, Schedule
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned import config, frozen
-from blocktune.kernels.tuned.fallback import KernelWinner
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import NoDeviceError
 
@@ -79,7 +79,7 @@ def measured(problem: Problem, link: str, *, backward: bool) -> Schedule | None:
 
 def take(device: DeviceSpec, key: config.Problem, schedule: Schedule, time_us: float) -> None:
     """Let calls of this process that are known by a key take a schedule from now on."""
-    winner = KernelWinner(shape=key, config=config_of(schedule), origin=Origin.MEASURED, time_us=time_us)
+    winner = TunedConfig(shape=key, config=config_of(schedule), origin=Origin.MEASURED, time_us=time_us)
     frozen.add_winner((device.key, NAME, source_hash()), winner)
 
 

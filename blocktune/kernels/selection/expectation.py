@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.kernels.selection.correction import Correction, Ratio, Trust
+from blocktune.kernels.selection.correction import Correction, Ratio, RelativeConfig, Trust
 from blocktune.kernels.selection.near_shapes import distance_but_masks
-from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 

@@ -12,10 +12,15 @@ from dataclasses import dataclass
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.selection.correction import Correction, shipped_correction
+from blocktune.kernels.selection.correction import (
+    Correction,
+    RelativeConfig,
+    config_from,
+    relative_config,
+    shipped_correction,
+)
 from blocktune.kernels.selection.expectation import Estimator, Expectation, Guess
 from blocktune.kernels.selection.near_shapes import representative
-from blocktune.kernels.selection.relative import RelativeConfig, config_from, relative_config
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig

@@ -84,7 +84,7 @@ def winner_of(row: Mapping[str, object], reuse: Reuse) -> KernelWinner:
     time_us = row["time_us"]
     if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
         raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
-    return KernelWinner(
+    return TunedConfig(
         shape=Problem.from_document(row["problem"]),
         config=UserConfig.from_document(row["kernel"], row["config"]),
         origin=Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED,

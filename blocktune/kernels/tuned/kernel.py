@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
+from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned.call import Call, jitted_function, pruned_configs, require_no_conflict
 from blocktune.kernels.tuned.call_key import CallKey, Parameter, require_names
@@ -190,7 +191,9 @@ class TunedKernel:
         stock_key, started = self._stock_key(args, kwargs), time.monotonic()
         preset = self.tuner.cache.get(stock_key)
         if preset is not None and preset is not self._written.get(stock_key):
-            why = KernelExplanation(rung=Rung.DEFAULT, reason="chosen by a library", shape=problem, launched=preset)
+            why: KernelExplanation = Explanation(
+                rung=Rung.DEFAULT, reason="chosen by a library", shape=problem, launched=preset
+            )
             return BoundLaunch(why, preset)
         call = self._call(problem, args, kwargs)
         if self.is_interpreted or (len(call.configs) == 1 and not self.settings.expand):
@@ -234,7 +237,7 @@ def _unmeasured(call: Call) -> BoundLaunch:
     """Return the launch of a call where there is nothing to choose."""
     launched = call.configs[call.default]
     reason = "the only config of the list" if len(call.configs) == 1 else "the first config of the list"
-    why = KernelExplanation(
+    why: KernelExplanation = Explanation(
         rung=Rung.DEFAULT, reason=reason, shape=call.problem, config=call.default, launched=launched
     )
     return BoundLaunch(why, launched)

@@ -8,8 +8,7 @@ from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.selection.correction import Measured, Ratio
-from blocktune.kernels.selection.relative import RelativeConfig, relative_config
+from blocktune.kernels.selection.correction import Measured, Ratio, RelativeConfig, relative_config
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.ranking import usefulness

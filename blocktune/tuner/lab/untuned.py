@@ -21,11 +21,10 @@ from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.selection.correction import Correction, Measured, Ratio, Trust
+from blocktune.kernels.selection.correction import Correction, Measured, Ratio, RelativeConfig, Trust
 from blocktune.kernels.selection.expectation import Estimator
 from blocktune.kernels.selection.fallback import ConfigTable, climb_down
 from blocktune.kernels.selection.ladder import Candidate
-from blocktune.kernels.selection.relative import RelativeConfig
 from blocktune.kernels.selection.untuned import Untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig

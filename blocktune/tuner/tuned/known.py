@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.explanation import measured_reason
+from blocktune.kernels.selection.explanation import Explanation, measured_reason
 from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung, climb
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import CONFIGS, Problem, UserConfig
@@ -51,7 +51,7 @@ def choice_of(
     passed_over: Sequence[Rejection] = (),
 ) -> KernelExplanation:
     """Return the choice of a config."""
-    return KernelExplanation(
+    return Explanation(
         rung=candidate.rung,
         reason=_reason(candidate),
         shape=call.problem,

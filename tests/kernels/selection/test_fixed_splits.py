@@ -7,7 +7,7 @@ import pytest
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.portable.decode.launch import decode_launch, merge_arguments
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fixed_splits import fixed_splits
+from blocktune.kernels.selection.fallback import fixed_splits
 from blocktune.kernels.selection.ladder import Candidate, Rejection
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape

@@ -14,7 +14,9 @@ from blocktune.kernels.selection.correction import (
     Measured,
     Ratio,
     Trust,
+    config_from,
     correction_document,
+    relative_config,
     shipped_correction,
 )
 from blocktune.kernels.selection.expectation import distance_between
@@ -22,7 +24,6 @@ from blocktune.kernels.selection.fallback import ConfigTable, climb_down
 from blocktune.kernels.selection.ladder import Candidate, Rung
 from blocktune.kernels.selection.near_shapes import representative
 from blocktune.kernels.selection.reasons import explain_candidate
-from blocktune.kernels.selection.relative import config_from, relative_config
 from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin

@@ -13,6 +13,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung, climb
 from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.config import CONFIGS, TYPES, Plain, Problem, UserConfig
 from blocktune.kernels.tuned.fallback import KernelWinner, kernel_offers, stored_winners
 from blocktune.kernels.values.config import Origin
@@ -29,7 +30,7 @@ def problem(**keys: Plain) -> Problem:
 def winner(block: int, *, reuse: Reuse = Reuse.EXACT, **keys: Plain) -> KernelWinner:
     config = UserConfig(KERNEL, (("BLOCK", block),))
     origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
-    return KernelWinner(shape=problem(**keys), config=config, origin=origin, time_us=1.5 * block, reuse=reuse)
+    return TunedConfig(shape=problem(**keys), config=config, origin=origin, time_us=1.5 * block, reuse=reuse)
 
 
 def order_of(

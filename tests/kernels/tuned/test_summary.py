@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned import summary
 from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import BoundLaunch
 from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from tools import ROOT
@@ -61,7 +61,7 @@ def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkey
 def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     first, winner = (triton.Config({"BLOCK": block}) for block in (16, 32))
     problem = Problem.of({"n": 8})
-    choice = KernelExplanation(
+    choice = Explanation(
         rung=Rung.EXACT,
         reason="measured now",
         shape=problem,

@@ -107,7 +107,7 @@ def test_what_was_chosen_under_other_settings_is_chosen_again(gpu: FakeGpu) -> N
     for settings in (Settings(), Settings(accept=Rung.EXACT)):
         install(settings=settings)
         scale_kernel[grid](torch.ones(1000), 1000, 2.0)
-        assert [choice.device for choice in held(scale_kernel).choices.values()] == [H200]
+        assert [choice.device for choice in held(scale_kernel).choices.values()] == [H200.key]
     held(scale_kernel).forget()
     assert not scale_kernel.cache
 
