@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
 from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
 from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.tuned.frozen import KernelRow, checked, known_rows, take
+from blocktune.kernels.tuned.frozen import checked, known_rows, take
 from blocktune.kernels.tuned.kernel import forget_choices
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
@@ -116,7 +116,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 
-def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: list[KernelRow]) -> str:
+def config_digest(synced: SyncedConfigs, device: DeviceSpec, strict: bool, autotuned: list[dict[str, Any]]) -> str:
     """Return a hash of all that decides which config a shape gets and what code that is."""
     decisive = {
         "configs": synced.to_json(),

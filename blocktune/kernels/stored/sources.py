@@ -7,7 +7,7 @@ A source is read in bulk, once per process and device. What it holds is data of 
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -20,7 +20,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.export_file import SUFFIX, autotuned_rows_in_file, rows_in_file, shipped_rows
 from blocktune.kernels.stored.places import user_place, user_store_path
 from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
-from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.stored.tuned_config import ConfigT, ProblemT, TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -213,16 +213,49 @@ def _signed_configs(layer: ConfigSource, device: DeviceSpec, key: Path) -> list[
     return usable_rows(rows_in_file(path, signed_by=key), device, where=str(path))
 
 
+def attention_config(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
+    """Return a row as a recommendation for this device, or None when it has nothing to say about it.
+
+    Raises:
+        UsageError: a value breaks a rule; other wrong values raise what they like.
+    """
+    origin = Origin(row["origin"])
+    if origin is Origin.DEFAULT or (origin is Origin.PREDICTED and row["device_key"] != device.key):
+        return None  # a default needs no row, and a prediction is worth nothing elsewhere
+    shape = AttentionShape.from_json(_document(row["shape"]))
+    config = KernelConfig.from_json(_document(row["config"]))
+    reuse = reuse_here(row, row["kernel_hash"], device, _kernel(config).source_hash)
+    if origin is Origin.PREDICTED:
+        reuse = None
+    elif reuse is None:
+        return None
+    elif origin is Origin.BORROWED:
+        reuse = Reuse.SAME_CAPABILITY  # stored without having been measured here
+    else:
+        origin = origin_of(reuse)
+    return TunedConfig(shape=shape, config=config, origin=origin, time_us=time_us_of(row["time_us"]), reuse=reuse)
+
+
+Parse = Callable[[Mapping[str, Any], DeviceSpec], TunedConfig[ProblemT, ConfigT] | None]
+
+
 def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where: str) -> list[TunedConfig]:
+    """Return the rows of attention that serve this device, as `parsed_rows` does."""
+    return parsed_rows(rows, device, attention_config, where=where)
+
+
+def parsed_rows(
+    rows: Iterable[Mapping[str, Any]], device: DeviceSpec, parse: Parse[ProblemT, ConfigT], *, where: str
+) -> list[TunedConfig[ProblemT, ConfigT]]:
     """Return the rows that serve this device, its own first. What breaks a rule is left out and the first such row
     logged."""
     key = device.key
-    own: list[TunedConfig] = []
-    others: list[TunedConfig] = []
+    own: list[TunedConfig[ProblemT, ConfigT]] = []
+    others: list[TunedConfig[ProblemT, ConfigT]] = []
     broken: list[str] = []
     for row in rows:
         try:
-            tuned = _tuned(row, device)
+            tuned = parse(row, device)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             broken.append(f"{type(error).__name__}: {error}")
         else:
@@ -233,33 +266,27 @@ def usable_rows(rows: Iterable[Mapping[str, Any]], device: DeviceSpec, *, where:
     return own + others
 
 
-def _tuned(row: Mapping[str, Any], device: DeviceSpec) -> TunedConfig | None:
-    """Return the row as a recommendation for this device, or None when it has nothing to say about it."""
-    origin, measured = Origin(row["origin"]), _identity_of(row)
-    if origin is Origin.DEFAULT or (origin is Origin.PREDICTED and measured.device_key != device.key):
-        return None  # a default needs no row, and a prediction is worth nothing elsewhere
-    shape = AttentionShape.from_json(_document(row["shape"]))
-    config = KernelConfig.from_json(_document(row["config"]))
-    kernel_hash = _kernel(config).source_hash
-    reuse = None
-    if origin is not Origin.PREDICTED:
-        reuse = reuse_of(measured, present_identity(device, kernel_hash))
-        if reuse is None:
-            return None
-        if origin is Origin.BORROWED:
-            reuse = Reuse.SAME_CAPABILITY  # stored without having been measured here
-        origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
-    return TunedConfig(shape=shape, config=config, origin=origin, time_us=_time_us(row["time_us"]), reuse=reuse)
+def reuse_here(row: Mapping[str, Any], measured_hash: object, device: DeviceSpec, kernel_hash: str) -> Reuse | None:
+    """Return what a row's measurement, of one source of a kernel, is worth on a device with another one; None is
+    nothing.
 
-
-def _identity_of(row: Mapping[str, Any]) -> Identity:
+    Raises:
+        UsageError: a value breaks a rule.
+    """
     watts = row.get("power_limit_w", 0)  # older stores do not tell
     if type(watts) is not int or watts < 0:
         raise UsageError(f"`power_limit_w >= 0` must hold, but got {watts!r:.100}.")
-    return Identity(**{field: _text(row[field]) for field in _TEXTS}, power_limit_w=watts)
+    measured = Identity(
+        kernel_hash=_text(measured_hash),
+        power_limit_w=watts,
+        **{field: _text(row[field]) for field in ("device_key", "triton", "ptxas", "driver")},
+    )
+    return reuse_of(measured, present_identity(device, kernel_hash))
 
 
-_TEXTS = ("device_key", "kernel_hash", "triton", "ptxas", "driver")
+def origin_of(reuse: Reuse) -> Origin:
+    """Return where a config comes from whose measurement is worth this much."""
+    return Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
 
 
 def _kernel(config: KernelConfig) -> Any:
@@ -287,9 +314,14 @@ def _text(value: Any) -> str:
     return value
 
 
-def _time_us(value: Any) -> float | None:
+def time_us_of(value: object) -> float | None:
+    """Return the time in a row, if there is one.
+
+    Raises:
+        UsageError: it is not a positive number.
+    """
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
         raise UsageError(f"`time_us > 0` must hold, but got {value!r}.")
     return float(value)

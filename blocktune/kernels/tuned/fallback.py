@@ -6,16 +6,15 @@ What was measured with another source of the kernel is left out: its parameters 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation
 from blocktune.kernels.selection.ladder import Candidate, Offer, Rung, WinnerTable
-from blocktune.kernels.stored.provenance import Identity, Reuse, present_identity, reuse_of
-from blocktune.kernels.stored.sources import autotuned_rows
+from blocktune.kernels.stored.provenance import Reuse
+from blocktune.kernels.stored.sources import autotuned_rows, origin_of, parsed_rows, reuse_here, time_us_of
 from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.values.config import Origin
-from blocktune.kernels.values.errors import UsageError
 
 logger = logging.getLogger("blocktune")
 
@@ -47,14 +46,7 @@ def stored_winners(
     except Exception as error:  # whatever is wrong with a place or a file: a call goes on without
         logger.info("No stored configs of %s: %s", kernel, error)
         return []
-    found = []
-    for row in rows:
-        try:
-            reuse = _reuse(row, device)
-            found += [] if reuse is None else [winner_of(row, reuse)]
-        except Exception as error:  # whatever it holds
-            logger.warning("A stored winner of %s is ignored: %.300s", kernel, error)
-    return found
+    return parsed_rows(rows, device, _winner, where=kernel)
 
 
 def kernel_offers(
@@ -75,36 +67,26 @@ def kernel_offers(
     yield table.nearest(problem, "nothing near was measured on a device of this compute capability")
 
 
-def winner_of(row: Mapping[str, object], reuse: Reuse) -> KernelWinner:
+def winner_of(row: Mapping[str, Any], reuse: Reuse) -> KernelWinner:
     """Return the winner that a row of a store, a frozen file or another rank holds.
 
     Raises:
         UsageError: a value breaks a rule.
     """
-    time_us = row["time_us"]
-    if not isinstance(time_us, (int, float)) or not 0 < time_us < 1e12:
-        raise UsageError(f"`0 < time_us < 1e12` must hold, but got {time_us!r}.")
     return TunedConfig(
         shape=Problem.from_document(row["problem"]),
         config=UserConfig.from_document(row["kernel"], row["config"]),
-        origin=Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED,
-        time_us=float(time_us),
+        origin=origin_of(reuse),
+        time_us=time_us_of(row["time_us"]),
         reuse=reuse,
     )
 
 
+def _winner(row: Mapping[str, Any], device: DeviceSpec) -> KernelWinner | None:
+    """Return a stored row as a winner for this device, or None when it is worth nothing there."""
+    reuse = reuse_here(row, row["source_hash"], device, row["source_hash"])
+    return None if reuse is None else winner_of(row, reuse)
+
+
 def _names(problem: Problem) -> tuple[str, ...]:
     return tuple(name for name, _ in problem.arguments)
-
-
-def _reuse(row: Mapping[str, object], device: DeviceSpec) -> Reuse | None:
-    """Return what the measurement of a stored row is worth on a device; None is nothing."""
-    source_hash = str(row["source_hash"])
-    measured = Identity(
-        device_key=str(row["device_key"]),
-        kernel_hash=source_hash,
-        triton=str(row["triton"]),
-        ptxas=str(row["ptxas"]),
-        driver=str(row["driver"]),
-    )
-    return reuse_of(measured, present_identity(device, source_hash))

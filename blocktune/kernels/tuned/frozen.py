@@ -1,19 +1,19 @@
 """Winners that a job starts with: from frozen files, and from rank 0. They precede the store.
 
 `BLOCKTUNE_FROZEN_KERNELS` names the files, which `tune freeze` writes, separated as in PATH. Ranks exchange winners as
-rows of JSON with the fields of `KernelRow`.
+rows with `ROW_FIELDS`.
 """
 
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.signature import trusted_key
 from blocktune.kernels.files.variables import FROZEN_KERNELS
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.export_file import autotuned_rows_in_file
+from blocktune.kernels.stored.export_file import Row, autotuned_rows_in_file
 from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.stored.sources import autotuned_rows
 from blocktune.kernels.tuned.fallback import KernelWinner, winner_of
@@ -25,16 +25,8 @@ Key = tuple[str, str, str]
 """A device's key, a kernel's name and the hash of its source."""
 
 
-class KernelRow(TypedDict):
-    """A winner as the store's `user_dispatch` view has it: problem and config as texts of JSON."""
-
-    device_key: str
-    kernel: str
-    source_hash: str
-    problem: str
-    config: str
-    time_us: float | None
-
+ROW_FIELDS = ("device_key", "kernel", "source_hash", "problem", "config", "time_us")
+"""Of a winner between ranks, as the store's `user_dispatch` view has them: problem and config are texts of JSON."""
 
 _winners: dict[Key, list[KernelWinner]] = {}
 _files_read: set[Path] = set()
@@ -83,7 +75,7 @@ def load_frozen(name: str | Path) -> int:
     return count
 
 
-def take(rows: Iterable[Mapping[str, object]]) -> int:
+def take(rows: Iterable[Mapping[str, Any]]) -> int:
     """Let winners precede what the store knows; returns how many there are.
 
     Raises:
@@ -113,41 +105,28 @@ def checked(rows: Iterable[Mapping[str, Any]]) -> list[tuple[Key, KernelWinner]]
         raise UsageError(f"A frozen winner is not in order: {error!r}. Freeze it again by `tune freeze`.") from error
 
 
-def known_rows(device: DeviceSpec) -> list[KernelRow]:
+def known_rows(device: DeviceSpec) -> list[Row]:
     """Return what this process knows of kernels on a device, in an order that follows from it: what it was given, then
     what the user's store holds.
 
     A store that cannot be read counts as empty.
     """
     given = [
-        KernelRow(
-            device_key=device.key,
-            kernel=kernel,
-            source_hash=source_hash,
-            problem=winner.shape.document,
-            config=winner.config.document,
-            time_us=winner.time_us,
-        )
-        for (key, kernel, source_hash), winners in _winners.items()
+        (*key, winner.shape.document, winner.config.document, winner.time_us)
+        for key, winners in _winners.items()
         for winner in winners
-        if key == device.key
     ]
-    known = {_order(row): row for row in (*_stored_rows(device), *given)}
-    return [known[order] for order in sorted(known)]
+    rows = [*_stored_rows(device), *(dict(zip(ROW_FIELDS, values, strict=True)) for values in given)]
+    known = {tuple(row[name] for name in ROW_FIELDS[1:4]): row for row in rows if row["device_key"] == device.key}
+    return [known[place] for place in sorted(known)]
 
 
-def _stored_rows(device: DeviceSpec) -> list[KernelRow]:
+def _stored_rows(device: DeviceSpec) -> list[Row]:
     try:
-        found = autotuned_rows(device)
+        return [{name: row[name] for name in ROW_FIELDS} for row in autotuned_rows(device)]
     except Exception as error:  # whatever is wrong with a place or a file
         logger.info("No stored configs of autotuned kernels: %s", error)
         return []
-    fields = KernelRow.__annotations__
-    return [KernelRow(**{name: row[name] for name in fields}) for row in found if row["device_key"] == device.key]  # type: ignore[typeddict-item]
-
-
-def _order(row: KernelRow) -> tuple[str, str, str]:
-    return row["kernel"], row["source_hash"], row["problem"]
 
 
 def forget_frozen() -> None:

@@ -88,9 +88,7 @@ class Results:
             with self.open_store() as store:
                 store.put_all(trials, [best] if len(lasting) == len(endings) else [])
             return
-        winner = TunedConfig(
-            shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us
-        )
+        winner = TunedConfig(shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)
         add_winner((self.device.key, self.call.name, self.call.source_hash), winner)
 
     @contextlib.contextmanager

@@ -3,12 +3,11 @@
 import json
 import os
 import stat
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.selection import miss_file
+from blocktune.kernels.files import count_file
 from blocktune.kernels.selection.miss_file import append_misses, miss_path, read_misses
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.fakes.dispatch_fakes import H200, shape_like
@@ -81,13 +80,13 @@ def test_a_broken_line_costs_itself(path: Path, line: bytes) -> None:
 
 
 def test_the_file_stays_within_its_bound_and_keeps_the_frequent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(miss_file, "MAX_BYTES", 20_000)
-    monkeypatch.setattr(miss_file, "MAX_KINDS", 20)
+    monkeypatch.setattr(count_file, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(count_file, "MAX_KINDS", 20)
     for batch in range(1, 200):
         append_misses(path, {LONG_MISS: 5, (H200.key, shape_like(128, batch=batch)): 1})
         assert path.stat().st_size <= 20_000
     found = read_misses(path)
-    assert found.most_common(1) == [(LONG_MISS, 5 * 199)]
+    assert max(found.items(), key=lambda item: item[1]) == (LONG_MISS, 5 * 199)
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo])
@@ -101,4 +100,4 @@ def test_what_is_no_file_is_not_waited_for(path: Path, make: object) -> None:
 
 
 def test_a_file_that_is_not_there_holds_no_misses(path: Path) -> None:
-    assert read_misses(path) == Counter()
+    assert read_misses(path) == {}

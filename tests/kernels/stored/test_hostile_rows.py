@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -154,8 +155,7 @@ def test_any_value_in_a_file_is_left_out_or_within_the_rules(
     for found in stored_winners(KERNEL, SOURCE, H200, file):
         assert found.config.kernel == KERNEL
         assert len(found.config.document) <= 1000
-        assert found.time_us is not None
-        assert 0 < found.time_us < 1e12
+        assert found.time_us is None or 0 < found.time_us < math.inf
 
 
 def test_one_row_of_another_type_costs_that_row(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.tuned import launches as launches_module
+from blocktune.kernels.files import count_file
 from blocktune.kernels.tuned.config import Problem
 from blocktune.kernels.tuned.launches import Kind, Launches, append_launches, launches_path, read_launches
 from blocktune.kernels.values.errors import StoreError
@@ -29,8 +29,8 @@ def test_counts_of_processes_are_added_up(path: Path) -> None:
 
 
 def test_the_file_stays_within_its_bound_and_keeps_the_frequent(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launches_module, "MAX_BYTES", 4_000)
-    monkeypatch.setattr(launches_module, "MAX_KINDS", 8)
+    monkeypatch.setattr(count_file, "MAX_BYTES", 4_000)
+    monkeypatch.setattr(count_file, "MAX_KINDS", 8)
     for size in range(200):
         append_launches(path, {KIND: Launches(hits=5), Kind("x", "m:f", Problem.of({"n": size})): Launches(hits=1)})
         assert path.stat().st_size <= 4_000
