@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,7 +21,7 @@ TAKEN = ("pyproject.toml", "README.md", "LICENSE", "blocktune", *FOLDERS)
 
 def test_nothing_is_a_link() -> None:
     """A ZIP, Windows and `core.symlinks=false` turn a link into a text file."""
-    assert [path for path in (*ROOT.glob("*"), *PACKAGE.rglob("*")) if path.is_symlink() and path.name != ".venv"] == []
+    assert [path for path in (*ROOT.glob("[!.]*"), *PACKAGE.rglob("*")) if path.is_symlink()] == []
 
 
 @pytest.mark.parametrize("name", FOLDERS)
@@ -58,18 +59,14 @@ def test_every_folder_with_python_files_is_a_package() -> None:
 
 
 def unpacked_zip(folder: Path) -> Path:
-    """A copy as a ZIP download leaves it where links are not kept: one is a text file with the path of its target.
-
-    A checkout with `core.symlinks=false` has the same files.
-    """
+    """A copy as a ZIP download or a checkout without links has it: nothing is a link."""
     source = folder / "blocktune-main"
-    for top in map(ROOT.joinpath, TAKEN):
-        for path in sorted({top, *top.rglob("*")} if top.is_dir() and not top.is_symlink() else {top}):
-            copy = source / path.relative_to(ROOT)
-            if "__pycache__" in path.parts or (path.is_dir() and not path.is_symlink()):
-                continue
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(str(path.readlink()).encode() if path.is_symlink() else path.read_bytes())
+    source.mkdir()
+    for name in TAKEN:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, source / name)
     return source
 
 
