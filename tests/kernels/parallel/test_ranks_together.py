@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.ranks.cases import Case, cases, many_cases
+from tests.support.suite import warm_python
 from tools import ROOT, program
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]  # one worker plays, not each of them
@@ -25,7 +26,7 @@ Told = dict[str, dict[str, Any]]
 
 def played(folder: Path, which: str, timeout_s: int) -> Told:
     command = [*program("ranks.shared_attention"), str(folder), which]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    result = warm_python.run(command, timeout=timeout_s)
     assert result.returncode == 0, result.stderr
     found: Told = json.loads(result.stdout)
     assert not any(found["compare"]["statuses"]), result.stderr
