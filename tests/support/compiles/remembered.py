@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Reporter:
-    """Passes what was asked from the workers on, and writes and counts it where there is none above."""
+    """Collects what workers asked for, and writes and counts it. A check fails where the file is stale."""
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         told = getattr(session.config, "workeroutput", None)
@@ -89,6 +89,8 @@ class Reporter:
             told[REPORT] = (sorted(memory.asked), memory.new)
         elif memory.mode == "write":
             facts.write(memory.asked)
+        elif memory.mode == "check" and self._stale():
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -97,9 +99,12 @@ class Reporter:
         memory.new |= new
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        stale = sum(map(facts.is_stale, facts.lines())) if memory.asked else 0
-        if memory.new or stale:
+        asked, new, stale = len(memory.asked), len(memory.new), self._stale()
+        if new or stale:
             terminalreporter.write_line(
-                f"compile facts: {len(memory.asked)} asked for, {len(memory.new)} of them compiled as they are not in the "
-                f"file, {stale} lines of which are stale. `make compile-facts` brings it up to date."
+                f"compile facts: {new} of {asked} were compiled because the file lacks them, and {stale} of its lines are "
+                "stale. `make compile-facts` brings it up to date."
             )
+
+    def _stale(self) -> int:
+        return sum(map(facts.is_stale, facts.lines())) if memory.asked else 0

@@ -19,9 +19,7 @@ COST = "processor_seconds"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--costs`."""
-    parser.addoption(
-        "--costs", action="store_true", help="Bring the list of dear cases up to date by what this run takes."
-    )
+    parser.addoption("--costs", action="store_true", help="Measure the cases, and list those that are dear.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,15 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def mark_dear_exhaustive(items: list[pytest.Item]) -> None:
     """Mark the dear cases as exhaustive, but for the cheapest one of a file that has no other."""
     costs = read()
-    cheap = {
-        item.location[0] for item in items if not item.get_closest_marker("exhaustive") and item.nodeid not in costs
-    }
-    for item in sorted(items, key=lambda item: costs.get(item.nodeid, 0.0)):
-        if item.nodeid not in costs or item.get_closest_marker("exhaustive"):
-            continue
-        if item.location[0] in cheap:
+    kept: set[str] = set()
+    by_cost = sorted(items, key=lambda item: costs.get(item.nodeid, 0.0))
+    for item in (item for item in by_cost if not any(map(item.get_closest_marker, ("exhaustive", "gpu")))):
+        if item.nodeid in costs and item.location[0] in kept:
             item.add_marker("exhaustive")
-        cheap.add(item.location[0])
+        kept.add(item.location[0])
 
 
 def read() -> dict[str, float]:
@@ -54,12 +49,8 @@ def read() -> dict[str, float]:
 
 def write(measured: Mapping[str, float]) -> None:
     """Replace what the file says of the cases that ran."""
-    costs = {
-        name: seconds
-        for name, seconds in (read() | measured).items()
-        if measured.get(name, DEAR_SECONDS) >= DEAR_SECONDS
-    }
-    FILE.write_text("".join(f"{name} {seconds:.1f}\n" for name, seconds in sorted(costs.items())))
+    costs = sorted((read() | measured).items())
+    FILE.write_text("".join(f"{name} {seconds:.1f}\n" for name, seconds in costs if seconds >= DEAR_SECONDS))
 
 
 class Meter:
