@@ -3,6 +3,7 @@
 import os
 import shutil
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,6 @@ from blocktune.kernels.stored.places import user_place
 from blocktune.kernels.stored.sources import UserConfigs
 from blocktune.kernels.values.errors import StoreError, UsageError
 from tests.support.open_folders import let_everyone_through
-from tests.support.suite import warm_python
 
 H200 = device_named("h200")
 
@@ -116,7 +116,7 @@ def read_by_another(path: Path, *, user: int | None = None, file_bytes: int = -1
     """Return what a process says that runs as this user, or may write files of up to `file_bytes` only."""
     arguments = [str(file_bytes), str(os.geteuid() if user is None else user), str(path)]
     command = [sys.executable, "-P", "-c", READER, *arguments]
-    return warm_python.run(command, timeout=60, check=True).stdout.strip()
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -102,8 +102,8 @@ class Reporter:
         asked, new, stale = len(memory.asked), len(memory.new), self._stale()
         if new or stale:
             terminalreporter.write_line(
-                f"compile facts: {new} of {asked} were compiled because the file lacks them, and {stale} of its lines are "
-                "stale. `make compile-facts` brings it up to date."
+                f"compile facts: {new} of {asked} are not in the file and were compiled; {stale} of its lines "
+                "are stale. `make compile-facts` brings it up to date."
             )
 
     def _stale(self) -> int:

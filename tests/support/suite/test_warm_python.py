@@ -59,4 +59,6 @@ def test_what_takes_too_long_is_killed() -> None:
 
 def test_nothing_of_ours_is_imported_yet() -> None:
     code = "import sys; print([name for name in sys.modules if name.startswith('blocktune')])"
-    assert warm_python.run([sys.executable, "-P", "-c", code]).stdout == "[]\n"
+    alone = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # PyTorch's import brings a part of ours along
+    assert warm_python.run([sys.executable, "-P", "-c", code], env=alone).stdout == "[]\n"
+    assert "'blocktune.autoload'" in warm_python.run([sys.executable, "-P", "-c", code]).stdout
