@@ -62,7 +62,10 @@ def _spec_text(spec: CompileSpec) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return kernel_hash(value) if hasattr(value, "cache_key") else repr(value)
+    """Return a constant as text, in which a jitted function is its source, also one in a tuple."""
+    if isinstance(value, tuple):
+        return f"{type(value).__name__}({', '.join(map(_value_text, value))})"
+    return kernel_hash(value) if hasattr(value, "cache_key") else f"{type(value).__name__} {value!r}"
 
 
 @cache
