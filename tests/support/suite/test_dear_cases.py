@@ -26,8 +26,11 @@ class Case(SimpleNamespace):
 @pytest.fixture
 def file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "dear_cases.txt"
-    path.write_text("a.py::test_one 5.0\nb.py::test_one[x y] 9.5\nb.py::test_two 3.0\n")
+    path.write_text("a.py::test_gone 7.0\na.py::test_one 5.0\nb.py::test_one[x y] 9.5\nb.py::test_two 3.0\n")
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("def test_one():\ndef test_two():\n")
     monkeypatch.setattr(dear_cases, "FILE", path)
+    monkeypatch.setattr(dear_cases, "ROOT", tmp_path)
     return path
 
 
@@ -39,8 +42,8 @@ def test_a_file_keeps_its_cheapest_case() -> None:
     assert [item.nodeid for item in items if item.marks] == ["a.py::test_one", "b.py::test_one[x y]"]
 
 
-def test_a_run_replaces_the_costs_of_what_ran(file: Path) -> None:
-    dear_cases.write({"a.py::test_one": 1.0, "a.py::test_two": 2.04, "b.py::test_two": 4.0})
+def test_a_run_replaces_the_costs_of_what_ran_and_drops_what_is_gone(file: Path) -> None:
+    dear_cases.write({"a.py::test_one": 0.9, "a.py::test_two": 2.04, "b.py::test_two": 4.0})
     assert file.read_text() == "a.py::test_two 2.0\nb.py::test_one[x y] 9.5\nb.py::test_two 4.0\n"
 
 
