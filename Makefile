@@ -1,8 +1,12 @@
 # make run          set up a virtual environment and tune one shape
-# make test         set up and pass the tests that need no GPU
-# make test-all     the same, and many more cases of the same kinds: continuous integration runs it
+# make test         set up and pass the tests that need no GPU; TENTH=3 adds the fourth tenth of the cases of `make test-all`
+# make test-all     the same, and many more cases of the same kinds
+# make test-nightly test-all and test-newest, with all code compiled: the night's part of continuous integration
 # make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
-# make test-newest  the tests of kernels and tuner again, under the newest Triton
+# make test-newest  the tests of kernels and tuner again, under the newest Triton; TENTH=3 leaves the first case of each
+#                   test, and that tenth
+# make test-costs   the list of cases that take many processor seconds, which `make test` leaves to the night
+# make compile-facts what compile tests found, in tests/data, so that only kernels that change are compiled again
 # make test-pair    the same under the PyTorch and Triton that are named: TORCH=2.14.1 TRITON=3.8.0
 # make test-transformers  every family of the installed transformers, next to eager attention
 # make test-lowest  the command line with the lowest versions that pyproject.toml allows, under Python 3.11
@@ -56,23 +60,28 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-newest test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
 
-# What `make test` leaves to `make test-all`, which collects all tests once: that takes 20 s of every worker.
-FEW := and not exhaustive
+# What `make test` leaves to `make test-all`, but for a tenth of it where TENTH is a digit.
+FEW := and $(if $(TENTH),(not exhaustive or tenth),not exhaustive)
+FEW_NEWEST := and not exhaustive $(if $(TENTH),and (first or tenth))
+TURN := $(if $(TENTH),--tenth $(TENTH)) $(if $(FACTS),--compile-facts $(FACTS))
 test-all: FEW :=
 
 # mypy has one processor: the interpreted tests run beside it.
 test test-all: $(VENV)/.installed-test
 	$(MAKE) --jobs 2 --output-sync=target check test-interpreted FEW="$(FEW)"
-	$(PARALLEL) -m "not gpu and not cluster $(FEW)"
+	$(PARALLEL) $(TURN) -m "not gpu and not cluster $(FEW)"
+
+test-nightly:
+	$(MAKE) test-all test-newest FACTS=check
 
 # The kernels' own tests run in Triton's interpreter, which a process either has or has not; the rest runs without it.
 test-interpreted: $(VENV)/.installed-test
-	TRITON_INTERPRET=1 $(PARALLEL) -m "interpreted and not gpu $(FEW)" $(INTERPRETED)
+	TRITON_INTERPRET=1 $(PARALLEL) $(TURN) -m "interpreted and not gpu $(FEW)" $(INTERPRETED)
 
 width-test: $(VENV)/.installed-test
 	BLOCKTUNE_WIDTHS=full $(PARALLEL) tests/kernels/base/test_width_classes.py tests/kernels/portable/test_row_alignment.py
@@ -83,8 +92,16 @@ check: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 test-newest: $(VENV)/.installed-test $(NEWEST)/.installed
-	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) -m "interpreted and not gpu and not exhaustive and not triton_free" $(INTERPRETED)
-	$(WITH_NEWEST) $(PARALLEL) -m "not gpu and not exhaustive and not cluster and not triton_free" $(ASKS_TRITON)
+	TRITON_INTERPRET=1 $(WITH_NEWEST) $(PARALLEL) $(TURN) -m "interpreted and not gpu and not triton_free $(FEW_NEWEST)" $(INTERPRETED)
+	$(WITH_NEWEST) $(PARALLEL) $(TURN) -m "not gpu and not cluster and not triton_free $(FEW_NEWEST)" $(ASKS_TRITON)
+
+test-costs: $(VENV)/.installed-test
+	TRITON_INTERPRET=1 $(PARALLEL) --costs -m "interpreted and not gpu and not exhaustive" $(INTERPRETED)
+	$(PARALLEL) --costs -m "not gpu and not cluster and not exhaustive"
+
+compile-facts: $(VENV)/.installed-test $(NEWEST)/.installed
+	$(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu" tests/kernels tests/tuner
+	$(WITH_NEWEST) $(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu and not exhaustive" tests/kernels tests/tuner
 
 test-pair: BIN := $(PAIR)/bin
 test-pair: $(PAIR)/.installed

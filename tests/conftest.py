@@ -16,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.driver import read_driver
+from tests.support import recording
+from tests.support.compiles import remembered
 from tests.support.quick_interpreter import do_less
-from tests.support.recording import pytest_addoption, pytest_configure
+from tests.support.suite import dear_cases, tenths
 from tests.support.suite.few_cases import mark_others_exhaustive
 from tests.support.suite.kept_objects import pytest_collection
 from tests.support.suite.same_draws import pytest_runtest_setup
@@ -25,8 +27,8 @@ from tests.support.suite.shared_files import keep_files_together
 from tests.support.suite.worker_gpus import take_turns
 from tests.support.triton_modes import ABSENT, INTERPRETED
 
-# --record, a garbage collector with less to do, and the same draws in every run
-__all__ = ["pytest_addoption", "pytest_collection", "pytest_configure", "pytest_runtest_setup"]
+# a garbage collector with less to do, and the same draws in every run
+__all__ = ["pytest_collection", "pytest_runtest_setup"]
 
 os.environ |= {"BLOCKTUNE_MISSES": "off", "BLOCKTUNE_LAUNCHES": "off"}  # for the processes that tests start, too
 take_turns()
@@ -34,6 +36,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if INTERPRETED:
     do_less()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for each in (recording, tenths, dear_cases, remembered):
+        each.pytest_addoption(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for each in (recording, dear_cases, remembered):
+        each.pytest_configure(config)
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +71,9 @@ def code_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.hookimpl(tryfirst=True)  # -m reads the markers that are added here
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     mark_others_exhaustive(items)
+    if not config.getoption("--costs"):
+        dear_cases.mark_dear_exhaustive(items)
+    tenths.mark_turns(items, config.getoption("--tenth"))
     keep_files_together(items)
     _leave_out(config, items, {marker for marker, absent in ABSENT.items() if absent})
     _skip_without_gpu(items)

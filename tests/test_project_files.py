@@ -1,6 +1,8 @@
 """What the project says of itself for other programs agrees with pyproject.toml and the Makefile."""
 
+import os
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -49,6 +51,51 @@ def test_continuous_integration_runs_the_oldest_python_and_both_tritons() -> Non
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run ${{ matrix.triton }}"]
     script = (ROOT / ".ci" / "run").read_text()
     assert all(f"{triton}) make test" in script for triton in matrix["triton"])
+
+
+def test_every_night_runs_what_a_push_leaves_out() -> None:
+    steps = read(".github/workflows/nightly.yml")["jobs"]["all"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == ["make test-nightly"]
+    recipe = (ROOT / "Makefile").read_text().split("\ntest-nightly:")[1].split("\n\n")[0]
+    assert recipe.split() == ["$(MAKE)", "test-all", "test-newest", "FACTS=check"]
+
+
+def chosen(target: str, *settings: str) -> list[str]:
+    """Return what the calls of pytest in a target choose by markers."""
+    told = {
+        name: value for name, value in os.environ.items() if "MAKE" not in name and name != "TENTH"
+    }  # by our own run
+    command = ["make", "--dry-run", "--always-make", target, *settings]
+    shown = subprocess.run(command, cwd=ROOT, env=told, capture_output=True, text=True, check=True).stdout
+    return re.findall(r'pytest .* -m "(.+?)"', shown)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+@pytest.mark.parametrize("target", ["test", "test-newest"])
+def test_a_push_runs_a_tenth_of_what_is_left_to_the_night(target: str) -> None:
+    assert all("not exhaustive" in words and "tenth" not in words for words in chosen(target))
+    taken = chosen(target, "TENTH=3")
+    assert len(taken) == 2
+    assert all("or tenth)" in words for words in taken)
+
+
+@pytest.mark.parametrize("where", ["a commit", "no repository"])
+def test_a_commit_has_a_tenth_of_its_own(where: str, tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    for name in ("make", "apt-get", "chromium"):  # nothing is installed or run
+        (tmp_path / name).write_text('#!/bin/sh\necho "$0 $* $TENTH" >> called\n')
+        (tmp_path / name).chmod(0o755)
+    git = "#!/bin/sh\necho 0000002aef\n" if where == "a commit" else "#!/bin/sh\nexit 1\n"
+    (tmp_path / "git").write_text(git)
+    (tmp_path / "git").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run([tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True, check=True)
+    tenth = re.search(r"^Tenth (\d) of", ended.stdout)
+    assert tenth is not None
+    assert where == "no repository" or tenth[1] == "2"
+    calls = [line.split("/")[-1] for line in (tmp_path / "called").read_text().splitlines() if "/make " in line]
+    assert calls == [f"make test {tenth[1]}", f"make test-newest {tenth[1]}"]
 
 
 def test_continuous_integration_refuses_another_triton() -> None:

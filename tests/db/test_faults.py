@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -20,6 +19,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError
+from tests.support.suite import warm_python
 
 HELD_SECONDS = 10.0 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 0.5
 
@@ -38,7 +38,7 @@ def in_a_process(script: str, *arguments: object) -> dict[str, object]:
         """
     code = textwrap.dedent(begin) + textwrap.dedent(script)
     command = [sys.executable, "-P", "-c", code, *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = warm_python.run(command, timeout=60)
     assert result.returncode == 0, result.stderr
     told: dict[str, object] = json.loads(result.stdout)
     return told

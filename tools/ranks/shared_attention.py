@@ -1,4 +1,4 @@
-"""Ranks that share attention: shared_attention FOLDER ordinary|many.
+"""Ranks that share attention: shared_attention FOLDER ordinary|RANKS.
 
 Forks the ranks of every play, which saves them from importing torch each, and prints one JSON object: how the ranks of
 each play ended and what they found. Plays that wait for a timeout run while others do.
@@ -48,7 +48,6 @@ def compare(sizes: tuple[int, ...], make: Callable[[int], Any]) -> dict[str, Any
 
 
 ORDINARY: dict[str, tuple[int, Act]] = {"compare": (4, lambda: compare((2, 3, 4), cases)), **PLAYS}
-MANY: dict[str, tuple[int, Act]] = {"compare": (8, lambda: compare((5, 6, 7, 8), many_cases))}
 
 
 def be_rank(act: Act, rank: int, size: int, folder: Path, patience: timedelta) -> None:
@@ -90,8 +89,12 @@ def begun(name: str, play: tuple[int, Act], folder: Path, patience: timedelta = 
 
 def main(folder: Path, which: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    endings = {} if which == "many" else {name: begun(name, play, folder, IN_VAIN) for name, play in ENDINGS.items()}
-    found = {name: begun(name, play, folder)() for name, play in (MANY if which == "many" else ORDINARY).items()}
+    if which == "ordinary":
+        plays, in_vain = ORDINARY, ENDINGS
+    else:
+        plays, in_vain = {"compare": (int(which), lambda: compare((int(which),), many_cases))}, {}
+    endings = {name: begun(name, play, folder, IN_VAIN) for name, play in in_vain.items()}
+    found = {name: begun(name, play, folder)() for name, play in plays.items()}
     found |= {name: told() for name, told in endings.items()}
     sys.stdout.write(json.dumps(found))
 

@@ -1,7 +1,6 @@
 """Ranks with different stores choose the same configs after `sync_configs`, or all of them say why not."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from tests.support.fakes.dispatch_fakes import H200, shape_like
+from tests.support.suite import warm_python
 from tools import program
 
 pytestmark = pytest.mark.triton_free
@@ -26,7 +26,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What every rank of every scenario told; all of them are played in one go."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [*program("ranks.sync_ranks"), str(folder)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = warm_python.run(command, timeout=120)
     assert result.returncode == 0, result.stderr
     found: Told = json.loads(result.stdout)
     return found

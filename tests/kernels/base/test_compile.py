@@ -1,20 +1,21 @@
 """The portable kernels compiled for GPUs that are not here: tensor cores, no spills, the overlap of schedules."""
 
-import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
 
 import pytest
-import triton
 
 from blocktune.kernels.base.flash_kernel import AHEAD, AHEAD_FIXED, IN_ORDER, FlashKernel
+from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.compiler import compile_resources, options_of, source_of
+from blocktune.tuner.compile.compiler import compiled_code
+from tests.support.compiles.measures import compile_resources
+from tests.support.compiles.remembered import remembered
 from tests.support.machine_code.kernels import loops, mnemonic
 from tests.support.machine_code.sass import listed
 from tests.support.triton_modes import TRITON, compiled_here
@@ -85,24 +86,36 @@ def test_default_config_leaves_out_what_triton_cannot_compile(kernel: str, head_
     assert default(kernel, BLACKWELL, head_dim).parameters["schedule"] == IN_ORDER
 
 
-def main_loop(kernel: str, config: KernelConfig) -> list[str]:
-    """The instructions of sm_90, without operands, of the first loop that holds matrix products."""
-    for loop in loops(machine_code(kernel, config)):
-        names = [mnemonic(text) for _, text in loop]
-        if any(name.startswith("HGMMA") for name in names):
-            return names
-    raise AssertionError(f"{config.label} has no loop with matrix products.")
+@dataclass(frozen=True)
+class Loop:
+    """What the first loop with matrix products issues: exponentials, those of them that are hidden behind products
+    (`hidden_exponentials`), and stores to shared memory."""
+
+    exponentials: int
+    hidden: int
+    stores: int
 
 
-def machine_code(kernel: str, config: KernelConfig) -> list[tuple[int, str]]:
-    """(address, instruction) of all that a kernel is for compute capability 9.0."""
-    from triton.backends.compiler import GPUTarget
+def main_loop(kernel: str, config: KernelConfig) -> Loop:
+    """What a kernel's main loop issues on compute capability 9.0."""
+    return Loop(*_loop_counts((get_kernel(kernel).compile_spec(config, shape()),), HOPPER))
 
-    spec = get_kernel(kernel).compile_spec(config, shape())
-    compiled: Any = triton.compile(source_of(spec), target=GPUTarget("cuda", 90, 32), options=options_of(spec))
-    (cubin,) = Path(os.environ["TRITON_CACHE_DIR"]).rglob("*.cubin")
-    assert cubin.read_bytes() == compiled.asm["cubin"]
-    return listed(cubin)
+
+@remembered
+def _loop_counts(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> tuple[int, int, int]:
+    loop = _products_loop(compiled_code(specs[0], cc).asm["cubin"])
+    return loop.count("MUFU.EX2"), hidden_exponentials(loop), sum(name.startswith(("STS", "STSM")) for name in loop)
+
+
+def _products_loop(cubin: bytes) -> list[str]:
+    """The instructions, without operands, of the first loop that holds matrix products."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        for loop in loops(listed(Path(file.name))):
+            names = [mnemonic(text) for _, text in loop]
+            if any(name.startswith("HGMMA") for name in names):
+                return names
+    raise AssertionError("The code has no loop with matrix products.")
 
 
 def hidden_exponentials(loop: list[str]) -> int:
@@ -118,35 +131,31 @@ def hidden_exponentials(loop: list[str]) -> int:
     return hidden
 
 
-def stores_to_shared(loop: list[str]) -> list[str]:
-    return [name for name in loop if name.startswith(("STS", "STSM"))]
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kernel", PORTABLE)
 @pytest.mark.parametrize("schedule", [AHEAD, AHEAD_FIXED])
 def test_running_ahead_hides_exponentials_behind_products(kernel: str, schedule: int) -> None:
     loop = main_loop(kernel, default(kernel, HOPPER, schedule=schedule))
-    assert hidden_exponentials(loop) > 0
-    assert stores_to_shared(loop) == []  # the probabilities stay in registers
+    assert loop.hidden > 0
+    assert loop.stores == 0  # the probabilities stay in registers
 
 
 def test_default_config_hides_most_exponentials() -> None:
     loop = main_loop("flash_fwd_tma", default("flash_fwd_tma", HOPPER))
-    assert loop.count("MUFU.EX2") == 64 * 64 // 128  # a thread of four warps has 32 scores of the tile
-    assert hidden_exponentials(loop) >= 24
+    assert loop.exponentials == 64 * 64 // 128  # a thread of four warps has 32 scores of the tile
+    assert loop.hidden >= 24
 
 
 @pytest.mark.parametrize("kernel", PORTABLE)
 def test_in_order_hides_none(kernel: str) -> None:
     """What running ahead is for; and the proof that the test above can tell the difference."""
     loop = main_loop(kernel, default(kernel, HOPPER, schedule=IN_ORDER))
-    assert loop.count("MUFU.EX2") > 0
-    assert hidden_exponentials(loop) == 0
+    assert loop.exponentials > 0
+    assert loop.hidden == 0
 
 
 @pytest.mark.parametrize("kernel", PORTABLE)
 def test_warps_that_share_rows_exchange_probabilities(kernel: str) -> None:
     """64 rows are four warps' worth: with eight the probabilities do go through shared memory (`shared_bytes`)."""
     config = KernelConfig(kernel, 64, 64, 8, 2, (("schedule", AHEAD_FIXED),))
-    assert stores_to_shared(main_loop(kernel, config))
+    assert main_loop(kernel, config).stores > 0

@@ -1,6 +1,7 @@
 """The shared memory that the portable kernels predict against what the compiler allocates."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compile.compiler import options_of, source_of
+from tests.support.compiles.remembered import remembered
 from tests.support.triton_modes import TRITON, compiled_here
 
 pytestmark = [
@@ -81,16 +83,18 @@ def name_of(value: object) -> str:
 
 def allocated_bytes(config: KernelConfig, problem: AttentionShape, cc: tuple[int, int]) -> int:
     """Shared memory by the compiler of the launch that takes longest."""
-    return allocated_by(get_kernel(config.kernel).compile_spec(config, problem), cc)[0]
+    return allocated_by((get_kernel(config.kernel).compile_spec(config, problem),), cc)[0]
 
 
-def allocated_by(spec: CompileSpec, cc: tuple[int, int]) -> tuple[int, int]:
+@remembered
+def allocated_by(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> tuple[int, int]:
     """Shared memory in bytes and columns of tensor memory by the compiler, which knows them before it makes machine
     code: the slow half is left out."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
+    (spec,) = specs
     source, target = source_of(spec), GPUTarget("cuda", limits_for(cc).sm_arch, 32)
     backend = make_backend(target)
     options = backend.parse_options(options_of(spec) | source.parse_options())
@@ -283,7 +287,7 @@ def test_tensor_memory_of_float32_is_between_its_bounds(
         shape(head_dim, **FLOAT32),
     )
     problem, limits = replace(problem, head_dim_v=head_dim_v), limits_for(cc)
-    shared, columns = allocated_by(kernel.compile_spec(config, problem), cc)
+    shared, columns = allocated_by((kernel.compile_spec(config, problem),), cc)
     assert kernel.tensor_memory_columns(config, problem, limits) <= columns
     assert columns <= kernel.most_tensor_memory_columns(config, problem, limits)
     assert kernel.shared_bytes(config, problem, limits) <= shared <= kernel.most_shared_bytes(config, problem, limits)
@@ -322,7 +326,7 @@ def test_float32_defaults_can_be_launched(cc: tuple[int, int], kernel: str, head
     own, problem, limits = get_kernel(kernel), float32_shape(kernel, head_dim, head_dim_v), limits_for(cc)
     config = own.default_config(problem, limits)
     allocated = [
-        allocated_by(spec, cc) for spec in (own.compile_spec(config, problem), *own.further_specs(config, problem))
+        allocated_by((spec,), cc) for spec in (own.compile_spec(config, problem), *own.further_specs(config, problem))
     ]
     assert own.shared_bytes(config, problem, limits) <= max(shared for shared, _ in allocated)
     assert max(shared for shared, _ in allocated) <= own.most_shared_bytes(config, problem, limits)

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from blocktune.kernels.base import source_hash
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.registry import KERNELS
+from tests.support.suite import warm_python
 
 # Triton 3.6 leaves a module-level tl.constexpr out of a hash if another kernel's hash has already merged it. Code that
 # was compiled ahead, and results stored under the hash, would then not be found again.
@@ -30,7 +30,7 @@ def hashes(*names: str) -> dict[str, str]:
     """The source hashes that a fresh process computes in this order."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-P", "-c", PROGRAM, *names]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    process = warm_python.run(command, check=True, env=environment)
     result: dict[str, str] = json.loads(process.stdout)
     return result
 

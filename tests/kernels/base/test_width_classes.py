@@ -7,18 +7,17 @@ copies uniform registers that nothing has written (flash_fwd_transposed 64x64 at
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel
+from blocktune.kernels.base.kernel import MAX_HEAD_DIM, AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.shape import FP8
-from blocktune.tuner.compile.compiler import options_of, source_of
+from blocktune.tuner.compile.compiler import compiled_code
 from tests.support.attention.width_classes import (
     ARCHITECTURES,
     DIMS,
@@ -29,6 +28,8 @@ from tests.support.attention.width_classes import (
     narrow_cases,
     shape_for,
 )
+from tests.support.compiles.measures import launched_specs
+from tests.support.compiles.remembered import remembered
 from tests.support.machine_code.sass import disassembled
 from tests.support.machine_code.shared_memory_checks import illegal_tiles
 from tests.support.machine_code.wgmma_descriptors import unwritten_reads, wrong_descriptors
@@ -51,20 +52,18 @@ def problems(case: Case) -> Iterator[str]:
     """What is wrong with the code of a case."""
     limits, kernel = limits_for(case.cc), case.kernel
     yield from kernel.violations(case.config, case.shape, limits)
-    for spec in (*kernel.further_specs(case.config, case.shape), kernel.compile_spec(case.config, case.shape)):
-        compiled = _compiled(spec, limits.sm_arch)
-        yield from illegal_tiles(compiled, limits)
+    yield from _problems_of_code(launched_specs(kernel, case.config, case.shape), case.cc)
+
+
+@remembered
+def _problems_of_code(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> list[str]:
+    found: list[str] = []
+    for spec in specs:
+        compiled = compiled_code(spec, cc)
         code = disassembled(compiled.asm["cubin"])
-        yield from unwritten_reads(code)
-        if case.cc == HOPPER:
-            yield from wrong_descriptors(code, compiled.asm["ptx"])
-
-
-def _compiled(spec: Any, arch: int) -> Any:
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    return triton.compile(source_of(spec), target=GPUTarget("cuda", arch, 32), options=options_of(spec))
+        found += [*illegal_tiles(compiled, limits_for(cc)), *unwritten_reads(code)]
+        found += wrong_descriptors(code, compiled.asm["ptx"]) if cc == HOPPER else ()
+    return found
 
 
 @compiled_here

@@ -8,7 +8,7 @@ from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.historical.padded import next_width
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
 
 HISTORICAL = ["flash_v1", "flash_v2", "flash_fwd_padded", "flash_fwd_transposed"]

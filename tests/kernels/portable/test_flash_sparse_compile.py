@@ -10,7 +10,7 @@ from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
 
 HOPPER = (9, 0)

@@ -6,12 +6,10 @@ A head dimension that 8 divides is compared with the multiple of 16 next to it t
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
-import triton
 
 from blocktune.kernels.base.flash_kernel import padded_width
 from blocktune.kernels.base.kernel import CompileSpec
@@ -20,7 +18,8 @@ from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.compiler import options_of, source_of
+from blocktune.tuner.compile.compiler import compiled_code
+from tests.support.compiles.remembered import remembered
 from tests.support.triton_modes import compiled_here
 
 FEATURES = {"flash_fwd_general": "window=256:0", "flash_fwd_sparse": "block_sparse", "flash_bwd_sparse": "block_sparse"}
@@ -55,16 +54,17 @@ def shape_of(name: str, head_dim: int, features: str = "") -> AttentionShape:
 
 def accesses(spec: CompileSpec, cc: tuple[int, int]) -> Counter[tuple[str, int]]:
     """How many copies, loads and stores of device memory a function has, by their bytes a thread."""
-    from triton.backends.compiler import GPUTarget
+    return Counter(_accesses((spec,), cc))
 
-    target = GPUTarget("cuda", cc[0] * 10 + cc[1], 32)
-    compiled: Any = triton.compile(source_of(spec), target=target, options=options_of(spec))
-    ptx = compiled.asm["ptx"]
+
+@remembered
+def _accesses(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> dict[tuple[str, int], int]:
+    ptx = compiled_code(specs[0], cc).asm["ptx"]
     found = Counter(("copy", int(size, 16)) for size in re.findall(r"cp\.async\.c[ag]\..*, (0x\w+)", ptx))
     pattern = r"\b(ld|st)\.global\S*?(?:\.v(\d))?\.[bsuf](\d+)\b"
     for name, count, bits in re.findall(pattern, ptx):
         found[name, int(count or 1) * int(bits) // 8] += 1
-    return found
+    return dict(sorted(found.items()))
 
 
 def accesses_of(name: str, shape: AttentionShape, cc: tuple[int, int]) -> Iterator[Counter[tuple[str, int]]]:

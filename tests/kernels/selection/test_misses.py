@@ -3,7 +3,6 @@
 import fcntl
 import logging
 import os
-import subprocess
 import textwrap
 import threading
 import time
@@ -27,6 +26,7 @@ from blocktune.kernels.stored.provenance import Reuse
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.shape import AttentionShape
 from tests.support.fakes.dispatch_fakes import H200, ListSource, PlainKernel, config, shape_like, tensors, tuned
+from tests.support.suite import warm_python
 from tools import python
 
 pytestmark = pytest.mark.triton_free
@@ -183,12 +183,7 @@ def in_a_process(script: str, path: Path) -> None:
         misses.watch(plan)
         """
     code = textwrap.dedent(begin) + textwrap.dedent(script)
-    subprocess.run(
-        python(code),
-        env=os.environ | {"BLOCKTUNE_MISSES": str(path)},
-        check=True,
-        timeout=60,
-    )
+    warm_python.run(python(code), env=os.environ | {"BLOCKTUNE_MISSES": str(path)}, check=True, timeout=60)
 
 
 def test_the_end_of_a_process_writes_what_is_left_and_a_forked_child_counts_nothing_twice(path: Path) -> None:

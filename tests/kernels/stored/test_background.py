@@ -1,6 +1,5 @@
 """What is read on a thread of its own: who waits for it, who is called back, and what becomes of it at a fork."""
 
-import subprocess
 import sys
 import textwrap
 import threading
@@ -10,6 +9,7 @@ import pytest
 
 from blocktune.kernels.stored import background
 from blocktune.kernels.stored.background import BackgroundRead
+from tests.support.suite import warm_python
 
 pytestmark = pytest.mark.triton_free
 
@@ -93,7 +93,7 @@ def told_by(script: str) -> list[str]:
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns about forks beside threads
     """
     command = [sys.executable, "-P", "-c", textwrap.dedent(begin) + textwrap.dedent(script)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return warm_python.run(command, check=True, timeout=60).stdout.split()
 
 
 @pytest.mark.parametrize("asked", [False, True])

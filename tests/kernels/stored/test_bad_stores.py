@@ -4,7 +4,6 @@ import math
 import random
 import shutil
 import sqlite3
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from tests.support.fakes.dispatch_fakes import (
     store_with,
 )
 from tests.support.stores.bad_stores import BAD_STORES, held_exclusively
+from tests.support.suite import warm_python
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("plain_kernel")]
 
@@ -102,7 +102,7 @@ def read_as_nobody(path: Path) -> str:
         "except Exception as error: print(type(error).__name__, error)"
     )
     command = [sys.executable, "-P", "-c", code, str(path)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+    return warm_python.run(command, check=True, cwd="/").stdout.strip()
 
 
 def test_a_store_on_read_only_media_is_read(open_directory: Path) -> None:

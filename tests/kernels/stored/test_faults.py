@@ -4,7 +4,6 @@ import logging
 import math
 import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -37,6 +36,7 @@ from tests.support.fakes.dispatch_fakes import (
     tensors,
 )
 from tests.support.stores.bad_stores import BAD_STORES, held_exclusively, random_bytes
+from tests.support.suite import warm_python
 
 pytestmark = pytest.mark.triton_free
 
@@ -208,5 +208,5 @@ def test_a_store_of_another_user_is_a_store_error(open_directory: Path) -> None:
         "print(read_source(SqliteConfigs(Path(sys.argv[1])), device))"
     )
     command = [sys.executable, "-P", "-c", code, str(path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout
+    told = warm_python.run(command, check=True, cwd="/").stdout
     assert told.startswith("([], ['The store ")

@@ -1,7 +1,6 @@
 """A fork waits for the connections of other threads, briefly, and for none of its own."""
 
 import sqlite3
-import subprocess
 import sys
 import textwrap
 import threading
@@ -15,6 +14,7 @@ import pytest
 from blocktune.kernels.stored import fork_gate
 from blocktune.kernels.stored.background import CALL_SECONDS, MAX_SECONDS, BackgroundRead
 from blocktune.kernels.stored.fork_gate import ForkGate, GatedConnection, gate
+from tests.support.suite import warm_python
 
 pytestmark = pytest.mark.triton_free
 
@@ -155,7 +155,7 @@ def test_forked_children_can_use_a_file_that_other_threads_write(tmp_path: Path)
         print(failed)
     """
     command = [sys.executable, "-P", "-c", textwrap.dedent(script), str(tmp_path / "shared.db")]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    result = warm_python.run(command, timeout=120)
     assert result.stdout.strip() == "0", result.stderr
 
 

@@ -1,7 +1,6 @@
 """What a store knows of a kernel, and in which order it serves a call."""
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -18,6 +17,7 @@ from blocktune.kernels.tuned.config import CONFIGS, TYPES, Plain, Problem, UserC
 from blocktune.kernels.tuned.fallback import KernelWinner, kernel_offers, stored_winners
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
+from tests.support.suite import warm_python
 
 H200 = device_named("h200")
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
@@ -154,5 +154,5 @@ def test_a_store_in_a_directory_that_may_not_be_searched_is_no_problem(open_dire
         "print(stored_winners('m:f', 'a' * 16, device, Path(sys.argv[1])))"
     )
     command = [sys.executable, "-P", "-c", code, str(path)]
-    assert subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout == "[]\n"
+    assert warm_python.run(command, check=True, cwd="/").stdout == "[]\n"
     path.parent.chmod(0o700)

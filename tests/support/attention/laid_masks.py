@@ -11,7 +11,7 @@ def bounded(mask: torch.Tensor) -> torch.Tensor:
     return torch.where((mask < LOWEST) & (mask > float("-inf")), -(2.0**50), mask.float()).to(mask.dtype)
 
 
-def with_strides_of(mask: torch.Tensor) -> torch.Tensor:
+def laid_out(mask: torch.Tensor) -> torch.Tensor:
     """Tiles [batch or 1, heads or 1, 64 queries, 128 keys] of a mask, one after the other: words of a boolean one,
     values of an additive one. A query that all share fills a tile."""
     if mask.shape[2] == 1:

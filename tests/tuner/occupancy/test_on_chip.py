@@ -10,8 +10,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.candidates.space import configs_of
-from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.occupancy.forward_tiles import on_chip
+from tests.support.compiles.measures import compile_resources
 
 MOST_BARRIER_BYTES = 1024
 """As much as a swizzled tile's alignment, where the one barrier lies before it."""

@@ -20,6 +20,7 @@ from blocktune.tuner.tuned import decide, node_lock
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
+from tests.support.suite import warm_python
 from tests.support.triton_modes import compiled_here
 from tools import ROOT, program, python
 
@@ -170,12 +171,6 @@ def test_without_a_gpu_commands_about_a_kernel_say_the_same(command: str, tmp_pa
     arguments = ("--args", "tests.support.libraries.autotuned_kernels:scale_arguments", "--grid", "n=1000")
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "BLOCKTUNE_DB": str(tmp_path / "store.db")}
     words = ["-m", "blocktune", command, kernel, *arguments]
-    done = subprocess.run(
-        [sys.executable, "-P", *words],
-        env=environment | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_python.run([sys.executable, "-P", *words], env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == NoDeviceError.exit_code, done.stderr
     assert f"error: {kernel} is launched on a GPU. " in done.stderr

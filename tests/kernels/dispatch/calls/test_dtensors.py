@@ -1,11 +1,11 @@
 """Calls of distributed tensors on gloo: what one device computes, whatever of batch and heads the ranks share."""
 
 import json
-import subprocess
 from typing import Any
 
 import pytest
 
+from tests.support.suite import warm_python
 from tools import program
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]
@@ -17,7 +17,7 @@ Told = dict[str, dict[str, Any]]
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What the ranks found, by how many there were."""
     command = [*program("ranks.distributed_tensors"), str(tmp_path_factory.mktemp("ranks"))]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    result = warm_python.run(command, timeout=280)
     assert result.returncode == 0, result.stderr
     found: Told = json.loads(result.stdout)
     assert not any(status for one in found.values() for status in one["statuses"]), result.stderr

@@ -4,7 +4,6 @@ import copy
 import itertools
 import logging
 import pickle
-import subprocess
 import sys
 import textwrap
 import threading
@@ -40,6 +39,7 @@ from tests.support.fakes.dispatch_fakes import (
     tensors,
     tuned,
 )
+from tests.support.suite import warm_python
 
 pytestmark = pytest.mark.triton_free
 
@@ -286,7 +286,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_that_it_does_not_have() -> No
         done.set()
     """
     command = [sys.executable, "-P", "-c", textwrap.dedent(script)]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = warm_python.run(command, timeout=60)
     assert result.stdout.strip() == "17", result.stderr
 
 

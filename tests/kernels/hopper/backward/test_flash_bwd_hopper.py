@@ -15,8 +15,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.candidates.space import SearchSpace
-from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.occupancy.calculator import occupancy
+from tests.support.compiles.measures import compile_resources
 from tests.support.machine_code.kernels import loops, machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 

@@ -18,10 +18,10 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper import step_loops, waits
 from tests.kernels.portable.backward.test_flash_bwd_dense import Gradients, backward, check, run
 from tests.support.attention.feature_cases import extras_of, packed, shape_of, tensors
+from tests.support.compiles.measures import compile_resources
 from tests.support.hopper_gpu import skip_elsewhere
 from tests.support.machine_code.kernels import loops, machine_code, mnemonic
 from tests.support.triton_modes import compiled_here

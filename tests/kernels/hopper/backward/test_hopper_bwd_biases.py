@@ -7,7 +7,6 @@ import torch
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Causal
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_general import loops_of_products
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import (
     HOPPER,
@@ -18,6 +17,7 @@ from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import (
     shape_of,
 )
 from tests.support.attention.masked_rows import masked_rows
+from tests.support.compiles.measures import compile_resources
 from tests.support.machine_code.kernels import machine_code, mnemonic
 from tests.support.triton_modes import TRITON, compiled_here
 

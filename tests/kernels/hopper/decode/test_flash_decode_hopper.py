@@ -19,8 +19,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.candidates.space import configs_of
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.portable.decode.test_flash_decode import Case, assert_close, case_of, expected, paged
+from tests.support.compiles.measures import compile_resources
 from tests.support.hopper_gpu import skip_elsewhere
 from tests.support.machine_code.kernels import machine_code, mnemonic
 from tests.support.triton_modes import compiled_here

@@ -20,9 +20,9 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.short_numbers import as_factor
 from blocktune.tuner.candidates.space import configs_of
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.portable.decode.test_flash_decode import assert_close, expected
 from tests.kernels.portable.decode8.test_flash_decode8 import KINDS, SCALES, Short, in_pages, short_of, words
+from tests.support.compiles.measures import compile_resources
 from tests.support.hopper_gpu import skip_elsewhere
 from tests.support.machine_code.kernels import machine_code, mnemonic
 from tests.support.triton_modes import compiled_here

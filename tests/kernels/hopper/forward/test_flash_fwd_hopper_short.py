@@ -18,7 +18,6 @@ from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.candidates.space import SearchSpace
-from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
@@ -30,6 +29,7 @@ from tests.kernels.hopper.forward.test_hopper_fwd_machine_code import (
     name_of,
     positions,
 )
+from tests.support.compiles.measures import compile_resources
 from tests.support.machine_code.kernels import machine_code
 from tests.support.triton_modes import TRITON, compiled_here
 

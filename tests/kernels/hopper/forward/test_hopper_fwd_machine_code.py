@@ -14,10 +14,10 @@ from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compile.compiler import compile_resources
 from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.occupancy.calculator import occupancy
 from tests.kernels.hopper.forward.test_flash_fwd_hopper import HOPPER, KERNEL, loaded, shape
+from tests.support.compiles.measures import compile_resources
 from tests.support.machine_code.kernels import loops, machine_code, mnemonic
 from tests.support.triton_modes import TRITON, compiled_here
 

@@ -16,9 +16,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import gradients_of
 from tests.support.attention.sparse_problems import GRADIENT_TOLERANCE, Problem, assert_near, random_mask, shape_of
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import TRITON
 
 KERNEL, HOPPER = FlashBackwardHopperSparse(), limits_for((9, 0))

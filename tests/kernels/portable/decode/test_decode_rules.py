@@ -8,8 +8,8 @@ import pytest
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import Causal
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.portable.decode.test_flash_decode import HOPPER, KERNEL, config_of, shape_of
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
 
 

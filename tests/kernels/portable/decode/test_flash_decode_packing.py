@@ -14,7 +14,6 @@ from blocktune.kernels.selection.fallback import ConfigTable, climb_down
 from blocktune.kernels.selection.ladder import Candidate
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compile.compiler import compile_resources
 from tests.kernels.portable.decode.test_flash_decode import (
     DEVICE,
     HOPPER,
@@ -26,6 +25,7 @@ from tests.kernels.portable.decode.test_flash_decode import (
     runs,
 )
 from tests.kernels.portable.decode.test_flash_decode import shape_of as small_shape
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
 
 # Triton's interpreter turns one-element arrays into numbers, which NumPy deprecates.

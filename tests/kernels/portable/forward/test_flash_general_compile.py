@@ -9,7 +9,7 @@ from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.tuner.compile.compiler import compile_resources
+from tests.support.compiles.measures import compile_resources
 from tests.support.triton_modes import compiled_here
 
 KERNEL = get_kernel("flash_fwd_general")

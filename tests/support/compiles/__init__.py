@@ -1,0 +1,1 @@
+"""What compiled kernels are like, remembered so that only kernels that changed are compiled."""

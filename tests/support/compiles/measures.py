@@ -1,0 +1,32 @@
+"""What tests of several kernels ask of compiled code."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.compiler import compiled_code, ptxas_logs, resources_of
+from tests.support.compiles.remembered import remembered
+
+
+def launched_specs(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
+    """Return the specs of all that a config launches, the one that takes longest at the end."""
+    return (*kernel.further_specs(config, shape), kernel.compile_spec(config, shape))
+
+
+def compile_resources(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
+) -> KernelResources:
+    """Return what `compiler.compile_resources` returns, from memory where it is known."""
+    return KernelResources(**_resources(launched_specs(kernel, config, shape), cc))
+
+
+@remembered
+def _resources(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> dict[str, Any]:
+    with ptxas_logs() as logs:
+        for spec in specs[:-1]:
+            compiled_code(spec, cc)
+        heard = len(logs)
+        return resources_of(compiled_code(specs[-1], cc), "\n".join(logs[heard:])).to_json()
