@@ -10,7 +10,7 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-    add adopt allocate allow answer append apply ask assert assign attach attend average begin bind bound break
+    add adopt allocate allow answer append apply ask assert assign attach attend autotune average begin bind bound break
     bring build cache call cancel capture carry catch change check choose clean clear climb close collect combine
     compare compile complete compute confirm connect convert copy count cover create cross cut decide decode define
     delete derive describe detect discard divide do draw drop encode end enqueue ensure estimate evaluate exchange
