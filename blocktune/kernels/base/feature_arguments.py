@@ -65,6 +65,12 @@ def sinks_of(extras: Extras) -> Any:
     return sinks if sinks is None or sinks.is_contiguous() else sinks.contiguous()
 
 
+def slopes_of(extras: Extras) -> Any:
+    """Return the slopes with those of a batch entry one after the other; None without any."""
+    slopes = extras.alibi_slopes
+    return slopes if slopes is None or slopes.stride(-1) == 1 else slopes.contiguous()
+
+
 def mask_bytes(mask: Any) -> Any:
     """Return the mask as the kernels read it: a boolean one as bytes, in the same memory."""
     import torch

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from blocktune.kernels.base.feature_arguments import slopes_of
 from blocktune.kernels.base.flash_kernel import LOG2_E, operand_widths, padded_width
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import TritonLaunch, can_pin, launcher_of
@@ -110,7 +111,7 @@ def leading(
     workspace: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS
 ) -> tuple[Any, ...]:
     """Return the arguments that change with every call, a new workspace of `workspace` elements among them, if any."""
-    table, tree, slopes = extras.block_table, extras.tree_mask, extras.alibi_slopes
+    table, tree, slopes = extras.block_table, extras.tree_mask, slopes_of(extras)
     tensors = q, k, v, out, lse, None
     if workspace:
         import torch

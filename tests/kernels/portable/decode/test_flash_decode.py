@@ -282,8 +282,10 @@ def test_windows(window: tuple[int, int], causal: Causal) -> None:
 
 
 @runs
-def test_soft_cap_and_alibi() -> None:
+@pytest.mark.parametrize("apart", [False, True])
+def test_soft_cap_and_alibi(apart: bool) -> None:
     slopes = torch.tensor([[0.5, 0.25, 0.125, 0.0625]], device=DEVICE)
+    slopes = torch.stack((slopes, -slopes), -1)[..., 0] if apart else slopes
     shape = shape_of(Features(softcap=True, alibi=True), seqlen_q=3, dtype="float32", causal=Causal.LOWER_RIGHT)
     check(config_of(splits=2), case_of(shape, softcap=1.5, alibi_slopes=slopes))
 
