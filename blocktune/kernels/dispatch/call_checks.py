@@ -243,8 +243,3 @@ def check_capture(call: Call) -> None:
             "Dropout with other features cannot be captured in a CUDA graph: every replay would drop the same "
             f"pairs, but got dropout_p={call.extras.dropout_p}. Capture without dropout, or run this part eagerly."
         )
-    if call.features.varlen:
-        raise UsageError(
-            "Packed sequences that no kernel serves cannot be captured in a CUDA graph: their lengths are read on "
-            f"the host, but got {call.lengths}. `attention.explain` says what is missing; run this part eagerly."
-        )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.launches.results import dense_like, with_strides_of
-from blocktune.kernels.dispatch.obstacles import is_short_cache
+from blocktune.kernels.dispatch.obstacles import is_capturing, is_short_cache, is_symbolic
 from blocktune.kernels.dispatch.sdpa_arguments import AUTOCAST_DEVICES, SdpaArguments
 from blocktune.kernels.dispatch.torch_attention import torch_attention
 from blocktune.kernels.portable.sinks.results import with_sinks
@@ -45,6 +45,8 @@ def _attend_dense(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tupl
     """Return the output and log-sum-exp of a call without its sinks, with all scores in memory."""
     if call.features.cached:
         return _attend_cache(query, key, value, call)
+    if call.features.varlen and (is_capturing(query) or is_symbolic(query)):
+        return _attend_packed(query, key, value, call)
     if call.extras.block_mask is not None:
         seen = call.extras.block_mask.to_dense(query.shape[2], key.shape[2])
         seen = seen.tril() if call.causal is Causal.UPPER_LEFT else seen
@@ -124,11 +126,50 @@ def _attend_cache(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tupl
         key, value = (gather_pages(cache, extras.block_table) for cache in (key, value))
     assert extras.cache_seqlens is not None
     lengths = extras.cache_seqlens.long()[:, None, None]
-    distance = _distance(query.shape[2], key.shape[2], lengths, call.causal)
+    distance = _distance(query.shape[2], key.shape[2], lengths - query.shape[2], call.causal)
     seen = _visible(distance, lengths, call)
     slopes = extras.alibi_slopes
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
     return masked_attention(query, key, value, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
+
+
+def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Return the output and log-sum-exp of packed sequences without a look at their bounds, so that a graph may hold
+    it: each is padded to the longest one."""
+    extras, wide = call.extras, torch.promote_types(query.dtype, torch.float32)
+    assert call.lengths is not None
+    assert extras.cu_seqlens_q is not None
+    assert extras.cu_seqlens_k is not None
+    bounds_q, bounds_k = extras.cu_seqlens_q.long(), extras.cu_seqlens_k.long()
+    _, longest_q, longest_k = call.lengths
+    padded = _pad(query, bounds_q, longest_q)
+    keys, values = (_pad(tensor, bounds_k, longest_k) for tensor in (key, value))
+    lengths_q, lengths_k = (bounds.diff()[:, None, None] for bounds in (bounds_q, bounds_k))
+    distance = _distance(padded.shape[2], keys.shape[2], lengths_k - lengths_q, call.causal)
+    seen, slopes = _visible(distance, lengths_k, call), extras.alibi_slopes
+    bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
+    options = {"softcap": extras.softcap, "bias": bias}
+    out, lse = masked_attention(padded, keys, values, seen[:, None], call.scale, **options)
+    rows, sums = (_unpad(tensor, bounds_q, query.shape[2]) for tensor in (out, lse[..., None]))
+    inside = (torch.arange(query.shape[2], device=query.device) < bounds_q[-1])[:, None]
+    return torch.where(inside, rows, 0.0)[None], torch.where(inside, sums, float("-inf"))[..., 0]
+
+
+def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
+    """Return the sequences [batch, heads, longest, dim] of packed tokens [1, heads, tokens, dim], zeros behind each."""
+    count = tokens.shape[2]
+    rows = torch.arange(min(longest, count), device=tokens.device)
+    places = (bounds[:-1, None] + rows).clamp(max=max(count - 1, 0))
+    inside = rows < bounds.diff()[:, None]
+    return torch.where(inside[None, ..., None], tokens[0][:, places], 0.0).transpose(0, 1)
+
+
+def _unpad(sequences: Tensor, bounds: Tensor, count: int) -> Tensor:
+    """Return packed tokens [heads, count, dim] of what `_pad` returns; behind the last sequence they are any."""
+    tokens = torch.arange(count, device=bounds.device)
+    own = torch.searchsorted(bounds[1:-1], tokens, right=True)
+    within = (tokens - bounds[own]).clamp(max=max(sequences.shape[2] - 1, 0))
+    return sequences[own, :, within].transpose(0, 1)
 
 
 def gather_pages(cache: Tensor, table: Tensor | None) -> Tensor:
@@ -149,11 +190,15 @@ def _widen(cache: Tensor, scale: Tensor | None, table: Tensor | None, dtype: tor
     return rows * (gather_pages(factor, table) if scale.dim() == 3 else factor)
 
 
-def _distance(seqlen_q: int, seqlen_k: int, lengths: Tensor, causal: Causal) -> Tensor:
-    """Return [batch, seqlen_q, seqlen_k]: how many keys each key comes after the one on the query's diagonal."""
-    keys = torch.arange(seqlen_k, device=lengths.device)[None, None]
-    rows = torch.arange(seqlen_q, device=lengths.device)[None, :, None]
-    return keys - rows - (0 if causal is Causal.UPPER_LEFT else lengths - seqlen_q)
+def _distance(seqlen_q: int, seqlen_k: int, more_keys: Tensor, causal: Causal) -> Tensor:
+    """Return [batch, seqlen_q, seqlen_k]: how many keys each key comes after the one on the query's diagonal.
+
+    Args:
+        more_keys: how many more keys than queries each entry has, [batch, 1, 1].
+    """
+    keys = torch.arange(seqlen_k, device=more_keys.device)[None, None]
+    rows = torch.arange(seqlen_q, device=more_keys.device)[None, :, None]
+    return keys - rows - (0 if causal is Causal.UPPER_LEFT else more_keys)
 
 
 def _visible(distance: Tensor, lengths: Tensor, call: Call) -> Tensor:

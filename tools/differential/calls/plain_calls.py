@@ -91,7 +91,7 @@ def transformers_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
 
 
 def merge_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
-    """Two parts of the keys, by the definition in float32, which the function merges."""
+    """Two parts of the keys, by the definition in float32, which the function merges. A graph may capture it."""
     device = inputs.query.tensor.device
     generator = torch.Generator(device).manual_seed(case.seed + 3)
     seen = torch.rand(case.batch, 1, case.seqlen_q, case.seqlen_k, generator=generator, device=device) > 0.3
@@ -100,7 +100,7 @@ def merge_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
 
     def part(query: Tensor, key: Tensor, value: Tensor, rows: slice) -> tuple[Tensor, Tensor]:
         own = Problem(query, key[:, :, rows], value[:, :, rows], scale_of(case), seen[..., rows])
-        out, sums = oracle.attention(own.wide(torch.float32)).to(query.dtype), oracle.log_sum_exp(own)
+        out, sums = oracle.plain_attention(own.wide(torch.float32)).to(query.dtype), oracle.log_sum_exp(own)
         if case.unwritten:
             out = out.masked_fill(sums.isneginf()[..., None], float("nan"))
         return out.transpose(1, 2), sums.float()

@@ -118,8 +118,9 @@ class Worker:
     def _ended(self) -> Ended:
         code = self._process.wait()
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace")[-MESSAGE_CHARACTERS:]
-        return Ended("dead", f"the process ended with {code}: {said}")
+        lines = self._errors.read().decode(errors="replace").splitlines()
+        said = "\n".join(line for line in lines if not line.startswith("frame #"))  # of C++, where it was raised
+        return Ended("dead", f"the process ended with {code}: {said[-MESSAGE_CHARACTERS:]}")
 
 
 class Pool:

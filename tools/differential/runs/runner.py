@@ -93,8 +93,6 @@ def is_lost(device: torch.device) -> bool:
 
 def _verdict_of_error(case: Case, inputs: Inputs, calls: Calls, error: Exception) -> Verdict:
     """Ours has raised: that is right where PyTorch raises, too, and where the documents say so."""
-    if case.mode in CAPTURED and isinstance(error, ValueError) and "captured" in str(error):
-        return Verdict.REFUSED  # packed sequences without a kernel
     if case.mode is Mode.DTENSOR and isinstance(error, ValueError) and "DTensor" in str(error):
         return Verdict.REFUSED
     default = calls.default

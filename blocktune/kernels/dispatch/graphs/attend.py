@@ -105,12 +105,11 @@ def _check_biases(given: Mapping[str, Tensor]) -> None:
     """Check that a graph can hold the mathematics of a call whose mask or slopes require a gradient.
 
     Raises:
-        UsageError: it cannot, since they read numbers on the host.
+        UsageError: it cannot, since they read the numbers that pairs are dropped by on the host.
     """
-    if DRAWN in given or "cu_seqlens_q" in given:
-        kind = "dropout" if DRAWN in given else "packed sequences"
+    if DRAWN in given:
         raise UsageError(
-            f"A compiled graph with {kind} computes no gradient of masks and slopes, but one requires it. Detach it, "
+            "A compiled graph with dropout computes no gradient of masks and slopes, but one requires it. Detach it, "
             "or call attention outside the graph (torch.compiler.disable)."
         )
 

@@ -9,9 +9,12 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 from blocktune.kernels import registry
 from blocktune.kernels.api import flash_attn
 from blocktune.kernels.base.kernel import Launch
+from blocktune.kernels.dispatch import torch_math
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.kinds import packed_kind
 from blocktune.kernels.dispatch.launches.results import empty_output
+from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -109,3 +112,37 @@ def test_what_stands_outside_of_packed_sequences_is_zero_and_no_old_memory(
     for gradient, end in zip(gradients, (11, 14, 14), strict=True):
         assert bool((gradient[end:] == 0).all())
         assert bool(gradient[:end].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"causal": Causal.NONE},
+        {"causal": Causal.LOWER_RIGHT, "softcap": 2.0},
+        {"causal": Causal.UPPER_LEFT},
+        {"causal": Causal.NONE, "window": (3, 1), "alibi_slopes": torch.rand(4, HEADS)},
+    ],
+)
+@pytest.mark.parametrize("longest", [9, 200])
+def test_the_mathematics_in_a_captured_graph_reads_no_bounds_on_the_host(
+    asked: dict[str, Any], longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences without queries, without keys, and tokens behind all of them."""
+    bounds = {
+        "cu_seqlens_q": torch.tensor([0, 5, 5, 14, 16], dtype=torch.int32),
+        "cu_seqlens_k": torch.tensor([0, 3, 7, 16, 16], dtype=torch.int32),
+    }
+    sizes = [(20, HEADS), (18, 2), (18, 2)]
+    leaves = [torch.randn(1, heads, tokens, 16).requires_grad_() for tokens, heads in sizes]
+
+    def results() -> list[torch.Tensor]:
+        given = bounds | {"lengths": (4, longest, longest)} | asked
+        out, lse = mathematics(*leaves, Call.of(scale=0.3, **given), lse=True)
+        loss = (out * torch.arange(16)).sum() + lse[~lse.isinf()].sum()
+        return [out, lse, *torch.autograd.grad(loss, leaves)]
+
+    wanted = results()
+    monkeypatch.setattr(torch_math, "is_capturing", lambda query: True)
+    monkeypatch.setattr(torch.Tensor, "tolist", None)
+    for found, right in zip(results(), wanted, strict=True):
+        torch.testing.assert_close(found, right)

@@ -12,7 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.api.flash_attn import flash_attn_func
 from blocktune.kernels.dispatch import resolver, snapshot, torch_attention
-from blocktune.kernels.dispatch.call import Call
+from blocktune.kernels.dispatch.call import bounded_softcap
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches.memory_layout import copy_to_layout, fits_layout, memory_layout
 from blocktune.kernels.selection.ladder import Rung
@@ -239,11 +239,24 @@ def test_dropout_draws_on_the_cpu_whatever_the_default_device_is(device: str) ->
         assert torch.equal(flash_attn_func(q, q, q, dropout_p=0.5, softcap=2.0), wanted)
 
 
-@pytest.mark.parametrize(("softcap", "kept"), [(50.0, True), (9e4, True), (1e5, False), (1e30, False)])
-def test_a_soft_cap_far_above_all_scores_is_left_out(softcap: float, kept: bool) -> None:
-    """Kernels compute tanh by exponentials: 3 % off at 10^6, where the cap itself changes nothing."""
-    call = Call.of(causal="none", scale=1.0, softcap=softcap)
-    assert (call.features.softcap, call.extras.softcap) == ((True, softcap) if kept else (False, 0.0))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("softcap", [1e5, 1e30, 3e38])
+def test_a_huge_soft_cap_changes_no_score_and_bounds_infinite_ones(dtype: torch.dtype, softcap: float) -> None:
+    q, k, v = (torch.randn(1, 8, 2, 16, dtype=dtype) for _ in range(3))
+    plain = flash_attn_func(q, k, v)
+    torch.testing.assert_close(flash_attn_func(q, k, v, softcap=softcap), plain, atol=4 * torch.finfo(dtype).eps, rtol=0)
+    q[..., 0] = 1.0
+    k[:, 3, :, 0] = float("inf")
+    assert torch.equal(flash_attn_func(q, k, v, softcap=softcap), v[:, 3:4].expand_as(v))
+
+
+@pytest.mark.parametrize(
+    ("softcap", "dtype", "bounded"),
+    [(50.0, torch.float16, 50.0), (1e6, torch.bfloat16, 1e4), (1e6, torch.float32, 1e6), (3e38, torch.float32, 1e30)],
+)
+def test_kernels_get_soft_caps_whose_tanh_they_compute(softcap: float, dtype: torch.dtype, bounded: float) -> None:
+    """Exponentials are off by 2^-24 of the cap: at 10^6 by more than the rounding of scores of 16 bits."""
+    assert bounded_softcap(softcap, dtype) == bounded
 
 
 def test_a_mask_for_all_heads_and_one_that_is_expanded_have_one_layout() -> None:
