@@ -42,6 +42,7 @@ def raised_top(
     top: tuple[torch.Tensor, torch.Tensor],
     scales: tuple[float, float],
     distance: torch.Tensor | None = None,
+    natural: bool = False,
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
     """Maxima with their scales, bases and factors, four times the same; a maximum may grow by 8 before it is raised."""
     maximum, scale = top
@@ -56,7 +57,8 @@ def raised_top(
     wanted = torch.where((highest * own).abs() < 2**27, own, above)
     base = torch.where(raises, highest * wanted, base)
     new = torch.where(raises, fused(-apart, wanted, highest * wanted), maximum)
-    factor = torch.where(raises, torch.exp2(maximum - new), 1.0)
+    before = torch.where(wanted != scale, 0.0, torch.exp2(maximum - new)) if natural else torch.exp2(maximum - new)
+    factor = torch.where(raises, before, 1.0)
     return (new, torch.where(raises, wanted, scale)), base, factor
 
 

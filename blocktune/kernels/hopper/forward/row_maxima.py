@@ -25,7 +25,7 @@ def scales_of(scale):
 
 
 @gluon.constexpr_function
-def raise_asm(count, apart):
+def raise_asm(count, apart, natural):
     """Assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised_top`, skipped by
     a warp that has nothing to raise. Operands, `count` of each: maxima, scales and factors as results, and bases if the
     scores stand apart; maxima, scales, scores and both scales of `scales_of` as arguments, and distances if they do. Of
@@ -34,6 +34,10 @@ def raise_asm(count, apart):
     Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
     that of the numbers, and below it is enough that they are below, unless the maximum is low as well. Then zero itself
     fails the test, and what is skipped otherwise begins with the maximum of the numbers.
+
+    natural: the scale of great scores is one, below the usual one. What was added up by another scale is e^-8 of the
+    new sums or less, below the rounding of such scores: its factor is 0, where the difference of the maxima would give
+    any.
     """
     scales, factors = count, 2 * count
     bases = 3 * count if apart else 0  # of scores that do not stand apart a base is the maximum
@@ -61,6 +65,8 @@ def raise_asm(count, apart):
             body += [f"@r mov.f32 ${bases + at}, high;", f"neg.f32 low, ${distances + at};"]
             body += ["fma.rn.f32 high, low, scale, high;"]
         body += [f"sub.f32 over, ${at}, high;", "ex2.approx.ftz.f32 over, over;", f"@r mov.f32 ${at}, high;"]
+        if natural:
+            body += [f"setp.neu.f32 fits, scale, ${old_scales + at};", "@fits mov.f32 over, 0f00000000;"]
         body += [f"@r mov.f32 ${scales + at}, scale;", f"@r mov.f32 ${factors + at}, over;"]
     head += ["or.pred p, p, q;", "vote.sync.any.pred p, p, 0xffffffff;", "@!p bra SKIP;"]
     return "\n".join([*head, *body, "SKIP:", "}"])
@@ -72,14 +78,14 @@ def raise_constraints(count, apart):
 
 
 @gluon.jit
-def raised_top(s, top, scales, distance=None):
+def raised_top(s, top, scales, distance=None, NATURAL: gl.constexpr = False):
     """((maximum, scale), base, factor) of the rows, [64, 4] each, after a further block of scores [64, N / 8, 4, 2],
     which are scaled here. What was added up before has to be multiplied by the factor: 1 unless the maximum was raised.
     base: what exponents of this block are relative to, the maximum and the `distance` of the scores, if they have one.
     """
     COUNT: gl.constexpr = s.shape[1] * 4
     APART: gl.constexpr = distance is not None
-    ASM: gl.constexpr = raise_asm(COUNT, APART)
+    ASM: gl.constexpr = raise_asm(COUNT, APART, NATURAL)
     CONSTRAINTS: gl.constexpr = raise_constraints(COUNT, APART)
     maximum, scale = top
     own, above = scales
@@ -105,13 +111,13 @@ def of_scaled_scores(s, scale, maximum):
 
 
 @gluon.jit
-def softmax(qk, top, scales, S_L: gl.constexpr, distance=None):
+def softmax(qk, top, scales, S_L: gl.constexpr, distance=None, NATURAL: gl.constexpr = False):
     """Of a block of scores [64, BLOCK_N], which are scaled here: probabilities like them, the rows' maximum and scale,
     the factor of what was added up before, and the probabilities' sums [64, 4]. distance: what the scores of a row
-    [64, 4] are too high by."""
+    [64, 4] are too high by. NATURAL: scores and scales are those of an additive mask (`raise_asm`)."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
-    top, base, factor = raised_top(s, top, scales, distance)
+    top, base, factor = raised_top(s, top, scales, distance, NATURAL)
     _, scale = top
     p = of_scaled_scores(s, beside(scale, s), beside(base, s))
     return gl.convert_layout(gl.reshape(p, qk.shape), S_L), top, factor, thread_sum(p)

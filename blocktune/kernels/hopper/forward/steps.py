@@ -191,7 +191,7 @@ def step(
     distance = None
     if OPTIONS.LINES:
         distance = distance_of_block(column, row_start, moved, biases, tile_biases)
-    p, top, factor, added = softmax(qk, top, scales, S_L, distance)
+    p, top, factor, added = softmax(qk, top, scales, S_L, distance, OPTIONS.MASK == 2)
     p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
     sums = sums * factor + added
     previous = v_slot + 0

@@ -200,3 +200,16 @@ def test_packed_sequences(
     extras = extras_of(problem, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     options: dict[str, Any] = {"causal": causal, "features": problem.features, "extras": extras}
     compare(*run_any(problem, qkv, extras), *attention_reference(*qkv, **options, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 256])
+def test_a_maximum_that_outgrows_the_scale_of_rows_under_an_additive_mask(head_dim: int) -> None:
+    """Scores of 9.0e7 are scaled by log2(e), those of 9.4e7 by one, and those before them count for nothing then."""
+    problem = shape_of(64, 512, head_dim=head_dim, features="additive")
+    q, k, v = tensors(problem)
+    q[:], k[:] = 4000.0, 0.0
+    k[:, :, 256:] = 9.0e7 / (4000 * head_dim**0.5)  # blocks are visited from the last one on
+    k[:, :, :256] = 9.4e7 / (4000 * head_dim**0.5)
+    out, _ = run_any(problem, [q, k, v], extras_of(problem, mask=torch.zeros(1, 1, 64, 512).half()))
+    wanted = v[:, :, :256].float().mean(2, keepdim=True).expand_as(out)
+    assert (out.float() - wanted).norm() <= TOLERANCE * wanted.norm()
