@@ -18,7 +18,7 @@ from tools.differential.cases.caches import Cache
 from tools.differential.cases.case import Case, CompileClass
 from tools.differential.cases.enums import Entry
 from tools.differential.cases.tensors import Inputs, inputs_of
-from tools.differential.truth.oracle import Problem, truth_of
+from tools.differential.truth.oracle import Problem, attention, truth_of
 
 CPU = torch.device("cpu")
 SIZES: dict[str, Any] = {"seed": 3, "batch": 2, "seqlen_q": 9, "seqlen_k": 13}
@@ -118,6 +118,16 @@ def test_what_a_query_does_not_see_has_no_part_in_it() -> None:
     poisoned = truth_of(problem, None).tensors[0]
     assert bool(poisoned[0, :2, 5:, 3].isnan().all())
     assert int(poisoned.isnan().sum()) == 2 * 4
+
+
+def test_an_infinite_key_has_no_part_in_the_rows_that_it_is_infinitely_far_from() -> None:
+    query, key, value = (torch.ones(1, 1, 2, 4) for _ in range(3))
+    query[:, :, 1] = -1.0
+    key[:, :, 0, 0], value[:, :, 0, 2] = float("-inf"), float("inf")
+    seen = torch.tensor([[True, False], [True, True]])
+    out = attention(Problem(query, key, value, 1.0, seen))
+    assert not bool(out[:, :, 0].any())
+    assert bool(out[:, :, 1].isnan().all())
 
 
 def test_a_cache_is_what_was_in_it_and_what_is_appended() -> None:

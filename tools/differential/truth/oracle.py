@@ -63,8 +63,14 @@ class Truth:
 
 def attention(problem: Problem) -> Tensor:
     """The output, in the type of the problem's tensors, differentiable. What a query does not see has no part in it, be
-    it a number or not."""
-    return _product_of(_weights(problem), _repeated(problem.value, problem), problem.seen)
+    it a number or not; no more has a key whose score is -inf because it is infinite."""
+    weights, value = _weights(problem), _repeated(problem.value, problem)
+    bad = ~torch.isfinite(value)
+    if not bool(bad.any()):
+        return weights @ value
+    out = weights @ torch.where(bad, 0.0, value)
+    met = (_scores(problem).detach() != NOTHING).to(weights.dtype) @ bad.to(weights.dtype)
+    return torch.where(met > 0, float("nan"), out)
 
 
 def plain_attention(problem: Problem) -> Tensor:
@@ -131,16 +137,6 @@ def _weights(problem: Problem) -> Tensor:
     total = raised.sum(-1, keepdim=True)
     total = total if sinks is None else total + torch.exp(sinks - highest)
     return raised / torch.where(total == 0, 1.0, total)
-
-
-def _product_of(weights: Tensor, value: Tensor, seen: Tensor | None) -> Tensor:
-    """weights @ value, in which numbers that are none count for the rows alone that see them."""
-    bad = ~torch.isfinite(value)
-    if seen is None or not bool(bad.any()):
-        return weights @ value
-    out = weights @ torch.where(bad, 0.0, value)
-    met = seen.expand(weights.shape).to(weights.dtype) @ bad.to(weights.dtype)
-    return torch.where(met > 0, float("nan"), out)
 
 
 def _repeated(tensor: Tensor, problem: Problem) -> Tensor:
