@@ -164,7 +164,7 @@ def cases_in(kind: CompileClass) -> int:
     """How many cases a class is worth: the fewer kernels they share, the fewer. Most of a class's kernels are compiled
     within the first 50 of its cases, and a case without a new kernel takes a hundredth of one with."""
     if kind.traced:
-        return 5
+        return 10
     if kind.alignment is Alignment.MIXED or kind.refusals or kind.entry is Entry.MERGE:
         return 12
     return 160 if kind.regime == "few" or kind.rank != 4 else 250

@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from blocktune.kernels.hardware.nvml import Nvml
+
 WORKER = "tools.differential.runs.worker"
 ROOT = Path(__file__).parents[3]
 """The folder from which workers import it."""
 
 COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}
 """What workers tell PyTorch's compiler, which would start processes of its own in each of them."""
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 MESSAGE_CHARACTERS = 1500
 
@@ -50,19 +54,19 @@ class Ended(Exception):
 
 
 class Worker:
-    """A worker process and the pipes to it."""
+    """A worker process and the pipes to it. environment: what it has besides that of the setup."""
 
-    def __init__(self, setup: Setup, deadline: float) -> None:
+    def __init__(self, setup: Setup, deadline: float, environment: dict[str, str]) -> None:
         self._setup, self._deadline = setup, deadline
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
-        environment = os.environ | {"PYTHONPATH": path, "BLOCKTUNE_MISSES": "off", **COMPILER} | setup.environment
+        own = {"PYTHONPATH": path, "BLOCKTUNE_MISSES": "off", **COMPILER}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=environment,
+            env=os.environ | own | setup.environment | environment,
         )
         self._unread = b""
         try:
@@ -123,6 +127,18 @@ class Worker:
         return Ended("dead", f"the process ended with {code}: {said[-MESSAGE_CHARACTERS:]}")
 
 
+def _gpus() -> list[str]:
+    """The GPUs that workers take in turns; none where the user has chosen some, or there is one."""
+    nvml = None if VISIBLE in os.environ else Nvml.open()
+    if nvml is None:
+        return []
+    try:
+        found = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid is not None]
+    finally:
+        nvml.close()
+    return found if len(found) > 1 else []
+
+
 class Pool:
     """Runs jobs in `count` workers at once until there are none, or the time is up. A worker that ends is replaced, and
     the new one goes on after the case that was running.
@@ -138,13 +154,15 @@ class Pool:
 
     def run(self, jobs: Iterator[Record]) -> None:
         """Runs the jobs, as far as the time goes."""
-        threads = [threading.Thread(target=self._serve, args=(jobs,), daemon=True) for _ in range(self._count)]
+        gpus = _gpus() if self._setup.device == "cuda" else []
+        taken = [{VISIBLE: gpus[place % len(gpus)]} if gpus else {} for place in range(self._count)]
+        threads = [threading.Thread(target=self._serve, args=(jobs, own), daemon=True) for own in taken]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _serve(self, jobs: Iterator[Record]) -> None:
+    def _serve(self, jobs: Iterator[Record], environment: dict[str, str]) -> None:
         worker: Worker | None = None
         job: Record | None = None
         failures = 0
@@ -154,7 +172,7 @@ class Pool:
             if job is None or time.monotonic() >= self._deadline:
                 break
             try:
-                worker = worker or Worker(self._setup, self._deadline)
+                worker = worker or Worker(self._setup, self._deadline, environment)
                 job = self._run(worker, job)
                 failures = 0
                 if job is None:

@@ -22,7 +22,9 @@ CASES = [
     *((family, "cpu") for family in ("llama", "gpt_oss")),
     *(pytest.param(family, "cuda", marks=pytest.mark.gpu) for family in FAMILIES),
 ]
-SIZES = {"hidden_size": 256, "head_dim": 64}
+SIZES = {"hidden_size": 256, "head_dim": 64, "num_experts_per_tok": 2}
+"""All experts that a model has: a choice that hangs on the rounding of its router changes the whole text."""
+
 NEW_TOKENS = 20
 TIE = {"cpu": 1e-4, "cuda": 5e-2}
 """How far two logits may be apart, of the largest one, to count as equal."""

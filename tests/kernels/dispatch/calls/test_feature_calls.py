@@ -28,7 +28,10 @@ HEADS, HEADS_KV, DIM = 8, 2, 64
 
 @pytest.fixture(autouse=True)
 def no_plans() -> None:
+    """Plans are made by the test alone, and not made again when a file has been read."""
     attention.reload()
+    if torch.cuda.is_available():
+        attention._settle(None)
 
 
 def by_loop(q: Tensor, k: Tensor, v: Tensor, sees: Callable[[int], Any]) -> Tensor:

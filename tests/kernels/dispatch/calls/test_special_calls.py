@@ -244,7 +244,9 @@ def test_dropout_draws_on_the_cpu_whatever_the_default_device_is(device: str) ->
 def test_a_huge_soft_cap_changes_no_score_and_bounds_infinite_ones(dtype: torch.dtype, softcap: float) -> None:
     q, k, v = (torch.randn(1, 8, 2, 16, dtype=dtype) for _ in range(3))
     plain = flash_attn_func(q, k, v)
-    torch.testing.assert_close(flash_attn_func(q, k, v, softcap=softcap), plain, atol=4 * torch.finfo(dtype).eps, rtol=0)
+    torch.testing.assert_close(
+        flash_attn_func(q, k, v, softcap=softcap), plain, atol=4 * torch.finfo(dtype).eps, rtol=0
+    )
     q[..., 0] = 1.0
     k[:, 3, :, 0] = float("inf")
     assert torch.equal(flash_attn_func(q, k, v, softcap=softcap), v[:, 3:4].expand_as(v))

@@ -22,6 +22,13 @@ ERROR = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
 """Relative Frobenius error of a gradient."""
 
 
+@pytest.fixture(autouse=True)
+def no_plans() -> None:
+    """Plans are made by the test alone, and not made again when a file has been read."""
+    attention.reload()
+    attention._settle(None)
+
+
 def leaves(
     heads_kv: int, length_q: int, length_k: int, dim: int, dtype: torch.dtype, *, bshd: bool
 ) -> list[torch.Tensor]:
@@ -78,7 +85,7 @@ def assert_close_to(got: Iterable[torch.Tensor], right: Iterable[torch.Tensor], 
 
 
 def assert_ours() -> None:
-    """Nothing since the last reload went to PyTorch."""
+    """Nothing since the test began went to PyTorch."""
     plans = attention._resolver.plans
     assert plans
     assert not any(isinstance(plan, TorchPlan) for plan in plans.values())
@@ -97,7 +104,6 @@ def assert_ours() -> None:
     ],
 )
 def test_masks_train(mask: Callable[[], torch.Tensor], bshd: bool) -> None:
-    attention.reload()
     torch.manual_seed(0)
     inputs, bias = leaves(4, 200, 333, 64, torch.bfloat16, bshd=bshd), mask()
     exact, grad = doubled(inputs), torch.randn(2, 8, 200, 64, device="cuda", dtype=torch.bfloat16)
@@ -110,7 +116,6 @@ def test_masks_train(mask: Callable[[], torch.Tensor], bshd: bool) -> None:
 
 
 def test_dropout_is_philox_of_the_generators_state() -> None:
-    attention.reload()
     inputs = leaves(8, 200, 333, 64, torch.bfloat16, bshd=False)
     attention(*inputs, dropout_p=0.3)
     torch.cuda.manual_seed(11)
@@ -127,7 +132,6 @@ def test_dropout_is_philox_of_the_generators_state() -> None:
 
 
 def test_deterministic_gradients_are_equal_to_the_bit() -> None:
-    attention.reload()
     inputs = leaves(4, 1024, 1000, 64, torch.bfloat16, bshd=False)
     grad = torch.randn(2, 8, 1024, 64, device="cuda", dtype=torch.bfloat16)
     torch.use_deterministic_algorithms(True)
@@ -144,7 +148,6 @@ def test_deterministic_gradients_are_equal_to_the_bit() -> None:
 @pytest.mark.parametrize("block", [16, 64])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_block_masks_train(is_causal: bool, block: int) -> None:
-    attention.reload()
     inputs = leaves(4, 512, 512, 64, torch.bfloat16, bshd=False)
     mask = BlockMask(block, block, torch.rand(1, 8, 512 // block, 512 // block, device="cuda") < 0.4)
     exact, grad = doubled(inputs), torch.randn(2, 8, 512, 64, device="cuda", dtype=torch.bfloat16)
@@ -158,7 +161,6 @@ def test_block_masks_train(is_causal: bool, block: int) -> None:
 
 
 def test_a_training_step_waits_for_nothing_and_is_captured() -> None:
-    attention.reload()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):  # PyTorch captures gradients of leaves that were made on the stream of the capture
         inputs = leaves(8, 256, 256, 64, torch.bfloat16, bshd=False)
@@ -189,7 +191,6 @@ def test_a_training_step_waits_for_nothing_and_is_captured() -> None:
 
 
 def test_packed_sequences_wait_for_the_gpu_once() -> None:
-    attention.reload()
     q, k, v = (torch.randn(700, 8, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
 
     def step(*lengths: int) -> None:
@@ -208,7 +209,6 @@ def test_packed_sequences_wait_for_the_gpu_once() -> None:
 
 
 def test_autocast_trains_by_our_kernels() -> None:
-    attention.reload()
     inputs = leaves(8, 256, 256, 64, torch.float32, bshd=False)
     with torch.autocast("cuda", dtype=torch.bfloat16):
         out = attention(*inputs, is_causal=True)
