@@ -156,7 +156,7 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
 
 
 def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
-    """Return the sequences [batch, heads, longest, dim] of packed tokens [1, heads, tokens, dim], zeros behind each."""
+    """Return the sequences [batch, heads, longest, dim] of packed tokens [1, heads, tokens, dim], zeros after each."""
     count = tokens.shape[2]
     rows = torch.arange(min(longest, count), device=tokens.device)
     places = (bounds[:-1, None] + rows).clamp(max=max(count - 1, 0))
@@ -165,7 +165,7 @@ def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
 
 
 def _unpad(sequences: Tensor, bounds: Tensor, count: int) -> Tensor:
-    """Return packed tokens [heads, count, dim] of what `_pad` returns; behind the last sequence they are any."""
+    """Return packed tokens [heads, count, dim] of what `_pad` returns; after the last sequence they are any."""
     tokens = torch.arange(count, device=bounds.device)
     own = torch.searchsorted(bounds[1:-1], tokens, right=True)
     within = (tokens - bounds[own]).clamp(max=max(sequences.shape[2] - 1, 0))
