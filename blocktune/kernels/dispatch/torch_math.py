@@ -167,7 +167,7 @@ def _pad(tokens: Tensor, bounds: Tensor, longest: int) -> Tensor:
 def _unpad(sequences: Tensor, bounds: Tensor, count: int) -> Tensor:
     """Return packed tokens [heads, count, dim] of what `_pad` returns; after the last sequence they are any."""
     tokens = torch.arange(count, device=bounds.device)
-    own = torch.searchsorted(bounds[1:-1], tokens, right=True)
+    own = (tokens[:, None] >= bounds[1:-1]).sum(-1)
     within = (tokens - bounds[own]).clamp(max=max(sequences.shape[2] - 1, 0))
     return sequences[own, :, within].transpose(0, 1)
 
