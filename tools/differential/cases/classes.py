@@ -162,12 +162,14 @@ def for_cpu(kind: CompileClass) -> CompileClass:
 
 def cases_in(kind: CompileClass) -> int:
     """How many cases a class is worth: the fewer kernels they share, the fewer. Most of a class's kernels are compiled
-    within the first 50 of its cases, and a case without a new kernel takes a hundredth of one with."""
+    within the first 50 of its cases; a case with a new kernel takes seconds, one without a tenth of one."""
     if kind.traced:
-        return 10
-    if kind.alignment is Alignment.MIXED or kind.refusals or kind.entry is Entry.MERGE:
+        return 5
+    if kind.alignment is Alignment.MIXED or kind.refusals:
         return 12
-    return 160 if kind.regime == "few" or kind.rank != 4 else 250
+    if kind.entry is Entry.MERGE:
+        return 60
+    return 300 if kind.regime == "few" or kind.rank != 4 else 420
 
 
 def planned_classes(number: int) -> Iterator[CompileClass]:
