@@ -148,8 +148,8 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     distance = _distance(padded.shape[2], keys.shape[2], lengths_k - lengths_q, call.causal)
     seen, slopes = _visible(distance, lengths_k, call), extras.alibi_slopes
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
-    options = {"softcap": extras.softcap, "bias": bias}
-    out, lse = masked_attention(padded, keys, values, seen[:, None], call.scale, **options)
+    seen = seen[:, None]
+    out, lse = masked_attention(padded, keys, values, seen, call.scale, softcap=extras.softcap, bias=bias)
     rows, sums = (_unpad(tensor, bounds_q, query.shape[2]) for tensor in (out, lse[..., None]))
     inside = (torch.arange(query.shape[2], device=query.device) < bounds_q[-1])[:, None]
     return torch.where(inside, rows, 0.0)[None], torch.where(inside, sums, float("-inf"))[..., 0]
