@@ -40,10 +40,6 @@ EXTRA_TENSORS = (
 LARGEST_SOFTCAP = 1e30
 """Its inverse is a normal number of float32."""
 
-LARGEST_SHORT_SOFTCAP = 1e4
-"""Of numbers of 16 bits. Kernels compute tanh by exponentials, whose rounding, times the cap, is the error of a score;
-what a greater cap would change is less than the rounding of such scores."""
-
 LONG = 1 << 20
 """Up to here `max_seqlen` is taken as it is, also with fewer tokens: callers give one for all calls of a model, and
 capture them in CUDA graphs after the first."""
@@ -102,6 +98,7 @@ class Call:
             UsageError: a window reaches from nowhere.
         """
         left, right = window
+        softcap = min(softcap, LARGEST_SOFTCAP)
         features = Features(
             window=(left, right),
             mask=_mask_kind(tensors.get("mask"), block_mask, tensors.get("tree_mask")),
@@ -244,11 +241,6 @@ class Call:
         if blocks is not None:
             blocks = replace(blocks, mask=torch.zeros_like(blocks.mask))
         return replace(self, extras=replace(self.extras, **extras, block_mask=blocks))
-
-
-def bounded_softcap(softcap: float, dtype: torch.dtype) -> float:
-    """Return the soft cap that stands for this one in calls over tensors of the data type."""
-    return min(softcap, LARGEST_SHORT_SOFTCAP if dtype.itemsize <= 2 else LARGEST_SOFTCAP)
 
 
 def _zeros_laid_out_as(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.dispatch.autograd import KernelCall, draw
-from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse, bounded_softcap
+from blocktune.kernels.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.kernels.dispatch.call_checks import check_capture, check_values
 from blocktune.kernels.dispatch.graphs import attend as graphs
 from blocktune.kernels.dispatch.graphs.engines import Remember, register_engine
@@ -164,7 +164,6 @@ class Engine:
             query, key, value = autocast_tensors(query, key, value)
         is_changed = not arguments["scale"] > 0
         query, arguments["scale"] = with_positive_scale(query, arguments["scale"])
-        arguments["softcap"] = bounded_softcap(arguments.get("softcap", 0.0), query.dtype)
         if is_symbolic(query):
             return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **arguments)
         call = Call.of(**arguments).over(query, key)

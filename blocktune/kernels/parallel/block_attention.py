@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.dispatch.call import Call, bounded_softcap
+from blocktune.kernels.dispatch.call import Call
 from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.dispatch.obstacles import trace_obstacle
@@ -91,8 +91,7 @@ def gradients_of_block(
 
 def call_of(block: Block, numbers: Numbers, device: torch.device) -> Call:
     """Return the call that computes a block."""
-    softcap = bounded_softcap(numbers.softcap, torch.float16)
-    given: dict[str, Any] = {"window": block.window, "softcap": softcap}
+    given: dict[str, Any] = {"window": block.window, "softcap": numbers.softcap}
     if block.bounds_q:
         longest_q, longest_k = (max(sizes) for sizes in zip(*block.sizes, strict=True))
         given["lengths"] = len(block.bounds_q) - 1, longest_q, longest_k

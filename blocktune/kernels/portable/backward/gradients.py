@@ -61,7 +61,7 @@ def probabilities(
     if SOFTCAP or ALIBI or MASK == 2:
         scores, derivative = score_tile(
             qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-            window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS, EXACT,
+            window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS,
         )  # fmt: skip
         if MASK == 2 and not EXACT:
             masked = is_masked_row(statistics)  # its keys are far above this reference, and so at the limit
@@ -73,7 +73,7 @@ def probabilities(
     else:
         scores, derivative = score_tile(
             qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
-            diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS, EXACT,
+            diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS,
         )  # fmt: skip
         if EXACT:
             exponents = (scores - statistics) * (scale * log2_e)
@@ -103,13 +103,13 @@ def row_statistics(
         if SOFTCAP or ALIBI or MASK == 2:
             scores, _ = score_tile(
                 qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-                window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, True, q.dtype == tl.float32,
+                window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, True,
             )  # fmt: skip
             to_base_2 = log2_e
         else:
             scores, _ = score_tile(
                 qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-                window_left, window_right, CAUSAL, WINDOW, False, False, MASK, True, q.dtype == tl.float32,
+                window_left, window_right, CAUSAL, WINDOW, False, False, MASK, True,
             )  # fmt: skip
             to_base_2 = scale * log2_e
         new = tl.maximum(highest, tl.max(scores, 0))

@@ -114,7 +114,7 @@ def decode_split(
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, k.T, input_precision=PRECISION) * scale_log2
         if SOFTCAP:
-            scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2, q.dtype == tl.float32)
+            scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2)
         distance = rows[:, None] + diagonal - columns[None, :]
         if ALIBI:
             scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)

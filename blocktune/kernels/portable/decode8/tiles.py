@@ -148,7 +148,7 @@ def decode8_split(
         if OF_TOKENS:
             scores *= load_scales(k_scales, entry, stride_ksb, places, stride_ksn, inside)[None, :]
         if SOFTCAP:
-            scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2, False)
+            scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2)
         distance = rows[:, None] + diagonal - columns[None, :]
         if ALIBI:
             scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)

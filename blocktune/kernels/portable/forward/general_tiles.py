@@ -27,7 +27,6 @@ def attend_tiles(
     acc is not yet divided by the sums, nor by the share of the pairs that dropout keeps.
     """
     biased: tl.constexpr = SOFTCAP or ALIBI or MASK == 2
-    EXACT: tl.constexpr = q.dtype == tl.float32
     log2_e: tl.constexpr = 1.4426950408889634
     rows = (row_start + tl.arange(0, acc.shape[0]))[:, None]
     for tile in tl.range(first, stop, num_stages=STAGES):
@@ -39,13 +38,13 @@ def attend_tiles(
         if biased:
             scores, _ = score_tile(
                 qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
-                diagonal, window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS, EXACT,
+                diagonal, window_left, window_right, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, CHECK_KEYS,
             )  # fmt: skip
             p, m_i, l_i, factor = exact_step(scores, m_i, l_i, log2_e)
         else:
             scores, _ = score_tile(
                 qk, rows, columns, 1.0, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k,
-                diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS, EXACT,
+                diagonal, window_left, window_right, CAUSAL, WINDOW, False, False, MASK, CHECK_KEYS,
             )  # fmt: skip
             p, m_i, l_i, factor = exact_step(scores, m_i, l_i, scale * log2_e)
         if DROPOUT:

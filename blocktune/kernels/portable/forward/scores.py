@@ -36,21 +36,19 @@ def visible_tile(
 
 
 @triton.jit
-def hyperbolic_tangent(values, factor, EXACT: tl.constexpr):
+def hyperbolic_tangent(values, factor):
     """tanh of x = values * factor: 1 - 2 / (1 + exp(2 x)). An exponential that overflows gives 1, one that vanishes -1.
 
-    That difference is wrong by 2^-24 of one, whatever x is. EXACT takes the first five terms of the series of tanh
-    where |x| < 1/4, which leave out 1e-8 of x.
+    That difference is wrong by 2^-24 of one, whatever x is: more than a score under a huge cap bears. Where |x| < 1/4,
+    the first five terms of the series of tanh leave out 1e-8 of x.
     """
     doubled_log2: tl.constexpr = 2.8853900817779268
     bent = 1.0 - 2.0 / (1.0 + tl.exp2(values * (factor * doubled_log2)))
-    if EXACT:
-        x = values * factor
-        square = x * x
-        rest = square * (-0.05396825396825397 + square * 0.021869488536155203)
-        series = x + x * (square * (-0.3333333333333333 + square * (0.13333333333333333 + rest)))
-        bent = tl.where(tl.abs(x) < 0.25, series, bent)
-    return bent
+    x = values * factor
+    square = x * x
+    rest = square * (-0.05396825396825397 + square * 0.021869488536155203)
+    series = x + x * (square * (-0.3333333333333333 + square * (0.13333333333333333 + rest)))
+    return tl.where(tl.abs(x) < 0.25, series, bent)
 
 
 @triton.jit
@@ -58,7 +56,7 @@ def score_tile(
     qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
     window_left, window_right,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    CHECK_KEYS: tl.constexpr, EXACT: tl.constexpr,
+    CHECK_KEYS: tl.constexpr,
 ):  # fmt: skip
     """The final scores of a tile of raw products `qk`, and d(score before any bias) / d(scale * qk).
 
@@ -67,13 +65,13 @@ def score_tile(
     boolean (as uint8, 0 where the pair takes no part), 2 additive, any float type. mask_base: element (0, 0) of this
     batch and head, with strides of (query, key) in elements, 0 where broadcast. CHECK_KEYS: the tile may reach beyond
     the last key; with a mask tensor every tile may reach beyond the last query too, and is not read there. The
-    derivative is [1, 1] without SOFTCAP, and 0 where the pair takes no part. EXACT: the soft cap is as exact as float32
-    (`hyperbolic_tangent`). What a flag leaves out is not read: pass anything.
+    derivative is [1, 1] without SOFTCAP, and 0 where the pair takes no part. What a flag leaves out is not read: pass
+    anything.
     """
     scores = qk * scale
     derivative = tl.full([1, 1], 1.0, tl.float32)
     if SOFTCAP:
-        bent = hyperbolic_tangent(scores, 1.0 / softcap, EXACT)
+        bent = hyperbolic_tangent(scores, 1.0 / softcap)
         scores = bent * softcap
         derivative = 1.0 - bent * bent
     if ALIBI:
