@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from blocktune.kernels.values.config import KernelConfig
-from tools.bench.races import LISTS, RULES, DrawnRounds, Record, Tally
+from tools.lab.races import LISTS, RULES, DrawnRounds, Record, Tally
 
 pytestmark = pytest.mark.triton_free
 

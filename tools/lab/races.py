@@ -1,6 +1,6 @@
 """Judges the rule by which a race is decided, on the rounds that recorded sweeps hold.
 
-python -m tools.bench.races [results/races.table.json]
+python -m tools.lab.races [results/races.table.json]
 
 A race is between configs of a sweep, whose rounds are drawn again, with replacement, from those that were recorded,
 without the drift of the clock. The winner's regret is how much slower it is than the best one by all recorded rounds.
@@ -210,7 +210,7 @@ class Tally:
 
 
 def row(name: str, count: int, found: Sequence[Record]) -> list[str]:
-    """Return the row of a rule for races between so many configs."""
+    """Return the row of a rule for races between this many configs."""
     tally = Tally()
     for number, record in enumerate(found):
         for draw in range(DRAWS):
@@ -229,7 +229,7 @@ def document(found: Sequence[Record]) -> dict[str, object]:
         "device": "Recorded on NVIDIA H200 and H100",
         "environment": {"triton": version("triton"), "torch": version("torch")},
         "how": (
-            f"`python -m tools.bench.races`: {2 * DRAWS} races between configs of each of {len(found)} recorded sweeps "
+            f"`python -m tools.lab.races`: {2 * DRAWS} races between configs of each of {len(found)} recorded sweeps "
             f"({configs} configs), whose rounds are drawn from the recorded ones. Regret is how much slower the winner "
             "is than the best config of the race by all recorded rounds."
         ),
