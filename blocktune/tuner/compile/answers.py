@@ -1,10 +1,18 @@
-"""What a worker process says to its parent: lines of JSON on a pipe of their own."""
+"""What a worker process says to its parent, as lines of JSON on a pipe of their own, and how a compile ended by it."""
 
 import json
 import os
+import signal
 import subprocess
 from collections.abc import Mapping
-from typing import TextIO
+from dataclasses import dataclass
+from typing import Any, Self, TextIO
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
+
+Answer = dict[str, Any]
 
 MAKE_ROOM = (
     "Make room on the disks of Triton's cache (TRITON_CACHE_DIR, else ~/.triton) and of temporary files (TMPDIR), free "
@@ -21,6 +29,50 @@ _WORDS = (
     "GPU is lost",
 )
 """What tools and drivers say of a failure of the machine; CUDA's errors have no types of their own."""
+
+_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals by which a compiler dies of its input; others come from outside, and the same compile may succeed later."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """How one compile ended.
+
+    outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
+    resources: None unless it is `OK`, or where they are not known. seconds: time of the compile, also when it was
+    looked up. transient: it failed by the machine, such as by a full disk, and says nothing of the config.
+    """
+
+    outcome: Outcome
+    resources: KernelResources | None = None
+    error: str = ""
+    seconds: float = 0.0
+    transient: bool = False
+
+    @classmethod
+    def of_answer(cls, answer: Answer, **further: Any) -> Self:
+        """Return what a worker says; `further` are fields that it does not know."""
+        resources = answer["resources"]
+        return cls(
+            outcome=Outcome(answer["outcome"]),
+            resources=None if resources is None else KernelResources(**resources),
+            error=answer["error"],
+            seconds=answer["seconds"],
+            transient=answer["transient"],
+            **further,
+        )
+
+    @classmethod
+    def of_lost(cls, lost: ChildLostError, timeout_s: float, **further: Any) -> Self:
+        """Return the end of a compile whose worker gave no answer: killed from outside, as where memory ran out, it may
+        do well later; a compiler that crashes dies of its input."""
+        died = isinstance(lost, ChildDiedError)
+        return cls(
+            outcome=Outcome.COMPILE_ERROR if died else Outcome.COMPILE_TIMEOUT,
+            error=_reason_of(lost, timeout_s),
+            transient=died and not is_crash(lost),
+            **further,
+        )
 
 
 def is_of_the_machine(error: Exception) -> bool:
@@ -43,3 +95,24 @@ def send(answers: TextIO, message: Mapping[str, object]) -> None:
     """Write a message as a line, at once."""
     answers.write(json.dumps(message) + "\n")
     answers.flush()
+
+
+def is_crash(lost: ChildLostError) -> bool:
+    """Return whether the compiler died of its input."""
+    return isinstance(lost, ChildDiedError) and lost.signum in _CRASHES
+
+
+def _reason_of(lost: ChildLostError, timeout_s: float) -> str:
+    """Return why a worker gave no answer, for people."""
+    if isinstance(lost, ChildDiedError):
+        reason = f"The compiler's process ended by {_ending(lost.signum)}."
+    else:
+        reason = f"The compile took more than {timeout_s:g} s."
+    return f"{reason} {lost.last_words}".strip()
+
+
+def _ending(signum: int) -> str:
+    if not signum:
+        return "itself"
+    name = signal.Signals(signum).name
+    return f"{name}, which may mean that memory ran out" if signum == signal.SIGKILL else name

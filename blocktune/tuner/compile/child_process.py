@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 STDERR_TAIL = 1500
 _CHUNK = 1 << 16
@@ -36,6 +36,35 @@ class ChildTimeoutError(ChildLostError):
     """The child did not answer in time; it still runs."""
 
 
+class ErrorFile:
+    """A file that takes the standard error of a child while the parent reads it."""
+
+    def __init__(self) -> None:
+        # it lives as long as the child, whose writes must not follow the place where this process reads
+        self._file: IO[bytes] = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def forget(self) -> None:
+        """Drop what was printed."""
+        self._file.truncate(0)
+
+    def words(self) -> str:
+        """Return all that was printed since `forget`."""
+        self._file.seek(0)
+        return self._file.read().decode(errors="replace")
+
+    def last_words(self) -> str:
+        """Return the end of what was printed."""
+        self._file.seek(0, os.SEEK_END)
+        self._file.seek(max(0, self._file.tell() - STDERR_TAIL))
+        return self._file.read().decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Child:
     """A process in a process group of its own that answers JSON lines on its standard output.
 
@@ -45,13 +74,12 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-        # it lives as long as the child, whose writes must not follow the place where this process reads
-        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        self.errors = ErrorFile()
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._stderr,
+            stderr=self.errors.fileno(),
             env=dict(environment),
             start_new_session=True,
         )
@@ -89,7 +117,7 @@ class Child:
         deadline = time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
             if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise ChildTimeoutError(f"no answer within {timeout_s:.0f} s", self._last_words())
+                raise ChildTimeoutError(f"no answer within {timeout_s:.0f} s", self.errors.last_words())
             data = os.read(self._output.fileno(), _CHUNK)
             if not data:
                 raise self._obituary()
@@ -97,10 +125,6 @@ class Child:
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def forget_words(self) -> None:
-        """Drop what the child has printed on its standard error."""
-        self._stderr.truncate(0)
 
     def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to the child alone, not to what it started; harmless after its end. Another thread may wait in
@@ -118,7 +142,7 @@ class Child:
         self.kill()
         self._wait()
         self._selector.close()
-        for stream in (self._output, self._stderr):
+        for stream in (self._output, self.errors):
             stream.close()
         with contextlib.suppress(BrokenPipeError):  # a command that was not sent, and has no reader now
             self._input.close()
@@ -133,16 +157,6 @@ class Child:
 
     def _obituary(self) -> ChildDiedError:
         self.kill()  # what it started may outlive it
-        code, said = self._wait(), self._last_words()
+        code, said = self._wait(), self.errors.last_words()
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         return ChildDiedError(f"the worker process ended: {how}. {said}".strip(), said, max(0, -code))
-
-    def words(self) -> str:
-        """Return all that the child has printed on its standard error since `forget_words`."""
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")
-
-    def _last_words(self) -> str:
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL))
-        return self._stderr.read().decode(errors="replace").strip()

@@ -54,6 +54,6 @@ class CompileProcess(Child):
         Raises:
             ChildLostError: the worker gives no answer and cannot be used any longer.
         """
-        self.forget_words()
+        self.errors.forget()
         self.send(message)
-        return with_diagnostics(self.receive(timeout_s), self.words())
+        return with_diagnostics(self.receive(timeout_s), self.errors.words())

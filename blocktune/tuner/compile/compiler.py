@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored import provenance
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
 
@@ -36,23 +36,15 @@ _BARRIERS_USED = re.compile(r"used (\d+) barriers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileResult:
-    """How one compile ended.
+class CompileResult(Compiled):
+    """How the compile of a config of attention ended.
 
-    outcome: `OK`, `INFEASIBLE` (the code needs more than any launch can get), `COMPILE_ERROR` or `COMPILE_TIMEOUT`.
-    resources and shared are None unless it is `OK`; shared: how the loop reads shared memory. seconds: time of the
-    compile, also when it was looked up. cached: looked up. transient: it failed by the machine, such as by a full disk,
-    and says nothing of the config.
+    shared: how its loop reads shared memory; None unless the outcome is `OK`. cached: looked up.
     """
 
     config: KernelConfig
-    outcome: Outcome
-    resources: KernelResources | None = None
     shared: SharedAccesses | None = None
-    error: str = ""
-    seconds: float = 0.0
     cached: bool = False
-    transient: bool = False
 
 
 def compile_resources(

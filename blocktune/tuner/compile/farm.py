@@ -15,17 +15,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from blocktune.db.records.records import Outcome
 from blocktune.kernels.files.reading import SYSTEM_BYTES, read_text
 from blocktune.kernels.files.variables import PROCESSORS
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.compile.answers import Answer, is_crash
 from blocktune.tuner.compile.cache import ResourceCache
-from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
+from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.compile.compile_process import CompileProcess
 from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code
-from blocktune.tuner.compile.pool import Answer, WorkerPool, is_crash, reason_of
+from blocktune.tuner.compile.pool import WorkerPool
 from blocktune.tuner.compile.worker import find_kernels, hash_triton
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
@@ -141,25 +140,15 @@ class CompileFarm:
         self._pool.close()
 
     def _remembered(self, key: str, config: KernelConfig, answer: Answer) -> CompileResult:
-        resources, shared = answer["resources"], answer["shared"]
-        result = CompileResult(
-            config=config,
-            outcome=Outcome(answer["outcome"]),
-            resources=None if resources is None else KernelResources(**resources),
-            shared=None if shared is None else SharedAccesses(**shared),
-            error=answer["error"],
-            seconds=answer["seconds"],
-            transient=answer["transient"],
-        )
+        shared = answer["shared"]
+        accesses = None if shared is None else SharedAccesses(**shared)
+        result = CompileResult.of_answer(answer, config=config, shared=accesses)
         if not result.transient:
             self._cache.put(key, result)
         return result
 
     def _lost(self, key: str, config: KernelConfig, lost: ChildLostError) -> CompileResult:
-        died = isinstance(lost, ChildDiedError)
-        outcome = Outcome.COMPILE_ERROR if died else Outcome.COMPILE_TIMEOUT
-        killed = died and not is_crash(lost)
-        result = CompileResult(config=config, outcome=outcome, error=reason_of(lost, self._timeout_s), transient=killed)
+        result = CompileResult.of_lost(lost, self._timeout_s, config=config)
         if is_crash(lost):
             self._cache.put(key, result)
         return result

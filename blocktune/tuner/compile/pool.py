@@ -13,15 +13,11 @@ from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from blocktune.tuner.compile.answers import Answer
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
 from blocktune.tuner.compile.compile_process import CompileProcess
 
-_CRASHES = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
-"""Signals by which a compiler dies of its input; others come from outside, and the same compile may succeed later."""
-
 Result = TypeVar("Result")
-
-Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,24 +173,3 @@ class WorkerPool:
             job.future.set_result(job.lost(error))
         else:
             job.future.set_exception(error)
-
-
-def is_crash(lost: ChildLostError) -> bool:
-    """Return whether the compiler died of its input."""
-    return isinstance(lost, ChildDiedError) and lost.signum in _CRASHES
-
-
-def reason_of(lost: ChildLostError, timeout_s: float) -> str:
-    """Return why a worker gave no answer, for people."""
-    if isinstance(lost, ChildDiedError):
-        reason = f"The compiler's process ended by {_ending(lost.signum)}."
-    else:
-        reason = f"The compile took more than {timeout_s:g} s."
-    return f"{reason} {lost.last_words}".strip()
-
-
-def _ending(signum: int) -> str:
-    if not signum:
-        return "itself"
-    name = signal.Signals(signum).name
-    return f"{name}, which may mean that memory ran out" if signum == signal.SIGKILL else name

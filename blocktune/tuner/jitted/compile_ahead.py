@@ -15,19 +15,17 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.files.variables import AUTOTUNE
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import Plain, UserConfig
 from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
-from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError
+from blocktune.tuner.compile.answers import Answer, Compiled
+from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.compile.pool import Answer, is_crash, reason_of
 from blocktune.tuner.compile.worker import failure_of
 from blocktune.tuner.jitted.server_client import ServerClient
 from blocktune.tuner.jitted.specialization import Specialization
@@ -39,21 +37,6 @@ TIMEOUT_SECONDS = 300.0
 
 IDLE_SECONDS = 60.0
 """How long workers are kept that have no work: the next kernel of a first training step comes within that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """How the compile of a config ended.
-
-    resources: None unless it is `OK`, or where they are not known. transient: it failed by the machine, such as by a
-    full disk.
-    """
-
-    outcome: Outcome
-    resources: KernelResources | None = None
-    error: str = ""
-    seconds: float = 0.0
-    transient: bool = False
 
 
 class CompileAhead:
@@ -158,9 +141,7 @@ class CompileAhead:
         try:
             found: Compiled | Answer = future.result()
         except ChildLostError as lost:
-            outcome = Outcome.COMPILE_ERROR if isinstance(lost, ChildDiedError) else Outcome.COMPILE_TIMEOUT
-            killed = isinstance(lost, ChildDiedError) and not is_crash(lost)
-            return Compiled(outcome=outcome, error=reason_of(lost, self._timeout_s), transient=killed)
+            return Compiled.of_lost(lost, self._timeout_s)
         except RuntimeError as error:
             logger.warning("Configs are compiled one after another: %s", error)
             return None
@@ -206,8 +187,7 @@ def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
     try:
         found = resources_of(compiled_code(spec, cc))
     except Exception as error:  # compilers raise what they like
-        failed = failure_of(error)
-        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"], transient=failed["transient"])
+        return Compiled.of_answer(failure_of(error) | {"seconds": time.perf_counter() - started})
     return Compiled(outcome=Outcome.OK, resources=found, seconds=time.perf_counter() - started)
 
 
@@ -219,16 +199,8 @@ def worker_environment() -> dict[str, str]:
 
 def _answered(answer: Answer) -> Compiled | None:
     """Return the end of a compile; None if the worker had another source under the kernel's name."""
-    outcome, resources = Outcome(answer["outcome"]), answer["resources"]
-    if outcome is Outcome.OK and resources is None:
-        return None
-    return Compiled(
-        outcome=outcome,
-        resources=None if resources is None else KernelResources(**resources),
-        error=answer["error"],
-        seconds=answer["seconds"],
-        transient=answer["transient"],
-    )
+    found = Compiled.of_answer(answer)
+    return None if found.outcome is Outcome.OK and found.resources is None else found
 
 
 compile_ahead: Any = CompileAhead()

@@ -178,7 +178,7 @@ class CompileServer:
 
     def _lose(self, worker: ForkedWorker, how: str) -> None:
         """Answer for a worker that gives no answer."""
-        job, words = worker.job, worker.last_words()
+        job, words = worker.job, worker.errors.last_words()
         signum = self._drop(worker)
         if job is not None:
             send(self._answers, {"id": job["id"], "lost": how, "signum": signum, "last_words": words})

@@ -5,12 +5,11 @@ import json
 import os
 import signal
 import socket
-import tempfile
 import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from blocktune.tuner.compile.child_process import STDERR_TAIL
+from blocktune.tuner.compile.child_process import ErrorFile
 from blocktune.tuner.compile.diagnostics import with_diagnostics
 from blocktune.tuner.compile.worker import CompileJob, answer_to, die_with_parent
 
@@ -27,7 +26,8 @@ class Closable(Protocol):
 class ForkedWorker:
     """A process of its own session that does one job after another, so that it dies with the compilers that it starts.
 
-    job: what it does now. deadline: when that must be done. is_old: it was forked before the latest import.
+    job: what it does now. deadline: when that must be done. is_old: it was forked before the latest import. errors:
+    what it prints.
 
     Args:
         compile_job: compiles what a job describes.
@@ -40,19 +40,18 @@ class ForkedWorker:
         self.job: dict[str, Any] | None = None
         self.deadline, self.is_old = 0.0, False
         self._unread = b""
-        # it lives as long as the worker, which writes into it
-        self._stderr = tempfile.TemporaryFile("a+b")  # noqa: SIM115
+        self.errors = ErrorFile()
         server = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
             for each in (*private, self.channel):
                 each.close()
-            _work(compile_job, theirs, self._stderr.fileno(), server)
+            _work(compile_job, theirs, self.errors.fileno(), server)
         theirs.close()
 
     def take(self, job: dict[str, Any]) -> None:
         """Give it a job; it has none."""
-        self._stderr.truncate(0)
+        self.errors.forget()
         self.job, self.deadline = job, time.monotonic() + job["timeout_s"]
         with contextlib.suppress(BrokenPipeError):  # it has died: `answer` says so
             self.channel.sendall(json.dumps(job).encode() + b"\n")
@@ -70,23 +69,13 @@ class ForkedWorker:
             return {}
         assert self.job is not None
         line, _, self._unread = self._unread.partition(b"\n")
-        found = {"id": self.job["id"]} | with_diagnostics(json.loads(line), self._words())
+        found = {"id": self.job["id"]} | with_diagnostics(json.loads(line), self.errors.words())
         self.job = None
         return found
 
     def is_overdue(self) -> bool:
         """Return whether its job has taken longer than it may."""
         return self.job is not None and time.monotonic() >= self.deadline
-
-    def _words(self) -> str:
-        self._stderr.seek(0)
-        return self._stderr.read().decode(errors="replace")
-
-    def last_words(self) -> str:
-        """Return the end of what it has printed."""
-        self._stderr.seek(0, os.SEEK_END)
-        self._stderr.seek(max(0, self._stderr.tell() - STDERR_TAIL))
-        return self._stderr.read().decode(errors="replace").strip()
 
     def end(self) -> int:
         """Kill it with all that it has started; return the signal by which it ended, 0 where it had ended itself."""
@@ -95,7 +84,7 @@ class ForkedWorker:
                 kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
         self.channel.close()
-        self._stderr.close()
+        self.errors.close()
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from blocktune.tuner.compile.answers import Answer
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildLostError, ChildTimeoutError
 from blocktune.tuner.compile.compile_process import CompileProcess
-from blocktune.tuner.compile.pool import Answer
 
 WORKER = "blocktune.tuner.jitted.compile_server"
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from blocktune.db.records.records import Regime, Telemetry
 from blocktune.tuner.lab.noise import Duel, Sample, Study
-from blocktune.tuner.search.verdict import TIE_BAND
+from blocktune.tuner.measure.protocol import TIE_BAND
 
 STATES = ("sm_clock_mhz", "power_w", "temperature_c")
 """What is reported of the GPU's state."""

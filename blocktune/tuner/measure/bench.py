@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self
 
-from blocktune.db.records.records import Outcome
+from blocktune.db.records.records import ConfigT, Outcome
 from blocktune.kernels.base.kernel import AttentionKernel, Launch, Thunk
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.measure.clock import Clock, timed_rounds
 from blocktune.tuner.measure.energy import Burst, EnergyMeter
-from blocktune.tuner.measure.measurement import ConfigT, Measurement, Terms
+from blocktune.tuner.measure.measurement import Measurement, Terms
 from blocktune.tuner.measure.protocol import (
     FINAL_HEAT_SECONDS,
     HEAT_SECONDS,

@@ -6,16 +6,10 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Annotated, Any, Generic, Self
 
-from typing_extensions import TypeVar
-
-from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.records import ConfigT, Outcome, Regime, Telemetry, Trial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.column_kinds import plain_values, record_values
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.measure.energy import Burst
-
-ConfigT = TypeVar("ConfigT", bound=KernelConfig | UserConfig, default=KernelConfig)
 
 OUT_OF_MEMORY = "out_of_memory"
 """What a worker calls a failed allocation: of a shape it is the user's error, of a config a `run_error`."""

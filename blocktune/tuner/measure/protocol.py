@@ -22,17 +22,26 @@
    clock is higher for some milliseconds, which would favour whoever always came next.
 7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
    which is to know every config equally well, has no race.
+8. Of contenders in the same rounds, the first in a fixed order within `TIE_BAND` of the fastest wins, by the mean of
+   the middle half of their shares of a round. A ratio is beyond noise if it is so by `SETTLED` standard errors. This
+   rule decides finals and the race of an autotuned call (tuner/turns/race.py); docs/models/search.md has its regret on
+   recorded rounds. It changes no time, so it is no part of the version.
 
 Whoever changes any of this increases `PROTOCOL_VERSION`: times of different versions are not comparable. Version 1 had
 no race; a candidate that took twice the anchor's time got two rounds. Its finals were the same.
 """
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from operator import truediv
+from typing import TypeVar
 
 from blocktune.db.records.records import Regime
 
 PROTOCOL_VERSION = 2
+
+Contender = TypeVar("Contender", bound=Hashable)
 
 IDLE_SECONDS = 0.03
 """After so long without a launch the clocks may have fallen."""
@@ -68,6 +77,21 @@ RACE_MARGIN = 1.15
 """A candidate this many times slower than the best so far is stopped. `tune lab replay` counts what other margins would
 save and lose: on the recorded shapes this one stopped no config within 2 % of the best, while 1.1 did. It must also
 exceed the band of the finals, which take in who is nearly as fast (tuner/search/finals.py)."""
+
+TIE_BAND = 0.005
+"""Configs within half a percent of the fastest are equal: repeated finals on one GPU differ by about as much, and a
+fixed order among equals makes the winner repeatable."""
+
+SETTLED = 3.0
+"""Standard errors beyond which a ratio is clearly on one side of a margin. More than usual, since a challenger is the
+best of several."""
+
+FEW_ROUNDS = 15
+"""The spread of fewer rounds says little about their error (the mean of 8 is off by 3 of its standard errors in every
+tenth case), so all of them must agree."""
+
+LEAST_SETTLED_ROUNDS = 8
+"""Fewer rounds settle nothing."""
 
 Rounds = tuple[tuple[float, ...], ...]
 """Times in microseconds: one row per round, one column per contender."""
@@ -121,3 +145,36 @@ def balanced(count: int, number: int) -> tuple[int, ...]:
     steps = (step // 2 + 1 if step % 2 else -(step // 2) for step in range(count))  # 0, 1, -1, 2, -2
     order = tuple((number + step) % count for step in steps)
     return order[::-1] if count % 2 and number // count % 2 else order
+
+
+def middle(numbers: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the middle half of numbers, which a few disturbed rounds do not move and which is finer than
+    the ticks of the GPU's clock, and its standard error, as for numbers that are normal but for the disturbed ones."""
+    found, quarter = sorted(numbers), len(numbers) // 4
+    kept = found[quarter : len(found) - quarter]
+    return statistics.fmean(kept), 0.81 * (kept[-1] - kept[0]) / len(found) ** 0.5
+
+
+def surely(ratios: Sequence[float]) -> float:
+    """Return what the middle of paired ratios is at least, beyond noise."""
+    if len(ratios) < FEW_ROUNDS:
+        return min(ratios) if len(ratios) >= LEAST_SETTLED_ROUNDS else -math.inf
+    mean, error = middle(ratios)
+    return mean - SETTLED * error
+
+
+def is_slower(own: Sequence[float], other: Sequence[float], margin: float) -> bool:
+    """Return whether times are clearly more than others times a margin, round by round."""
+    return surely([mine / theirs for mine, theirs in zip(own, other, strict=True)]) > margin
+
+
+def shares(timed: Mapping[Contender, Sequence[float]]) -> dict[Contender, float]:
+    """Return the time of each contender as a part of what is usual in the rounds, which all of them took part in."""
+    usual = [statistics.fmean(row) for row in zip(*timed.values(), strict=True)]
+    return {contender: middle(list(map(truediv, samples, usual)))[0] for contender, samples in timed.items()}
+
+
+def within(timed: Mapping[Contender, Sequence[float]], order: Iterable[Contender], margin: float) -> list[Contender]:
+    """Return the contenders that took part and are within a margin of the best one, in their order."""
+    found = shares(timed)
+    return [each for each in order if each in found and found[each] <= margin * min(found.values())]

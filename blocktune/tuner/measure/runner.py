@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol
 
-from blocktune.db.records.records import Outcome, Telemetry
+from blocktune.db.records.records import ConfigT, Outcome, Telemetry
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.child_process import ChildDiedError, ChildTimeoutError
 from blocktune.tuner.measure.energy import Burst
 from blocktune.tuner.measure.load import Monitor
-from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, ConfigT, Energies, Finals, Measurement, Terms
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, REPEATED, Energies, Finals, Measurement, Terms
 from blocktune.tuner.measure.telemetry import disturbance
 from blocktune.tuner.measure.worker_process import WORKER_COMMAND, Deadlines, Worker, WorkerFailedError, WorkerProcess
 

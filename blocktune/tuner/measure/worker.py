@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Generic
 
-from blocktune.db.records.records import Outcome
+from blocktune.db.records.records import ConfigT, Outcome
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
@@ -30,7 +30,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
 from blocktune.tuner.compile.worker import hash_triton
 from blocktune.tuner.measure.bench import Bench, ShapeBench, Tell, WrongResultError
-from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, ConfigT, Terms
+from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
 
 MAX_ERROR_TEXT = 2000
 

@@ -9,11 +9,11 @@ from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.measure.protocol import TIE_BAND
 from blocktune.tuner.report.device_table import ceilings, limits_json
 from blocktune.tuner.report.empty_cells import empty_cells
 from blocktune.tuner.report.on_chip_table import on_chip_table
 from blocktune.tuner.report.trial_columns import in_order, trial_columns
-from blocktune.tuner.search.verdict import TIE_BAND
 
 
 def sweep_table(sweep: Sweep) -> dict[str, Any]:

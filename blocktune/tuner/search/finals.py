@@ -14,6 +14,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.answers import MAKE_ROOM
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
+from blocktune.tuner.measure.protocol import LEAST_SETTLED_ROUNDS
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.verdict import Speedup, Verdict, decide, speedup
 
@@ -24,9 +25,8 @@ CHALLENGER_BAND = 1.08
 MOST_FRUGAL = 3
 """Finalists that meet again, apart from those that are kept anyway."""
 
-ENERGY_ROUNDS = 8
-"""As few as have a confidence interval of their median at all (`CONFIDENCE` in tuner/search/verdict.py): a burst takes
-half a second."""
+ENERGY_ROUNDS = LEAST_SETTLED_ROUNDS
+"""As few as can settle anything: a burst takes half a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

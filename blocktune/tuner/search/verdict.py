@@ -1,20 +1,12 @@
 """Who won the finals, and whether by more than the noise."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from blocktune.db.records.records import Objective
 from blocktune.kernels.values.config import KernelConfig
-
-TIE_BAND = 0.005
-"""Finalists within half a percent of the fastest are equal: repeated finals on one GPU differ by about as much, and a
-fixed order among equals makes the winner repeatable."""
-
-CONFIDENCE = 0.99
-"""Of the interval that must exclude 1 before a config replaces the default. Higher than usual, since the challenger is
-the best of several."""
+from blocktune.tuner.measure.protocol import TIE_BAND, middle, surely, within
 
 PREDICTED_TIE = 0.02
 """Predictions this close say nothing about who is faster: the model is off by more (docs/models/search.md)."""
@@ -24,19 +16,20 @@ PREDICTED_TIE = 0.02
 class Speedup:
     """The default's time over a config's, paired by round.
 
-    median, low and high: median, 5th and 95th percentile of the rounds' ratios. surely: the lower end of the confidence
-    interval of the median.
+    median, low and high: median, 5th and 95th percentile of the rounds' ratios. middle: the mean of their middle half,
+    which decides. surely: what it is at least.
     """
 
     median: float
     low: float
     high: float
+    middle: float
     surely: float
 
     @property
     def beyond_noise(self) -> bool:
         """Whether it is a speed-up at all: more than the tie band, and surely more than none."""
-        return self.surely > 1.0 and self.median > 1.0 + TIE_BAND
+        return self.surely > 1.0 and self.middle > 1.0 + TIE_BAND
 
     @property
     def label(self) -> str:
@@ -90,38 +83,20 @@ def speedup(reference_us: Sequence[float], candidate_us: Sequence[float]) -> Spe
         median=statistics.median(ratios),
         low=_quantile(ratios, 0.05),
         high=_quantile(ratios, 0.95),
-        surely=median_interval(ratios)[0],
+        middle=middle(ratios)[0],
+        surely=surely(ratios),
     )
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the confidence interval of the median by order statistics, exact for any distribution.
-
-    With too few values for the confidence it is everything.
-    """
-    ordered = sorted(values)
-    count = len(ordered)
-    below, tail = -1, 0.0
-    while tail + math.comb(count, below + 1) / 2**count <= (1 - CONFIDENCE) / 2:
-        below += 1
-        tail += math.comb(count, below) / 2**count
-    if below < 0:
-        return -math.inf, math.inf
-    return ordered[below], ordered[count - 1 - below]
-
-
 _WORDS = {Objective.TIME: ("faster", "the fastest"), Objective.ENERGY: ("more frugal", "the most frugal")}
-_UNITY = Speedup(median=1.0, low=1.0, high=1.0, surely=1.0)
+_UNITY = Speedup(median=1.0, low=1.0, high=1.0, middle=1.0, surely=1.0)
 
 
 def _first_of_equals(samples_us: Mapping[KernelConfig, Sequence[float]], order: Sequence[KernelConfig]) -> KernelConfig:
     """Return the first in `order` of the finalists within the tie band of the fastest."""
-    fastest = min(samples_us, key=lambda config: statistics.median(samples_us[config]))
     rank = {config: index for index, config in enumerate(order)}
-    equals = [
-        config for config, times in samples_us.items() if speedup(times, samples_us[fastest]).median <= 1.0 + TIE_BAND
-    ]
-    return min(equals, key=lambda config: rank.get(config, len(rank)))
+    ranked = sorted(samples_us, key=lambda config: rank.get(config, len(rank)))
+    return within(samples_us, ranked, 1.0 + TIE_BAND)[0]
 
 
 def _quantile(ordered: Sequence[float], fraction: float) -> float:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.jitted.specialization import specialization_of
 
 

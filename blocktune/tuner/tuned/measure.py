@@ -15,7 +15,8 @@ from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.values.config import Origin
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy

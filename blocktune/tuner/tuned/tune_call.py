@@ -12,7 +12,8 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.fallback import KernelExplanation, stored_winners
 from blocktune.kernels.tuned.settings import Cache
 from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, Compiled, compile_ahead
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.environment import measuring_environment

@@ -11,12 +11,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import truediv
+from typing import Generic
+
+from typing_extensions import TypeVar
 
 from blocktune.kernels.tuned.config import UserConfig
+from blocktune.tuner.measure.protocol import TIE_BAND, is_slower, shares, within
 
-TIE = 1.007
-"""Configs this close to the best are equally fast."""
+TIE = 1.0 + TIE_BAND
 
 STAGES = ((3, 1.25), (5, 1.1))
 """Rounds of a stage at most, and how many times slower than the best a config may be to go on, by all rounds so far.
@@ -32,55 +34,54 @@ LAST_SECONDS = 2.0
 BATCH = 40
 """Rounds after which the last stage looks what is settled: fewer say too little of how much they differ."""
 
-SETTLED = 3.0
-"""Standard errors between a config and the margin beyond which it is clearly on one side."""
-
 STAGE_US = 300_000.0
 """GPU time of the launches of a stage."""
 
 LEAST_ROUNDS = 9
 """Rounds that a stage has whatever they take, unless it has fewer anyway."""
 
+ConfigT = TypeVar("ConfigT", default=UserConfig)
+
 Samples = tuple[float, ...]
 
-TimeRounds = Callable[[Sequence[UserConfig], int], Mapping[UserConfig, Samples]]
+TimeRounds = Callable[[Sequence[ConfigT], int], Mapping[ConfigT, Samples]]
 """Times configs in turns for some rounds; leaves out those that failed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Generic[ConfigT]):
     """The end of a race. samples_us: of every config that ran: of the last stage if it took part in that, else of those
     before."""
 
-    winner: UserConfig
-    samples_us: Mapping[UserConfig, Samples]
+    winner: ConfigT
+    samples_us: Mapping[ConfigT, Samples]
 
-    def time_us(self, config: UserConfig) -> float:
+    def time_us(self, config: ConfigT) -> float:
         """Return the median of a config's rounds."""
         return statistics.median(self.samples_us[config])
 
 
-def race(configs: Sequence[UserConfig], time_rounds: TimeRounds) -> Standing | None:
+def race(configs: Sequence[ConfigT], time_rounds: TimeRounds[ConfigT]) -> Standing[ConfigT] | None:
     """Return the fastest of some configs, which stand in the order of the list; None if none of them runs."""
-    samples: dict[UserConfig, Samples] = {}
+    samples: dict[ConfigT, Samples] = {}
     left = list(configs)
     for rounds, margin in STAGES:
         timed = time_rounds(left, _affordable(rounds, [samples[config] for config in left if config in samples]))
         samples |= {config: samples.get(config, ()) + found for config, found in timed.items()}
-        left = _within({config: samples[config] for config in timed}, left, margin)
+        left = within({config: samples[config] for config in timed}, left, margin)
         if len(left) <= 1:
             return Standing(left[0], samples) if left else None
     left, timed = _last_stage(left, _affordable(LAST_ROUNDS, [samples[config] for config in left]), time_rounds)
-    left = _within({config: timed[config] for config in left}, left, TIE)
+    left = within({config: timed[config] for config in left}, left, TIE)
     return Standing(left[0], samples | timed) if left else None
 
 
 def _last_stage(
-    order: Sequence[UserConfig], rounds: int, time_rounds: TimeRounds
-) -> tuple[list[UserConfig], dict[UserConfig, Samples]]:
+    order: Sequence[ConfigT], rounds: int, time_rounds: TimeRounds[ConfigT]
+) -> tuple[list[ConfigT], dict[ConfigT, Samples]]:
     """Return the configs that took part to the end, which is where the winner is settled, or the rounds or the time are
     over, and the times of all."""
-    samples: dict[UserConfig, Samples] = {}
+    samples: dict[ConfigT, Samples] = {}
     open_, end = list(order), time.monotonic() + LAST_SECONDS
     while True:
         timed = time_rounds(open_, min(rounds, BATCH))
@@ -92,48 +93,22 @@ def _last_stage(
             return left, samples
 
 
-def _undecided(order: Sequence[UserConfig], samples: Mapping[UserConfig, Samples]) -> list[UserConfig]:
+def _undecided(order: Sequence[ConfigT], samples: Mapping[ConfigT, Samples]) -> list[ConfigT]:
     """Return the configs on which the winner depends: those that may be the first within the margin, and those that may
     be the fastest, from which the margin counts. A settled winner stands alone."""
     found = shares({config: samples[config] for config in order})
     if not found:
         return []
     best = samples[min(found, key=found.__getitem__)]
-    first = list[UserConfig]()
+    first = list[ConfigT]()
     for config in order:
-        if not _is_slower(samples[config], best, TIE):
+        if not is_slower(samples[config], best, TIE):
             first.append(config)
-            if _is_slower(best, samples[config], 1 / TIE):
+            if is_slower(best, samples[config], 1 / TIE):
                 break
     if len(first) == 1:
         return first
-    return [config for config in order if config in first or not _is_slower(samples[config], best, 1.0)]
-
-
-def _is_slower(own: Samples, other: Samples, margin: float) -> bool:
-    """Return whether times are clearly more than others times a margin, round by round."""
-    middle, error = _middle([mine / theirs - margin for mine, theirs in zip(own, other, strict=True)])
-    return middle > SETTLED * error
-
-
-def _within(timed: Mapping[UserConfig, Samples], order: Sequence[UserConfig], margin: float) -> list[UserConfig]:
-    """Return the configs that are within a margin of the best one, in their order."""
-    found = shares(timed)
-    return [config for config in order if config in found and found[config] <= margin * min(found.values())]
-
-
-def shares(timed: Mapping[UserConfig, Samples]) -> dict[UserConfig, float]:
-    """Return the time of each config as a part of what is usual in the rounds, which all of them took part in."""
-    usual = [statistics.fmean(row) for row in zip(*timed.values(), strict=True)]
-    return {config: _middle(list(map(truediv, samples, usual)))[0] for config, samples in timed.items()}
-
-
-def _middle(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return the mean of the middle half of numbers, which a few disturbed rounds do not move and which is finer than
-    the ticks of the GPU's clock, and its standard error, as for numbers that are normal but for the disturbed ones."""
-    found, quarter = sorted(numbers), len(numbers) // 4
-    middle = found[quarter : len(found) - quarter]
-    return statistics.fmean(middle), 0.81 * (middle[-1] - middle[0]) / len(found) ** 0.5
+    return [config for config in order if config in first or not is_slower(samples[config], best, 1.0)]
 
 
 def _affordable(rounds: int, known: Sequence[Samples]) -> int:

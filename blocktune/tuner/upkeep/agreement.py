@@ -13,8 +13,9 @@ from typing import Any
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.tuner.measure.protocol import TIE_BAND
 from blocktune.tuner.measure.runner import Runner
-from blocktune.tuner.search.verdict import TIE_BAND, speedup
+from blocktune.tuner.search.verdict import speedup
 
 RoundsByConfig = Mapping[KernelConfig, Sequence[float]]
 

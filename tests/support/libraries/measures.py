@@ -20,11 +20,11 @@ from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.measure.protocol import shares
 from blocktune.tuner.tuned.decide import decide
 from blocktune.tuner.tuned.known import launched_as
 from blocktune.tuner.tuned.tune_call import tuned_choice
 from blocktune.tuner.turns.launches import OwnLaunches
-from blocktune.tuner.turns.race import shares
 
 ROUNDS, FINAL_ROUNDS, NEAR = 7, 400, 1.1
 """Rounds of every config, then of those within NEAR of the best: the exhaustive optimum. A launch of 30 us differs by

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.device import device_named
-from blocktune.tuner.measure.protocol import RACE_MARGIN
+from blocktune.tuner.measure.protocol import FEW_ROUNDS, RACE_MARGIN, SETTLED, TIE_BAND
 from blocktune.tuner.search.finals import CHALLENGER_BAND
-from blocktune.tuner.search.verdict import CONFIDENCE, PREDICTED_TIE, TIE_BAND
+from blocktune.tuner.search.verdict import PREDICTED_TIE
 from blocktune.tuner.tuned.measure import AT_THE_LIMIT
 from blocktune.tuner.turns.race import TIE
 from tools import ROOT
@@ -43,8 +43,8 @@ RULES: tuple[tuple[str, str], ...] = (
     ("docs/models/search.md", f"within {100 * (CHALLENGER_BAND - 1):.0f} % of the best. In every round"),
     ("docs/models/search.md", f"the tie band ({100 * TIE_BAND:.1f} %) of the fastest"),
     ("docs/models/search.md", f"tie band of {100 * TIE_BAND:.1f} % is wider than the noise"),
-    ("docs/models/search.md", f"a {100 * CONFIDENCE:.0f} % confidence interval"),
-    ("docs/models/search.md", f"the {100 * CONFIDENCE:.0f} % interval of its median"),
+    ("docs/models/search.md", f"by {SETTLED:.0f} standard errors; of fewer than {FEW_ROUNDS} rounds"),
+    ("docs/models/search.md", f"by more than {SETTLED:.0f} standard errors"),
     ("docs/models/search.md", f"then {100 * (RACE_MARGIN - 1):.0f} % slower than the best so far"),
     ("docs/models/search.md", f"wider than the {100 * (CHALLENGER_BAND - 1):.0f} % within which"),
 )

@@ -14,7 +14,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.lab.noise import BLOCK_SECONDS, CONFIGS, Study, near_configs, study_noise
 from blocktune.tuner.lab.noise_report import columns, summarize
 from blocktune.tuner.measure.measurement import Finals, Measurement
-from blocktune.tuner.search.verdict import TIE_BAND
+from blocktune.tuner.measure.protocol import TIE_BAND
 from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free

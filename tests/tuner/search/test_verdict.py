@@ -5,7 +5,7 @@ import random
 import pytest
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.search.verdict import PREDICTED_TIE, decide, decide_predicted, median_interval, speedup
+from blocktune.tuner.search.verdict import PREDICTED_TIE, decide, decide_predicted, speedup
 
 pytestmark = pytest.mark.triton_free
 
@@ -24,7 +24,7 @@ def test_a_clear_winner_wins_although_the_clock_drifts_more_than_it_gains() -> N
     assert verdict.winner == A
     assert verdict.speedup is not None
     assert verdict.speedup.median == pytest.approx(100 / 96, rel=0.005)
-    assert verdict.speedup.low <= verdict.speedup.surely <= verdict.speedup.median <= verdict.speedup.high
+    assert verdict.speedup.low <= verdict.speedup.surely <= verdict.speedup.middle <= verdict.speedup.high
 
 
 def test_noise_does_not_replace_the_default() -> None:
@@ -63,13 +63,20 @@ def test_too_few_rounds_prove_nothing() -> None:
     assert speedup([100.0] * 8, [80.0] * 8).surely == 1.25
 
 
-def test_the_interval_of_the_median_holds_what_it_promises() -> None:
-    chance = random.Random(0)
+@pytest.mark.parametrize("count", [8, 9, 14, 15, 21, 150])
+def test_what_is_called_sure_is_rarely_chance(count: int) -> None:
+    chance = random.Random(count)
     misses = 0
-    for _ in range(2000):
-        low, high = median_interval([chance.gauss(0, 1) for _ in range(21)])
-        misses += not low <= 0 <= high
-    assert misses / 2000 < 0.015
+    for _ in range(1000):
+        found = speedup([1.0 + 0.01 * chance.gauss(0, 1) for _ in range(count)], [1.0] * count)
+        misses += found.surely > 1.0
+    assert misses / 1000 < 0.02
+
+
+def test_a_few_disturbed_rounds_decide_nothing() -> None:
+    calm = [100.0 + 0.1 * (index % 3) for index in range(20)]
+    disturbed = [90.0 + 0.1 * (index % 3) for index in range(16)] + [300.0] * 4
+    assert decide({DEFAULT: calm, A: disturbed}, DEFAULT, ORDER).winner == A
 
 
 def test_a_prediction_must_beat_the_default_by_more_than_the_model_can_tell() -> None:

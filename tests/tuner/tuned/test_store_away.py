@@ -16,7 +16,7 @@ from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.tuned.kernel import forget_choices
-from blocktune.tuner.jitted.compile_ahead import Compiled
+from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.tuned import measure, tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu

@@ -15,8 +15,7 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.lab.racing import CLOSE
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.measure.protocol import RACE_MARGIN
-from blocktune.tuner.search.verdict import TIE_BAND
+from blocktune.tuner.measure.protocol import RACE_MARGIN, TIE_BAND
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import sweeps_in
 
