@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from blocktune.db.connected_store import ConnectedStore
 from blocktune.db.exchange.document import Document, document_from, shape_order
-from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.importing import kernel_bests_from, records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
@@ -188,13 +188,16 @@ class ResultStore(ConnectedStore):
 
     def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
         """Store what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
-        winners stay is the rule of `merge`.
+        winners stay is the rule of `merge`. Winners of autotuned kernels, which only a frozen document has, are taken
+        from a trusted one alone: production takes every stored one for a measurement.
 
         Raises:
             ImportRejectedError: a field is unknown, missing or absurd; the message names its place in the document.
         """
         bests, trials = records_from(document)
-        return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
+        kernel_bests = kernel_bests_from(document)
+        taken: tuple[AnyBest, ...] = (*bests, *kernel_bests) if trust else tuple(bests)
+        return self.merge([Results(bests=taken, trials=tuple(trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
         """Take in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner

@@ -152,7 +152,8 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     """Add the results of an export to the database.
 
     If anything is wrong, nothing is added. Results in the database that rank higher stay. Winners that were measured
-    elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file.
+    elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file. Winners of
+    autotuned kernels are taken from a trusted file alone.
 
     \b
     tune import h200.json
@@ -160,7 +161,7 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     tune import sqlite:///studies.db
     """
     from blocktune.db.exchange.document import load_document
-    from blocktune.db.exchange.importing import records_from
+    from blocktune.db.exchange.importing import kernel_bests_from, records_from
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.backups import MERGE_SECONDS
@@ -168,6 +169,11 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     documents = read_studies(file) if "://" in file else [load_document(file)]
     records = map(records_from, documents)
     sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
+    autotuned = [best for document in documents for best in kernel_bests_from(document)]
+    if trust:
+        sources.append(Results(bests=tuple(autotuned)))
+    elif autotuned:
+        note(f"left out {counted(len(autotuned), 'winner')} of autotuned kernels: --trust takes them")
     with ResultStore.open(db) as store:
         store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)

@@ -9,11 +9,12 @@ from typing import Any
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.bounds import MAX_TEXT, POWER_W
-from blocktune.db.records.records import Best, Environment, Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.records import Best, Environment, KernelBest, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored.export_file import exported_checksum, is_autotuned, seal_of
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
@@ -27,11 +28,29 @@ _DIGEST = "[0-9a-f]{16}"
 
 
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
-    """Return the records in a document, every field of which was checked.
+    """Return the records of attention in a document, every field of which was checked.
 
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
+    top, source = _checked(document)
+    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS) if not is_autotuned(item.value)]
+    trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
+    return bests, trials
+
+
+def kernel_bests_from(document: Any) -> list[KernelBest]:
+    """Return the winners of autotuned kernels in a frozen document, every field of which was checked.
+
+    Raises:
+        ImportRejectedError: naming the place, the value and the rule.
+    """
+    top, source = _checked(document)
+    return [source.kernel_best(item) for item in top["bests"].items(MAX_BESTS) if is_autotuned(item.value)]
+
+
+def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
+    """Return the parts of a document whose seal is unbroken, and what reads its rows."""
     top = Untrusted(document).object(
         ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature")
     )
@@ -40,10 +59,7 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     if "sha256" in top:
         _require_unbroken_seal(document, top["sha256"])
     device = top["device"].parsed(DeviceSpec.from_json, "a device")
-    source = _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
-    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS) if not is_autotuned(item.value)]
-    trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
-    return bests, trials
+    return top, _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
 
 
 def _require_unbroken_seal(document: dict[str, Any], seal: Untrusted) -> None:
@@ -86,7 +102,22 @@ class _Source:
         origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
         if origin is Origin.MEASURED and "time_us" not in parts:
             node.reject("an object with `time_us`, since its origin is `measured`")
-        best = Best(**self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        own: dict[str, Any] = {"shape": self._shape(parts["shape"]), "config": _config(parts["config"])}
+        best = Best(**own, **self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
+        self._require_unchanged(node, parts, best.environment)
+        return best
+
+    def kernel_best(self, node: Untrusted) -> KernelBest:
+        parts = node.object((*_PROVENANCE, "origin", "time_us"), (CHECKSUM,))
+        parts["shape"].object(("kernel", "problem"))["kernel"].text(MAX_TEXT)
+        parts["origin"].match(Origin.MEASURED, f"`{Origin.MEASURED}`")
+        best = Best(
+            shape=parts["shape"].parsed(KernelProblem.from_json, "the problem of a kernel"),
+            config=parts["config"].parsed(UserConfig.from_json, "the config of a kernel"),
+            origin=Origin.MEASURED,
+            **self._provenance(parts),
+            **_read(parts, {"time_us": _BEST_READERS["time_us"]}),
+        )
         self._require_unchanged(node, parts, best.environment)
         return best
 
@@ -95,7 +126,8 @@ class _Source:
         outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
         if (outcome is Outcome.OK) != ("time_us" in parts):
             node.reject("an object that has `time_us` exactly when its outcome is `ok`")
-        trial = Trial(**self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
+        own: dict[str, Any] = {"shape": self._shape(parts["shape"]), "config": _config(parts["config"])}
+        trial = Trial(**own, **self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
         self._require_unchanged(node, parts, trial.environment)
         return trial
 
@@ -113,8 +145,6 @@ class _Source:
         return {
             "device": self.device,
             "environment": self.environments[digest],
-            "shape": self._shape(parts["shape"]),
-            "config": _config(parts["config"]),
             "kernel_hash": parts["kernel_hash"].match(_DIGEST, "16 hexadecimal digits"),
             "created_at": parts["created_at"].moment(EARLIEST, self.latest),
         }

@@ -2,19 +2,23 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blocktune.db.exchange.document import frozen_document, save_text
+from blocktune.db.exchange.importing import kernel_bests_from
+from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.signature import signed
 from blocktune.kernels.files.variables import DB, FROZEN_KERNELS, TRUSTED_KEY
 from blocktune.kernels.stored.export_file import autotuned_rows_in_file, rows_in_file, seal_of
 from blocktune.kernels.tuned.fallback import stored_winners
 from blocktune.kernels.tuned.frozen import forget_frozen, frozen_winners, load_frozen
-from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.errors import ImportRejectedError, StoreError, UsageError
+from tests.cli.conftest import tune as tune
 from tests.support.stores.frozen_files import BOTH, H200, KERNEL, SOURCE, autotuned_winner, flips_served, frozen_text
 
 pytestmark = pytest.mark.triton_free
@@ -42,6 +46,43 @@ def test_one_file_holds_the_winners_of_both_kinds(path: Path) -> None:
     assert len(autotuned_rows_in_file(path)) == load_frozen(path) == 3
     assert blocks(frozen_winners(KERNEL, SOURCE, H200)) == [64, 128, 256]
     assert load_frozen(path) == 0  # once in a process
+
+
+def test_an_import_takes_winners_of_autotuned_kernels_from_a_trusted_file_alone(tune: Any, path: Path) -> None:
+    assert "left out 3 winners of autotuned kernels: --trust takes them" in tune("import", path).output
+    with ResultStore.open(tune.db) as store:
+        assert (len(store.bests()), store.kernel_bests()) == (2, [])
+    assert tune("import", path, "--trust").exit_code == 0
+    with ResultStore.open(tune.db) as store:
+        assert [replace(best, device=H200) for best in store.kernel_bests()] == [
+            replace(autotuned_winner(block), default=None) for block in (64, 128, 256)
+        ]
+    assert blocks(stored_winners(KERNEL, SOURCE, H200, tune.db)) == [64, 128, 256]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "rule"),
+    [
+        (("origin",), "predicted", "measured"),
+        (("shape", "kernel"), 1, "printable text"),
+        (("shape", "problem"), {"n": [1]}, "problem of a kernel"),
+        (("config", "parameters"), {"BLOCK": 1 << 40}, "config of a kernel"),
+        (("time_us",), -1.0, "time_us"),
+        (("kernel_hash",), "x", "16 hexadecimal digits"),
+    ],
+)
+def test_an_import_refuses_a_winner_that_breaks_a_rule(
+    path: Path, place: tuple[str, ...], value: Any, rule: str
+) -> None:
+    document = json.loads(path.read_text())
+    *way, last = place
+    row = document["bests"][-1]
+    for name in way:
+        row = row[name]
+    row[last] = value
+    document["sha256"] = seal_of(document)
+    with pytest.raises(ImportRejectedError, match=rule):
+        kernel_bests_from(document)
 
 
 def test_equal_winners_give_equal_bytes(path: Path) -> None:
