@@ -1,6 +1,7 @@
 """The store: what was measured, kept the moment it was measured."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from math import log2
 from typing import Any, TypeVar, overload
 
@@ -18,10 +19,12 @@ from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outl
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, KernelBest, KernelTrial, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
+from blocktune.db.recovery.correction import Correction, correct
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -228,6 +231,23 @@ class ResultStore(ConnectedStore):
     def health(self) -> StoreHealth:
         """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
+
+    def correct(self) -> list[Correction]:
+        """Correct single bits of the rows of a SQLite file, after a backup; returns where. A server has its own
+        checksums."""
+        self._require_writable()
+        path = self.target.path
+        if path is None:
+            return []
+        back_up(path)
+        with (
+            translated(self.target),
+            closing(connect_sqlite(f"{path.as_uri()}?mode=rw", self._engines.lock_timeout_seconds)) as connection,
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            found = correct(connection)
+            connection.execute("COMMIT")
+        return found
 
     def warn_of_damage(self) -> None:
         """Say what is wrong with a file that is not large: rows may be missing from what it answers."""
