@@ -1,6 +1,7 @@
 """The store: what was measured, kept the moment it was measured."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from math import log2
 from typing import Any, TypeVar, overload
 
@@ -12,6 +13,7 @@ from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import kernel_bests_from, records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
+from blocktune.db.records.correction import Correction, correct
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
@@ -22,6 +24,7 @@ from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, KernelRow, ShapeRow, TrialRow
+from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -231,6 +234,23 @@ class ResultStore(ConnectedStore):
     def health(self) -> StoreHealth:
         """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
+
+    def correct(self) -> list[Correction]:
+        """Correct single bits of the rows of a SQLite file, after a backup; returns where. A server has its own
+        checksums."""
+        self._require_writable()
+        path = self.target.path
+        if path is None:
+            return []
+        back_up(path)
+        with (
+            translated(self.target),
+            closing(connect_sqlite(f"{path.as_uri()}?mode=rw", self._engines.lock_timeout_seconds)) as connection,
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            found = correct(connection)
+            connection.execute("COMMIT")
+        return found
 
     def warn_of_damage(self) -> None:
         """Say what is wrong with a file that is not large: rows may be missing from what it answers."""

@@ -69,11 +69,34 @@ def store_findings(db: str | None) -> Iterator[Finding]:
     try:
         with ResultStore.open(db, read_only=True) as store:
             health = store.health()
+        if not health.sound:
+            yield from _corrected(target)
+        with ResultStore.open(db, read_only=True) as store:
+            health = health if health.sound else store.health()
             yield from _clock(store.bests() if health.sound else ())
     except StoreError as error:
         yield _unusable("database", target.label, error)
         return
     yield from _of_health(health)
+
+
+def _corrected(target: "StoreTarget") -> Iterator[Finding]:
+    """Correct single bits of the database's rows, and yield which. Where it cannot be written, it stays as it is."""
+    from blocktune.db.store import ResultStore
+
+    try:
+        with ResultStore.open(target) as store:
+            found = store.correct()
+    except StoreError:
+        return  # its health says what is wrong
+    if found:
+        yield Finding(
+            name="database corrected",
+            value=f"{counted(len(found), 'value')}: {', '.join(map(str, found[:5]))}",
+            level=Level.WARNING,
+            meaning="A bit had changed since it was written; the checksums of the rows tell which one.",
+            fix="Check the disk and the memory of this machine. The backup next to the database has it as it was.",
+        )
 
 
 def _unusable(name: str, value: str, error: Exception) -> Finding:

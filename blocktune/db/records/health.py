@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 from blocktune.db.records.reading import batches
 from blocktune.db.records.rows import (
     UNREADABLE,
-    best_of,
-    trial_of,
+    whole_best,
     whole_config,
     whole_device,
     whole_environment,
     whole_shape,
+    whole_trial,
 )
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import (
@@ -142,8 +142,8 @@ _READERS: Mapping[type[Base], Callable[[Any], object]] = {
     KernelRow: bool,
     ShapeRow: whole_shape,
     ConfigRow: whole_config,
-    TrialRow: trial_of,
-    BestRow: best_of,
+    TrialRow: whole_trial,
+    BestRow: whole_best,
 }
 """How a row of each table is made what it stands for. What only others refer to is checked with them."""
 

@@ -13,7 +13,7 @@ from typing import Any
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.linked_rows import LinkedRow, links_of
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, Outcome, Record, Telemetry, Trial
-from blocktune.db.records.row_checksums import device_checksum, record_checksum
+from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
 from blocktune.db.tables.models import (
     Base,
     BestRow,
@@ -115,7 +115,8 @@ def device_of(row: DeviceRow, uuid: str | None = None) -> DeviceSpec:
 def whole_device(row: DeviceRow) -> DeviceSpec:
     """Return the device of this row, whose columns repeat it for queries. Raises the errors of `device_of`."""
     device = device_of(row)
-    _require_repeated(row, {"key": device.key, "name": device.name})
+    told = {"compute_capability": device.limits.name, "num_sms": device.num_sms, "source": device.source}
+    _require_repeated(row, told | {"key": device.key, "name": device.name})
     return device
 
 
@@ -133,21 +134,29 @@ def is_attention(row: ShapeRow) -> bool:
 
 def whole_shape(row: ShapeRow) -> AttentionShape | Problem:
     """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
+    _require_repeated(row, repeated_shape(row))
+    return _parsed_shape(row.document) if is_attention(row) else _parsed_problem(row.document)
+
+
+def repeated_shape(row: ShapeRow) -> dict[str, Any]:
+    """Return what the columns of a shape's row repeat. Raises the errors of `device_of`."""
     if not is_attention(row):
-        _require_repeated(row, _NO_SHAPE_COLUMNS)
-        return _parsed_problem(row.document)
-    shape = _parsed_shape(row.document)
+        return _NO_SHAPE_COLUMNS
     written = json.loads(row.document)  # an older blocktune may have spelled the shape in another way
-    _require_repeated(row, {name: value for name, value in written.items() if name != "features"})
-    return shape
+    return {name: value for name, value in written.items() if name != "features"}
 
 
 def whole_config(row: ConfigRow) -> KernelConfig | UserConfig:
     """Return the config of this row, whose columns repeat it; that of autotuned kernels without a kernel's name. Raises
     the errors of `device_of`."""
-    config = _parsed_parameters("", row.document) if row.kernel is None else _parsed_config(row.document)
-    _require_repeated(row, config_columns(config))
-    return config
+    _require_repeated(row, repeated_config(row))
+    return _parsed_parameters("", row.document) if row.kernel is None else _parsed_config(row.document)
+
+
+def repeated_config(row: ConfigRow) -> dict[str, Any]:
+    """Return what the columns of a config's row repeat. Raises the errors of `device_of`."""
+    written = json.loads(row.document)
+    return config_columns(_parsed_config(row.document)) if "kernel" in written else dict.fromkeys(_CONFIG_COLUMNS)
 
 
 def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
@@ -182,6 +191,23 @@ def trial_of(row: TrialRow | LinkedRow) -> AnyTrial:
     trial = unverified_trial(row)
     require_as_written(trial, row.checksum, _documents_of(row, {"shape": row.shape, "config": row.config}))
     return trial
+
+
+def whole_trial(row: TrialRow) -> AnyTrial:
+    """Return the record of this row, whose kernel's row has the name that its config says. Raises the errors of
+    `trial_of`."""
+    trial = trial_of(row)
+    _require_repeated(row.kernel, {"name": trial.config.kernel})
+    return trial
+
+
+def whole_best(row: BestRow) -> AnyBest:
+    """Return the record of this row as `whole_trial` does; production has to find it sound, too."""
+    best = best_of(row)
+    _require_repeated(row.kernel, {"name": best.config.kernel})
+    if row.checksum is not None:
+        _require_repeated(row, {"served_checksum": served_checksum(best)})
+    return best
 
 
 def unverified_trial(row: TrialRow | LinkedRow) -> AnyTrial:

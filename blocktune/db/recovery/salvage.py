@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
 from blocktune.db.migrations.user_rows import OLD, move_user_rows
+from blocktune.db.records.correction import correct
 from blocktune.db.records.filling import renew_checksums
 from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
@@ -66,6 +68,7 @@ def salvaged(path: Path) -> Salvaged:
         found = walk(file, smallest_record_bytes=SMALLEST_ROW_BYTES)
     _require_known_version(found, path)
     with closing(sqlite3.connect(":memory:", check_same_thread=False)) as memory:
+        memory.text_factory = partial(str, encoding="utf-8", errors="replace")
         engine = create_engine("sqlite://", creator=lambda: memory, poolclass=StaticPool)
         with engine.begin() as connection:
             Base.metadata.create_all(connection)
@@ -74,6 +77,8 @@ def salvaged(path: Path) -> Salvaged:
             places = _laid_in(connection, found.records)
             move_user_rows(connection)
             renew_checksums(connection)
+        correct(memory)
+        memory.commit()
         records = _Records(engine)
         trials = records.of(TrialRow, trial_of)
         bests = records.of(BestRow, best_of)
@@ -136,10 +141,20 @@ def _laid_in(connection: Connection, records: Iterable[FoundRecord]) -> Counter[
         places[table.name, record.rowid] += 1
         if places[table.name, record.rowid] == 1:
             names = [column.name for column in table.columns][: len(record.values)]
-            marks = ", ".join("?" * len(names))
+            values = (record.rowid, *map(_bytes_of, record.values[1:]))
+            marks = ", ".join(map(_mark, (None, *record.values[1:])))
             statement = f"INSERT OR IGNORE INTO {table.name} ({', '.join(names)}) VALUES ({marks})"
-            connection.exec_driver_sql(statement, (record.rowid, *record.values[1:]))
+            connection.exec_driver_sql(statement, values)
     return places
+
+
+def _bytes_of(value: Any) -> Any:
+    """Return a text as its bytes, which may be no UTF-8."""
+    return value.encode("utf-8", errors="surrogateescape") if isinstance(value, str) else value
+
+
+def _mark(value: Any) -> str:
+    return "CAST(? AS TEXT)" if isinstance(value, str) else "?"
 
 
 def _places_of(records: Iterable[FoundRecord]) -> Counter[Place]:

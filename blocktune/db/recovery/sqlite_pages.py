@@ -143,7 +143,7 @@ def varint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def record_of(payload: bytes) -> tuple[Value, ...] | None:
-    """Return the values of a record; None where its lengths do not add up. What of a text is no UTF-8 is replaced."""
+    """Return the values of a record; None where its lengths do not add up. What of a text is no UTF-8 is escaped."""
     try:
         types_end, at = varint(payload, 0)
         types = []
@@ -173,4 +173,4 @@ def _value(serial: int, raw: bytes) -> Value:
         return serial - 8
     if serial < 12:
         return int.from_bytes(raw, "big", signed=True)
-    return raw.decode("utf-8", errors="replace") if serial % 2 else raw
+    return raw.decode("utf-8", errors="surrogateescape") if serial % 2 else raw
