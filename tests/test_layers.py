@@ -45,6 +45,7 @@ TIERS = {
         ("compile",),
         ("cost", "measure"),
         ("sampling", "jitted", "candidates"),
+        ("subject",),
         ("search", "turns"),
         ("compare", "fleet", "upkeep", "lab", "tuned", "profile"),
         ("cluster", "report"),
@@ -74,6 +75,7 @@ OTHER_SIZES = {
     "kernels/hopper": range(1),
     "kernels/portable": range(1),
     "tuner": range(1),
+    "tuner/subject": range(2, 15),
 }
 
 

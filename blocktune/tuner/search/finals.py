@@ -10,7 +10,6 @@ from typing import Any
 from blocktune.db.records.records import Objective, Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
-from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.answers import MAKE_ROOM
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
@@ -151,10 +150,8 @@ def _of_bursts(energies: Energies) -> str:
     return f"followed by bursts that were disturbed, since {energies.disturbance}" if energies.disturbance else ""
 
 
-def require_result(
-    trials: Sequence[Trial], shape: AttentionShape, stopped_by_machine: Collection[KernelConfig]
-) -> None:
-    """Check that a search has found anything.
+def require_result(trials: Sequence[Trial], label: str, stopped_by_machine: Collection[KernelConfig]) -> None:
+    """Check that a search of the problem with this label has found anything.
 
     Raises:
         NoFeasibleConfigError: no config was timed or predicted; the message says how they ended, or what the machine
@@ -165,7 +162,7 @@ def require_result(
     stopped = [trial for trial in trials if trial.config in stopped_by_machine]
     if stopped:
         raise NoFeasibleConfigError(
-            f"No config of {shape.label} was tried to its end: {len(stopped)} of {len(trials)} failed by this machine, "
+            f"No config of {label} was tried to its end: {len(stopped)} of {len(trials)} failed by this machine, "
             f"for example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
             f"{MAKE_ROOM}, and run the command again; attention falls back to PyTorch meanwhile."
         )
@@ -173,7 +170,7 @@ def require_result(
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
     example = next(trial for trial in trials if trial.outcome is counts[0][0])
     raise NoFeasibleConfigError(
-        f"No config works for {shape.label}: of {len(trials)} tried, {told}. "
+        f"No config works for {label}: of {len(trials)} tried, {told}. "
         f"For example {example.config.label}: {example.error.rstrip('.')}. "
         "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
     )

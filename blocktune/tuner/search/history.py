@@ -8,7 +8,8 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.farm import default_workers
 from blocktune.tuner.measure.protocol import stopped_early
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit
+from blocktune.tuner.subject.subject import Subject
 
 SPENT_ENOUGH = 0.5
 """A run that spent this share of the time budget and was concluded had ended at its deadline. Only half, because the
@@ -17,7 +18,7 @@ time is estimated from its trials, and from below."""
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """Stored trials of the subject's device, shape, software and kernels as they are now, and the stored winner."""
+    """Stored trials of the subject's device, problem, software and kernels as they are now, and the stored winner."""
 
     subject: Subject
     trials: tuple[Trial, ...]
@@ -26,18 +27,17 @@ class Knowledge:
     @classmethod
     def of(cls, subject: Subject, store: ResultStore, *, all_rounds: bool = False) -> "Knowledge":
         """Read the store. all_rounds: leave out trials that a race stopped early."""
-        stored = store.trials(subject.device, subject.shape, environment=subject.environment)
-        best = store.best(subject.device, subject.shape)
-        hashes = {name: kernel.source_hash for name, kernel in subject.kernels.items()}
+        stored = store.trials(subject.device, subject.problem, environment=subject.environment)
+        best = store.best(subject.device, subject.problem)
         return cls(
             subject=subject,
             trials=tuple(
                 trial
                 for trial in stored
-                if hashes.get(trial.config.kernel) == trial.kernel_hash
+                if subject.source_hash(trial.config) == trial.kernel_hash
                 and not (all_rounds and stopped_early(trial.samples_us))
             ),
-            best=best if best is not None and hashes.get(best.config.kernel) == best.kernel_hash else None,
+            best=best if best is not None and subject.source_hash(best.config) == best.kernel_hash else None,
         )
 
     @property

@@ -3,7 +3,7 @@
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.strategies import make_proposals
-from blocktune.tuner.search.subject import Subject
+from blocktune.tuner.subject.subject import Subject
 
 
 def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment: Assignment) -> Proposals:
@@ -26,5 +26,5 @@ def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment
     from blocktune.tuner.sampling.study_storage import storage_url
 
     parameters = Parameters(assignment.space)
-    study = study_of(storage_url(place), subject.device, subject.environment, subject.shape, parameters)
+    study = study_of(storage_url(place), subject.device, subject.environment, subject.problem, parameters)
     return make_proposals(assignment, sampler, study)

@@ -12,24 +12,21 @@ from typing import Any
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.sampling.trial_facts import score_of
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.report import OnProgress, Progress
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit, OnProgress, Progress
+from blocktune.tuner.subject.compiling import ConfigCompiler
+from blocktune.tuner.subject.subject import Subject
 
 TICK_SECONDS = 0.5
 """How often progress is reported while nothing happens."""
 
 PACE_TRIALS = 3
 """Trials before the time left is estimated: the first ones wait for processes that start."""
-
-Predict = Callable[[KernelConfig, KernelResources], float | None]
-"""Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +44,10 @@ class Search:
     names those that failed by the machine, such as by a full disk, which no store keeps.
 
     Args:
-        subject: what is tuned.
+        subject: what is tuned, with the model that predicts.
         proposals: what to try.
         compiler: compiles ahead of the measuring.
         runner: measures; None ranks by the model alone and calls the outcome `predicted`.
-        predict: the model.
         known: trials of earlier runs that need not be made again.
         record: keeps a trial; it returns when the trial is safe.
         limit: when to stop.
@@ -63,10 +59,9 @@ class Search:
         self,
         subject: Subject,
         proposals: Proposals,
-        compiler: Compiler,
+        compiler: ConfigCompiler,
         *,
         runner: Runner | None,
-        predict: Predict,
         known: Sequence[Trial],
         record: Callable[[Trial], None],
         limit: Limit,
@@ -79,7 +74,6 @@ class Search:
         self._proposals = proposals
         self._compiler = compiler
         self._runner = runner
-        self._predict = predict
         self._record = record
         self._limit = limit
         self._lookahead = lookahead
@@ -147,9 +141,7 @@ class Search:
             if config is None:
                 return
             self._rank[config] = len(self._rank)
-            subject = self._subject
-            future = self._compiler.submit(config.kernel, config, subject.shape, subject.device.limits.cc)
-            self._in_flight[future] = config
+            self._in_flight[self._compiler.submit(config)] = config
 
     def _collect(self) -> None:
         """Take what has been compiled: it waits for the GPU, or it cannot run."""
@@ -168,7 +160,7 @@ class Search:
                 fields = {"resources": result.resources, "blocks_per_sm": 0, "occupancy": 0.0}
                 self._keep(self._trial(config, Outcome.INFEASIBLE, error=error, compile_seconds=seconds, **fields))
                 continue
-            predicted_us = self._predict(config, result.resources)
+            predicted_us = self._subject.predict(config, result.resources)
             self._ready.append(_Ready(config, result.resources, seconds, predicted_us))
 
     def _awaits_the_first(self) -> bool:

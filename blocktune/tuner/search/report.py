@@ -63,6 +63,18 @@ def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """When a search stops: a `Budget` without open bounds.
+
+    trials: after this many, those of earlier runs included.
+    seconds: after this many from now.
+    """
+
+    trials: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """Where a run stands. phase: `compile`, `search`, `finals` or `wait`. done and total count configs; compiled those
     that are compiled and wait, compiling those that are not yet. eta_seconds is None while nothing is known. measuring:

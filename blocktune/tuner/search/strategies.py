@@ -58,7 +58,7 @@ def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "St
     from blocktune.tuner.sampling.study_storage import open_study
     from blocktune.tuner.search import studies
 
-    study = study or open_study(assignment.space.shape.label)
+    study = study or open_study("search")
     make = studies.MAKERS.get(strategy)
     return studies.by_class(strategy, assignment, study) if make is None else make(assignment, study)
 

@@ -15,24 +15,21 @@ from typing import Any
 from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import KERNELS, competing
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
-from blocktune.tuner.compile.background import Compiler, PreparingCompiler
+from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Enumeration
-from blocktune.tuner.search.report import Progress
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit, Progress
+from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 from blocktune.tuner.upkeep.is_current import is_live
 from blocktune.tuner.upkeep.verification import Recheck, Verification
 
@@ -68,7 +65,7 @@ def verify(
     device: DeviceSpec,
     environment: Environment,
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Verification:
@@ -92,7 +89,9 @@ def verify(
     earlier = _earlier_trials(best, store)
     roles = _roles(best, contenders, earlier)
     able = _able(roles, best.shape, device)
-    subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
+    subject = AttentionSubject(
+        device=device, environment=environment, shape=best.shape, kernels=_kernels(able), contenders=contenders
+    )
     objective = Objective(best.objective)
     again = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
     rechecks = tuple(_recheck(config, roles, best, earlier, again, device) for config in roles)
@@ -122,7 +121,7 @@ def _why_unverified(best: Best, again: _Again) -> str:
 
 
 def _settled(
-    found: Verification, subject: Subject, contenders: Contenders, again: _Again, store: ResultStore
+    found: Verification, subject: AttentionSubject, contenders: Contenders, again: _Again, store: ResultStore
 ) -> Verification:
     """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
     if again.result is None:
@@ -168,11 +167,11 @@ def _kernels(configs: Sequence[KernelConfig]) -> dict[str, Any]:
 
 
 def _measured_again(
-    subject: Subject,
+    subject: AttentionSubject,
     configs: Sequence[KernelConfig],
     contenders: Contenders,
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
     objective: Objective,
@@ -195,26 +194,20 @@ def _measured_again(
 
 
 def _search_again(
-    subject: Subject,
+    subject: AttentionSubject,
     configs: Sequence[KernelConfig],
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
 ) -> Search:
     """Return a search that has tried all of these configs and stored what it found."""
 
-    def predict(config: KernelConfig, resources: KernelResources) -> float | None:
-        if missing_rates(subject.device):
-            return None
-        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
-
     search = Search(
         subject,
         Enumeration(configs),
-        compiler,
+        ShapeCompiler(compiler, subject.shape, subject.device.limits.cc),
         runner=runner,
-        predict=predict,
         known=(),
         record=store.record,
         limit=Limit(trials=len(configs), seconds=_UNBOUNDED_SECONDS),
@@ -242,7 +235,7 @@ def _finals(
 
 
 def _winner(
-    subject: Subject,
+    subject: AttentionSubject,
     contenders: Contenders,
     result: Result,
     trials: dict[KernelConfig, Trial],
