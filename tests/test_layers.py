@@ -44,10 +44,12 @@ TIERS = {
         ("occupancy", "traffic", "correctness"),
         ("compile",),
         ("cost", "measure"),
-        ("sampling", "jitted", "candidates"),
+        ("jitted", "candidates"),
+        ("sampling", "turns"),
         ("subject",),
-        ("search", "turns"),
-        ("compare", "fleet", "upkeep", "lab", "tuned", "profile"),
+        ("search",),
+        ("tuned",),
+        ("compare", "fleet", "upkeep", "lab", "profile"),
         ("cluster", "report"),
     ),
     "cli": (
@@ -75,7 +77,6 @@ OTHER_SIZES = {
     "kernels/hopper": range(1),
     "kernels/portable": range(1),
     "tuner": range(1),
-    "tuner/subject": range(2, 15),
 }
 
 

@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.ranking import usefulness
@@ -37,7 +37,9 @@ class _Begun:
     compiles: Sequence[tuple[KernelConfig, "Future[CompileResult]"]]
 
 
-def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[KernelConfig, ...]:
+def dense_part(
+    contenders: Contenders, shape: AttentionShape, device: DeviceSpec, most: int
+) -> tuple[KernelConfig, ...]:
     """Return all feasible configs of a shape, or the `most` of them that a search would most likely choose from.
 
     The default and the paper's rule come first. Of what is left, every kernel in the order in which calls take them has
@@ -52,7 +54,7 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
     for config in space.feasible:
         if config not in chosen:
             waiting.setdefault(config.kernel, []).append(config)
-    orders = [_in_turns(configs, space.shape, device) for configs in waiting.values()]
+    orders = [_in_turns(configs, shape, device) for configs in waiting.values()]
     for order in orders:
         chosen |= dict.fromkeys(order[: (most - len(chosen) + 1) // 2])
     for order in orders:  # what small kernels have left free
@@ -116,7 +118,7 @@ class Recorder:
         """
         subject = AttentionSubject.of(shape, self.device, self.environment, self.kernels)
         cc = self.device.limits.cc
-        configs = dense_part(subject.contenders, self.device, self.most)
+        configs = dense_part(subject.contenders, shape, self.device, self.most)
         return _Begun(subject, [(config, self.compiler.submit(config.kernel, config, shape, cc)) for config in configs])
 
     def _trials(self, begun: "_Begun", end: float) -> Iterator[Trial]:

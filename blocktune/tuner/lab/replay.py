@@ -17,8 +17,8 @@ from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
-from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Generic, TypeAlias
 
 from blocktune.db.recorder import Recorder
-from blocktune.db.records.records import Best, Objective, Outcome, Trial
-from blocktune.db.store import ResultStore
+from blocktune.db.records.records import Best, ConfigT, Objective, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.correction import measured_elsewhere
-from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.measure.device_choice import is_present
@@ -35,7 +35,7 @@ won."""
 LEAST_AHEAD = 2
 """Compiled configs that wait for the GPU while few processes compile."""
 
-MakeProposals = Callable[[Subject, Assignment], Proposals]
+MakeProposals: TypeAlias = Callable[[Subject[ProblemT, ConfigT], Assignment[ConfigT]], Proposals[ConfigT]]
 
 
 def farm_for(device: DeviceSpec) -> CompileFarm:
@@ -52,23 +52,22 @@ def compiled_ahead(workers: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
+class Tools(Generic[ConfigT]):
     """What a run works with, opened when an earlier run has not answered it.
 
     open_compiler: compiles ahead. open_runner: measures, or gives None where the model ranks the configs; it takes the
     anchor of earlier sessions, if there is one, and a function that is called before the GPU is waited for.
     """
 
-    open_compiler: Callable[[], AbstractContextManager[PreparingConfigCompiler]]
-    open_runner: Callable[[KernelConfig | None, Callable[[str], None]], AbstractContextManager[Runner | None]]
+    open_compiler: Callable[[], AbstractContextManager[PreparingConfigCompiler[ConfigT]]]
+    open_runner: Callable[[ConfigT | None, Callable[[str], None]], AbstractContextManager[Runner[ConfigT] | None]]
 
 
-class Run:
-    """One subject, with the store's knowledge of it.
+class Run(Generic[ProblemT, ConfigT]):
+    """One subject, with what is known of it.
 
     Args:
-        subject: what is tuned.
-        store: what is known of it.
+        knowledge: what is tuned, and what earlier runs found out.
         recorder: keeps every trial and the winner.
         terms: how configs are measured.
         make_proposals: the strategy.
@@ -78,24 +77,23 @@ class Run:
 
     def __init__(
         self,
-        subject: Subject,
-        store: ResultStore,
+        knowledge: Knowledge[ProblemT, ConfigT],
         recorder: Recorder,
         terms: Terms,
-        make_proposals: MakeProposals,
+        make_proposals: MakeProposals[ProblemT, ConfigT],
         objective: Objective,
         started: float,
     ):
-        self._subject, self._contenders = subject, subject.contenders
+        self._knowledge, self._subject = knowledge, knowledge.subject
+        self._contenders = knowledge.subject.contenders
         self._recorder = recorder
         self._terms, self._make_proposals = terms, make_proposals
         self._objective = objective
         self._started = started
-        self._knowledge = Knowledge.of(subject, store, all_rounds=not terms.race)
         self._interrupted = False
         self._ended_by = ""
 
-    def execute(self, limit: Limit, on_progress: OnProgress, tools: Tools) -> TuningReport:
+    def execute(self, limit: Limit, on_progress: OnProgress, tools: Tools[ConfigT]) -> TuningReport:
         """Search, hold the finals and store the winner; answer from the store where an earlier run has finished.
 
         Args:
@@ -124,10 +122,10 @@ class Run:
         self,
         limit: Limit,
         on_progress: OnProgress,
-        compiler: PreparingConfigCompiler,
-        runner: Runner | None,
+        compiler: PreparingConfigCompiler[ConfigT],
+        runner: Runner[ConfigT] | None,
         workers: int,
-    ) -> Search:
+    ) -> Search[ProblemT, ConfigT]:
         subject = self._subject
         return Search(
             subject,
@@ -141,17 +139,19 @@ class Run:
             on_progress=on_progress,
         )
 
-    def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
+    def _conclude(
+        self, search: Search[ProblemT, ConfigT], runner: Runner[ConfigT] | None, on_progress: OnProgress
+    ) -> TuningReport:
         """Run the search and the finals, and store what is known of them; Ctrl-C ends either with the best so far."""
         try:
             search.run()
             self._ended_by = search.ended_by
             trials = list(search.trials.values())
-            require_result(trials, self._subject.label, search.stopped_by_machine)
+            require_result(trials, self._subject, search.stopped_by_machine)
             if runner is None:
                 return self._predicted(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
-            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent, self._objective)
+            result = hold_finals(runner, trials, self._subject, self._knowledge.incumbent, self._objective)
         except KeyboardInterrupt:
             trials = list(search.trials.values())
             if not any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
@@ -167,13 +167,15 @@ class Run:
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 
-    def _confirming_ahead(self, show: OnProgress, compiler: PreparingConfigCompiler, workers: int) -> OnProgress:
+    def _confirming_ahead(
+        self, show: OnProgress, compiler: PreparingConfigCompiler[ConfigT], workers: int
+    ) -> OnProgress:
         """Return a function that shows progress and, as soon as processes have nothing else to compile, has what
         confirms the likely winners compiled: the default and the best so far."""
         default = self._contenders.default
-        asked: set[KernelConfig] = set()
+        asked: set[ConfigT] = set()
 
-        def shown(progress: Progress) -> None:
+        def shown(progress: Progress[ConfigT]) -> None:
             if progress.best is not None and progress.compiling < workers - SPARE_WORKERS:
                 for config in dict.fromkeys((default, progress.best)):
                     if config not in asked:
@@ -183,7 +185,7 @@ class Run:
 
         return shown
 
-    def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
+    def _measured(self, trials: Sequence[Trial[ProblemT, ConfigT]], result: Result[ConfigT]) -> TuningReport:
         for trial in trials:
             if trial.config in result.energies.bursts:
                 self._recorder.record(result.with_energy(trial))
@@ -195,7 +197,7 @@ class Run:
         stored = (not self._interrupted or self._knowledge.incumbent is None) and self._recorder.set_best(best)
         return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
 
-    def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
+    def _predicted(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> TuningReport:
         predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
         subject = self._subject
         expected = subject.expected(predicted)
@@ -207,13 +209,15 @@ class Run:
         reason = f"the fastest of {len(predicted)} by {by}; nothing was measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
-    def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:
+    def _best(
+        self, winner: ConfigT, origin: Origin, trials: Sequence[Trial[ProblemT, ConfigT]]
+    ) -> Best[ProblemT, ConfigT]:
         subject = self._subject
         trial = next(trial for trial in trials if trial.config == winner)
         return Best(
             device=subject.device,
             environment=subject.environment,
-            shape=subject.problem,
+            shape=subject.winner_problem,
             config=winner,
             kernel_hash=trial.kernel_hash,
             origin=origin,
@@ -224,7 +228,13 @@ class Run:
         )
 
     def _report(
-        self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial], finals: str = ""
+        self,
+        best: Best[ProblemT, ConfigT],
+        reason: str,
+        *,
+        stored: bool,
+        trials: Sequence[Trial[ProblemT, ConfigT]],
+        finals: str = "",
     ) -> TuningReport:
         space = self._contenders.space
         winner = next((trial for trial in trials if trial.config == best.config), None)

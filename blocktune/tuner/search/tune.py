@@ -28,6 +28,7 @@ from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.arguments import require_arguments, require_possible
+from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.report import Budget, Limit, OnProgress, TuningReport, effective_budget
 from blocktune.tuner.search.run import Run, Tools, farm_for
@@ -105,7 +106,8 @@ def tune(
             open_compiler=partial(_shape_compiler, subject, compiler),
             open_runner=partial(_shape_runner, subject, runner, monitor, terms),
         )
-        run = Run(subject, store, recorder, terms, partial(kept_proposals, sampler, study), objective, started)
+        knowledge = Knowledge.of(subject, store, all_rounds=not terms.race)
+        run = Run(knowledge, recorder, terms, partial(kept_proposals, sampler, study), objective, started)
         return run.execute(limit, on_progress or (lambda progress: None), tools)
 
 

@@ -10,9 +10,11 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders, expected_of_compiled, find_contenders
+from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
 from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.model import predict_us
@@ -22,14 +24,15 @@ from blocktune.tuner.subject.subject import Subject
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionSubject(Subject):
-    """An attention shape. kernels: those that take part, by name."""
+class AttentionSubject(Subject[AttentionShape, KernelConfig]):
+    """An attention shape. kernels: those that take part, by name. near: winners of shapes like this one."""
 
     device: DeviceSpec
     environment: Environment
     shape: AttentionShape
     kernels: Mapping[str, AttentionKernel]
     contenders: Contenders
+    near: tuple[TunedConfig, ...] = ()
 
     @classmethod
     def of(
@@ -45,7 +48,8 @@ class AttentionSubject(Subject):
         Raises:
             NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
         """
-        contenders = find_contenders(shape, device, kernels, nearest)
+        near = tuple(nearest)
+        contenders = find_contenders(shape, device, kernels, near)
         named = dict.fromkeys(config.kernel for config in contenders.space.feasible)
         return cls(
             device=device,
@@ -53,6 +57,7 @@ class AttentionSubject(Subject):
             shape=shape,
             kernels={name: get_kernel(name) for name in named},
             contenders=contenders,
+            near=near_rows(near, shape),
         )
 
     @property
@@ -72,7 +77,11 @@ class AttentionSubject(Subject):
         return predict_us(self.kernels[config.kernel], config, self.shape, self.device, resources)
 
     def expected(self, predicted_us: Mapping[KernelConfig, float]) -> KernelConfig | None:
-        return expected_of_compiled(predicted_us, self.shape, self.device, self.contenders.near)
+        return expected_of_compiled(predicted_us, self.shape, self.device, self.near)
+
+    def launches_alike(self, config: KernelConfig, other: KernelConfig) -> bool:
+        """Return whether only the number of stages differs: all else may also decide how the code is launched."""
+        return dataclasses.replace(config, num_stages=other.num_stages) == other
 
     def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
         trial = Trial(

@@ -3,22 +3,22 @@
 from concurrent.futures import Future
 from typing import Protocol
 
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.db.records.records import ConfigT
 from blocktune.tuner.compile.compiler import CompileResult
 
 
-class ConfigCompiler(Protocol):
+class ConfigCompiler(Protocol[ConfigT]):
     """Compiles configs of one subject in the background."""
 
-    def submit(self, config: KernelConfig) -> "Future[CompileResult]":
+    def submit(self, config: ConfigT) -> "Future[CompileResult[ConfigT]]":
         """Compile a config; the future has a result however the compile ends."""
 
 
-class PreparingConfigCompiler(ConfigCompiler, Protocol):
+class PreparingConfigCompiler(ConfigCompiler[ConfigT], Protocol[ConfigT]):
     """Starts before there is work, and compiles what confirms a winner."""
 
     def start(self, count: int = 1) -> None:
         """Start this many workers, as far as there are fewer."""
 
-    def submit_confirmation(self, config: KernelConfig) -> None:
+    def submit_confirmation(self, config: ConfigT) -> None:
         """Compile what the check of a likely winner launches besides the config's own code."""

@@ -19,7 +19,8 @@ from blocktune.kernels.registry import KERNELS, competing
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
+from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import default_workers
@@ -93,11 +94,11 @@ def verify(
         device=device, environment=environment, shape=best.shape, kernels=_kernels(able), contenders=contenders
     )
     objective = Objective(best.objective)
-    again = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
+    again = _measured_again(subject, able, store, compiler, runner, on_progress, objective)
     rechecks = tuple(_recheck(config, roles, best, earlier, again, device) for config in roles)
     found = Verification(before=best, after=best, rechecks=rechecks, reason=_why_unverified(best, again), seconds=0.0)
     if not found.reason:
-        found = _settled(found, subject, contenders, again, store)
+        found = _settled(found, subject, again, store)
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -120,16 +121,14 @@ def _why_unverified(best: Best, again: _Again) -> str:
     return "nothing that was timed again runs here" if again.result is None and not wrong else ""
 
 
-def _settled(
-    found: Verification, subject: AttentionSubject, contenders: Contenders, again: _Again, store: ResultStore
-) -> Verification:
+def _settled(found: Verification, subject: AttentionSubject, again: _Again, store: ResultStore) -> Verification:
     """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
     if again.result is None:
         store.remove_best(found.before)
         return replace(
             found, after=None, verified=True, reason="nothing that was timed again computes the right result"
         )
-    after = _winner(subject, contenders, again.result, again.trials, store)
+    after = _winner(subject, again.result, again.trials, store)
     store.set_best(after)
     return replace(found, after=after, verified=True, reason=again.result.verdict.reason)
 
@@ -169,7 +168,6 @@ def _kernels(configs: Sequence[KernelConfig]) -> dict[str, Any]:
 def _measured_again(
     subject: AttentionSubject,
     configs: Sequence[KernelConfig],
-    contenders: Contenders,
     store: ResultStore,
     compiler: PreparingCompiler,
     runner: Runner,
@@ -182,7 +180,7 @@ def _measured_again(
     timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
     if not timed:
         return _Again(trials=trials, stopped_by_machine=stopped, result=None)
-    held, failures = _finals(runner, trials, timed, contenders, objective)
+    held, failures = _finals(runner, trials, timed, subject, objective)
     for config, failure in failures.items():
         if failure.outcome is not Outcome.OK:
             trials[config] = subject.trial(config, failure.outcome, error=failure.error)
@@ -222,13 +220,13 @@ def _finals(
     runner: Runner,
     trials: dict[KernelConfig, Trial],
     timed: Sequence[KernelConfig],
-    contenders: Contenders,
+    subject: AttentionSubject,
     objective: Objective,
 ) -> tuple[Result | None, Mapping[KernelConfig, Measurement]]:
     """Return the finals and who failed them. Where no finalist was confirmed: None, and how each confirmation ended,
     since some may be wrong and others only lost."""
     try:
-        held = hold_finals(runner, list(trials.values()), contenders, None, objective)
+        held = hold_finals(runner, list(trials.values()), subject, None, objective)
     except NoFeasibleConfigError:
         return None, {config: runner.confirm(config) for config in timed}
     return held, held.failures
@@ -236,12 +234,11 @@ def _finals(
 
 def _winner(
     subject: AttentionSubject,
-    contenders: Contenders,
     result: Result,
     trials: dict[KernelConfig, Trial],
     store: ResultStore,
 ) -> Best:
-    winner = result.verdict.winner
+    winner, contenders = result.verdict.winner, subject.contenders
     made_here = store.trials(subject.device, subject.shape, environment=subject.environment)
     return Best(
         device=subject.device,

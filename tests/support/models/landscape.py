@@ -14,8 +14,8 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored import sources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
-from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.occupancy.calculator import occupancy

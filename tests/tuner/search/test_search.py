@@ -148,7 +148,7 @@ def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
     with pytest.raises(
         NoFeasibleConfigError, match=r"4 of 4 failed by this machine.*No space left.*Make room on the disks"
     ):
-        require_result(list(search.trials.values()), landscape.SHAPE.label, search.stopped_by_machine)
+        require_result(list(search.trials.values()), SUBJECT, search.stopped_by_machine)
 
 
 def test_what_a_full_disk_stopped_at_a_launch_is_not_stored_either() -> None:
