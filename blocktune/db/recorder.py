@@ -9,12 +9,13 @@ import time
 from types import TracebackType
 from typing import Self
 
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.records.row_writer import sound_trial
 from blocktune.db.spool import Left, Spool, left_files, left_records
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import DAY_SECONDS
 from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
 
@@ -36,8 +37,8 @@ class Recorder:
         self._store = store
         self._hasty = store.with_timeout(IMPATIENT_SECONDS)
         self._spool = Spool(store.target)
-        self._trials: list[Trial] = []
-        self._bests: list[Best] = []
+        self._trials: list[AnyTrial] = []
+        self._bests: list[AnyBest] = []
         self._in_memory_alone = False
         self._pause, self._not_before = FIRST_PAUSE_SECONDS, 0.0
 
@@ -64,7 +65,7 @@ class Recorder:
             raise StoreError(lost)
         logger.warning("%s", lost)
 
-    def record(self, trial: Trial) -> None:
+    def record(self, trial: AnyTrial) -> None:
         """Keep a trial. When this returns, it outlives the process, or the warning of a full disk was logged.
 
         Raises:
@@ -77,7 +78,7 @@ class Recorder:
         if time.monotonic() >= self._not_before:
             self._fold(self._hasty)
 
-    def set_best(self, best: Best) -> bool:
+    def set_best(self, best: AnyBest) -> bool:
         """Keep a winner. Returns False if the store has a better one; True where that cannot be said yet.
 
         Raises:
@@ -92,7 +93,10 @@ class Recorder:
         self._bests.append(best)
         return True
 
-    def _keep(self, record: Trial | Best) -> None:
+    def _keep(self, record: AnyTrial | AnyBest) -> None:
+        if not isinstance(record.shape, AttentionShape):  # a spool has no form for it: the store alone keeps it
+            self._in_memory_alone = True
+            return
         try:
             self._spool.keep(record)
         except (OSError, UsageError) as error:

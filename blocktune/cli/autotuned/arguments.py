@@ -3,16 +3,36 @@
 import contextlib
 import itertools
 import os
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
 
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.tuned.request import LaunchRequest
+
 EXAMPLE = 'For example: --grid "M=512,1024 N=4096"'
 
 Sizes = Mapping[str, Plain]
+
+ArgumentsOf = Annotated[
+    str | None,
+    typer.Option(
+        "--args",
+        metavar="MODULE:FUNCTION",
+        help="Function that returns the kernel's arguments by name, for the sizes of --grid.",
+    ),
+]
+Space = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE,VALUE", help="Values to try instead of the kernel's own list."),
+]
+Expand = Annotated[int, typer.Option("--expand", min=0, help="How many configs to try beyond the kernel's list.")]
 
 
 def constant(text: str) -> Plain:
@@ -59,47 +79,66 @@ def grid_of(text: str | None) -> list[Sizes]:
     return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
 
 
-@contextlib.contextmanager
-def importable_from_here() -> Iterator[None]:
+def importable_from_here() -> "AbstractContextManager[None]":
     """Let modules of the working folder be imported, as `python -m` does."""
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
-    try:
-        yield
-    finally:
-        sys.path.remove(folder)
+    from blocktune.tuner.tuned.request import importable_from
+
+    return importable_from(os.getcwd())
 
 
-def function_of(name: str) -> Callable[..., Any]:
-    """Return the Python function with a name `module:function`.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from blocktune.tuner.jitted.specialization import object_named
-
-    found = object_named(name)
-    if not callable(found):
-        raise UsageError(f"`--args` must name a function, but {name} is a {type(found).__name__}.")
-    function: Callable[..., Any] = found
-    return function
-
-
-def arguments_for(name: str, make: Callable[..., Any], sizes: Sizes) -> dict[str, Any]:
-    """Return the arguments of a launch, by name, its `grid` included.
+def requests_for(
+    kernel: str, make: str | None, all_sizes: Iterable[Sizes], param: Sequence[str] = (), expand: int = 0
+) -> "tuple[LaunchRequest, ...]":
+    """Return a request for each size of a kernel, whose arguments a function makes. All names are checked at once.
 
     Raises:
-        UsageError: the function does not take these sizes, or returns something else.
+        UsageError: a name is none, or the kernel has no list of configs.
     """
-    try:
-        made = make(**sizes)
-    except TypeError as error:
-        given = ", ".join(f"{key}={value}" for key, value in sizes.items()) or "no sizes"
-        raise UsageError(f"{name} takes the sizes of --grid by name, but not {given}: {error}.") from error
-    if not isinstance(made, Mapping) or "grid" not in made:
+    from blocktune.tuner.tuned.autotune import space
+    from blocktune.tuner.tuned.named import kernel_named
+    from blocktune.tuner.tuned.request import LaunchRequest, function_of
+
+    if make is None:
         raise UsageError(
-            f"{name} returns the kernel's arguments by name and its `grid`, but returned a {type(made).__name__}"
-            f"{' without `grid`' if isinstance(made, Mapping) else ''}. For example: "
-            '{"x": x, "n": n, "grid": (128,)}.'
+            f"{kernel} is measured on arguments, but nothing makes them. Name a function: "
+            '`--args my_module:make_args`, which returns them by name, `{"x": x, "n": n, "grid": (128,)}`.'
         )
-    return {str(key): value for key, value in made.items()}
+    named = choices(param)
+    with importable_from_here():
+        kernel_named(kernel, space(**named) if named else (), (), expand)
+        function_of(make)
+    return tuple(
+        LaunchRequest(
+            kernel=kernel,
+            arguments=make,
+            sizes=tuple(sizes.items()),
+            choices=tuple((name, tuple(values)) for name, values in named.items()),
+            expand=expand,
+            folder=os.getcwd(),
+        )
+        for sizes in all_sizes
+    )
+
+
+def missed_sizes(kernel: str, device: "DeviceSpec") -> list[Sizes]:
+    """Return the key values of a kernel's calls that had to wait for a choice on a device, most frequent first.
+
+    Raises:
+        UsageError: no file counts launches, or none of the kernel's had to wait.
+    """
+    from blocktune.kernels.tuned.config import CONFIGS, TYPES
+    from blocktune.kernels.tuned.launches import launches_path, read_launches
+
+    path = launches_path()
+    counted = {} if path is None else read_launches(path)
+    missed = {
+        tuple((name, value) for name, value in kind.problem.arguments if name not in (TYPES, CONFIGS)): launches.misses
+        for kind, launches in counted.items()
+        if (kind.kernel, kind.device) == (kernel, device.key) and launches.misses
+    }
+    if not missed:
+        raise UsageError(
+            f"`--from-misses` takes the sizes from {path or 'a file of launches'}, which counts no miss of {kernel} on "
+            f"{device.name}. Give the sizes by --grid."
+        )
+    return [dict(sizes) for sizes in sorted(missed, key=lambda sizes: -missed[sizes])]

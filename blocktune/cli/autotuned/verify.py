@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.autotuned.arguments import Sizes, importable_from_here
+from blocktune.cli.autotuned.arguments import Sizes, grid_of, importable_from_here, requests_for
 from blocktune.cli.autotuned.rows import parameters, require_kernels
-from blocktune.cli.autotuned.run import choice_json, kernel_and_arguments
 from blocktune.cli.output.render import microseconds, print_json, print_table, say
-from blocktune.cli.shared.stores import database_of_this_process
 from blocktune.kernels.values.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
+    from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.tuned.named import Remeasured
+    from blocktune.tuner.tuned.request import LaunchRequest
+    from blocktune.tuner.upkeep.verify_launch import LaunchVerification
 
 _COLUMNS = ("kernel", "key", "config", "measured with", "serves as")
 
@@ -53,61 +53,57 @@ def measure_again(
         NoDeviceError: there is no GPU.
         VerificationError: a winner computes something else than the list's first config.
     """
+    from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.tuned.decide import needing_a_gpu
-    from blocktune.tuner.tuned.named import remeasured
+    from blocktune.tuner.upkeep.verify_launch import verify_launch
 
-    with importable_from_here(), database_of_this_process(db):
-        kernel, all_sizes, arguments = kernel_and_arguments(name, make, grid, param, 0)
-        with needing_a_gpu(kernel.name):
-            device, wrong, found = current_device(), [], []
-        known = [_stored(kernel, arguments(sizes), device) for sizes in all_sizes]  # a bucket's sizes have one winner
-        for sizes, before in zip(all_sizes, known, strict=True):
-            after = remeasured(kernel, arguments(sizes), device)
-            found.append(
-                choice_json(sizes, after.choice) | {"before": _before_json(before, after), "problem": after.problem}
-            )
-            wrong += [after.problem] if after.problem else []
+    requests = requests_for(name, make, grid_of(grid), param)
+    with needing_a_gpu(name):
+        device, wrong, found = current_device(), [], []
+    with ResultStore.open(db) as store:
+        known = [_known(request, device, store) for request in requests]  # sizes of a bucket share one
+        for request, before in zip(requests, known, strict=True):
+            with request.open_call() as call:
+                again = verify_launch(call, device, store, before)
+            found.append(again.report.to_json() | {"sizes": dict(request.sizes)} | _before_json(again))
+            wrong += [again.problem] if again.problem else []
             if not as_json:
-                say(_words(sizes, before, after))
+                say(_words(dict(request.sizes), again))
     if as_json:
-        print_json({"device": device.name, "kernel": kernel.name, "verified": found})
+        print_json({"device": device.name, "kernel": name, "verified": found})
     if wrong:
         raise VerificationError(
-            f"A winner of {kernel.name} must compute what the first config of its list does, but {wrong[0]}. Take the "
+            f"A winner of {name} must compute what the first config of its list does, but {wrong[0]}. Take the "
             "config out of the list, or correct the kernel."
         )
 
 
-def _stored(kernel: Any, arguments: Any, device: "DeviceSpec") -> "KernelBest | None":
-    from blocktune.db.store import ResultStore
-    from blocktune.kernels.tuned.config import KernelProblem
-    from blocktune.tuner.tuned.known import listed_problem
-    from blocktune.tuner.tuned.named import positional
+def _known(request: "LaunchRequest", device: "DeviceSpec", store: "ResultStore") -> "KernelBest | None":
+    from blocktune.tuner.upkeep.verify_launch import stored_winner
 
-    args, kwargs = positional(kernel, arguments)
-    call = kernel.call_of(args, {"warmup": False, **kwargs})
-    with ResultStore.open() as store:
-        return store.best(device, KernelProblem(call.name, listed_problem(call)), kernel_hash=call.source_hash)
+    with request.open_call() as call:
+        return stored_winner(call, device, store)
 
 
-def _words(sizes: Sizes, before: "KernelBest | None", after: "Remeasured") -> str:
-    words = " ".join(f"{name}={value}" for name, value in sizes.items()) or after.choice.subject
-    now = f"{parameters(after.winner.label)}, {microseconds(after.choice.time_us)}"
+def _words(sizes: Sizes, again: "LaunchVerification") -> str:
+    best, before = again.report.best, again.before
+    words = " ".join(f"{name}={value}" for name, value in sizes.items()) or best.shape.label
+    now = f"{parameters(best.config.label)}, {microseconds(best.time_us)}"
     if before is None:
         return f"{words}: {now}; nothing was known before"
-    if before.config == after.winner:
+    if before.config == best.config:
         return f"{words}: the winner stays: {now}, {microseconds(before.time_us)} before"
-    loss = after.loss_of(before.config)
     was = f"{parameters(before.config.label)}, {microseconds(before.time_us)}"
-    return f"{words}: the winner is now {now}; it was {was}" + (f", and takes {loss:.1%} longer" if loss else "")
+    return f"{words}: the winner is now {now}; it was {was}" + (
+        f", and takes {again.loss:.1%} longer" if again.loss else ""
+    )
 
 
-def _before_json(before: "KernelBest | None", after: "Remeasured") -> dict[str, Any] | None:
-    if before is None:
-        return None
-    loss = after.loss_of(before.config)
-    return {"config": before.config.parameters, "time_us": before.time_us, "loss": loss}
+def _before_json(again: "LaunchVerification") -> dict[str, Any]:
+    before = again.before
+    known = None if before is None else {"config": before.config.parameters, "time_us": before.time_us}
+    return {"before": None if known is None else known | {"loss": again.loss}, "problem": again.problem}
 
 
 def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:

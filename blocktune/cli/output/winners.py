@@ -8,15 +8,16 @@ from blocktune.cli.output.render import microseconds, millijoules
 from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import Best
+    from blocktune.db.records.records import AnyBest, Best
     from blocktune.db.store import ResultStore
+    from blocktune.kernels.tuned.config import UserConfig
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
 
 COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 
 
-Predictions = Mapping["KernelConfig", float | None]
+Predictions = Mapping[Any, float | None]
 """What the model says of each tried config, in microseconds."""
 
 
@@ -71,7 +72,7 @@ def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[st
     }
 
 
-def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
+def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]]:
     """Return the winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
     default_us = None if best.default is None else predicted.get(best.default)
     rivals = (
@@ -90,7 +91,7 @@ def winner_rows(best: "Best", predicted: Predictions) -> list[tuple[str, ...]]:
 
 def _row(
     name: str,
-    config: "KernelConfig",
+    config: "KernelConfig | UserConfig",
     time_us: float | None,
     energy_mj: float | None,
     predicted_us: float | None,
@@ -99,11 +100,11 @@ def _row(
     return name, config.label, microseconds(time_us), millijoules(energy_mj), microseconds(predicted_us), ratio
 
 
-def _against_default(best: "Best", default_us: float | None) -> str:
+def _against_default(best: "AnyBest", default_us: float | None) -> str:
     return speedup(best) if best.time_us is not None else _ratio(default_us, best.predicted_us, "predicted ")
 
 
-def speedup(best: "Best") -> str:
+def speedup(best: "AnyBest") -> str:
     """Return how much faster the winner is than the default, with its spread; a dash where nothing was measured."""
     if best.speedup_over_default is None:
         return "-"
@@ -119,7 +120,7 @@ def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> s
     return "-" if not default_us or not time_us else f"{word}{default_us / time_us:.3f}x"
 
 
-def origin_text(best: "Best") -> str:
+def origin_text(best: "AnyBest") -> str:
     """Return the origin, with the regime of what was measured, and by what it was chosen if not by time."""
     if best.time_us is None:
         return str(best.origin)
@@ -127,7 +128,7 @@ def origin_text(best: "Best") -> str:
     return f"{best.origin}, {best.environment.regime}{chosen}"
 
 
-def provenance(best: "Best") -> str:
+def provenance(best: "AnyBest") -> str:
     """Return where and when the winner was found, in one line."""
     environment = best.environment
     versions = f"triton {environment.triton}, ptxas {environment.ptxas}, torch {environment.torch}"

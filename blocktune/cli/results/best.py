@@ -1,10 +1,11 @@
 """`tune best`: the config that a call of this shape would get, where it comes from, and what was better or worse."""
 
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
-from blocktune.cli.autotuned.best import show_best
-from blocktune.cli.autotuned.rows import KernelName
-from blocktune.cli.output.render import note, print_json, say
+from blocktune.cli.autotuned.rows import TRIALS, KernelName, require_kernels, trial_row, winner_json
+from blocktune.cli.output.render import note, print_json, print_table, say
+from blocktune.cli.output.winners import COLUMNS, provenance, winner_rows
 from blocktune.cli.shared.lookup import Answer, look_up, show_answer
 from blocktune.cli.shared.options import (
     AsJson,
@@ -18,6 +19,9 @@ from blocktune.cli.shared.options import (
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
 
 
 @with_optional_shape_flags
@@ -39,7 +43,7 @@ def best(
     tune best my_kernels:softmax
     """
     if autotuned is not None:
-        show_best(kernel_instead(flags, autotuned), choose_device(device), db, as_json=as_json)
+        _show_kernel(kernel_instead(flags, autotuned), choose_device(device), db, as_json=as_json)
         return
     flags = require_flags(flags)
     shape, spec = flags.shape(), choose_device(device)
@@ -53,6 +57,23 @@ def best(
         raise NoFeasibleConfigError(
             f"Nothing was measured for {shape.label} on {spec.name} or near it. Measure it: {_command(flags, device)}"
         )
+
+
+def _show_kernel(name: str, device: "DeviceSpec", db: str | None, *, as_json: bool) -> None:
+    """Show the winner of each key of an autotuned kernel, with every trial.
+
+    Raises:
+        NoFeasibleConfigError: none is known.
+    """
+    found = require_kernels(db, device, name, with_trials=True)
+    if as_json:
+        print_json({"device": device.name, "kernels": [winner_json(best, trials) for best, trials in found]})
+        return
+    for best, trials in found:
+        title = f"{best.config.kernel} {best.shape.label} on {device.name}"
+        print_table(COLUMNS, winner_rows(best, {trial.config: trial.predicted_us for trial in trials}), title=title)
+        print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+        say(f"{provenance(best)}, source {best.kernel_hash}\n")
 
 
 def _show(answer: Answer, assumed: str) -> None:

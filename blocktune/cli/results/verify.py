@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.autotuned.arguments import ArgumentsOf, Space
 from blocktune.cli.autotuned.rows import KernelName
-from blocktune.cli.autotuned.run import ArgumentsOf, Space
 from blocktune.cli.autotuned.verify import measure_again, show_validity
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say

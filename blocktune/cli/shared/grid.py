@@ -130,6 +130,8 @@ def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:
     def expanded(grid: str | None, **values: Any) -> None:
         given = {parameter.name: values.pop(parameter.name) for parameter in shared}
         instead = [flag for name, flag in INSTEAD.items() if values.get(name)]
+        if INSTEAD["autotuned"] in instead:  # whose sizes the other two may bring
+            instead = [INSTEAD["autotuned"]]
         if len(instead) > 1:
             raise UsageError(f"Shapes come from one place, but got {' and '.join(instead)}. Leave one out.")
         own_sizes = grid if values.get("autotuned") else None

@@ -17,12 +17,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.files.reading import SHAPES_BYTES, read_text
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape
+
+T = TypeVar("T")
 
 NEEDED = ("seq", "dim")
 
@@ -48,6 +49,24 @@ def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
     if not flags:
         raise UsageError(f"{path} has no table, and so no shape. Write [name] with seq and dim.")
     return flags
+
+
+def sizes_of_file(path: Path) -> tuple[Mapping[str, Any], ...]:
+    """Return the sizes of an autotuned kernel from a file, every combination of a table's lists, in its order.
+
+    Raises:
+        UsageError: the file is missing or is no TOML, or holds no table, or a size is no plain value.
+    """
+    found: list[Mapping[str, Any]] = []
+    for where, table in _tables(path):
+        lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
+        for name, values in lists.items():
+            if not values or any(not isinstance(value, bool | int | float | str) for value in values):
+                raise UsageError(f"A size must be a number or a text, but {where} has {name} = {table[name]!r}.")
+        found += [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    if not found:
+        raise UsageError(f"{path} has no table, and so no size. Write [name] with the sizes that --args takes.")
+    return tuple(found)
 
 
 def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -114,8 +133,8 @@ def shard_of(text: str) -> slice:
     return slice(int(number) - 1, None, int(count))
 
 
-def part_of(shapes: tuple[AttentionShape, ...], shard: str) -> tuple[AttentionShape, ...]:
-    """Return the shapes of a shard `I/N`.
+def part_of(shapes: tuple[T, ...], shard: str) -> tuple[T, ...]:
+    """Return the shapes, or whatever else is tuned, of a shard `I/N`.
 
     Raises:
         UsageError: it is no shard, or no shape is left.

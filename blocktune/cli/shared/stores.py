@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note
-from blocktune.kernels.files.variables import DB
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -30,15 +29,3 @@ def existing_store(db: str | None, *, writes: bool = False) -> Iterator["ResultS
     with ResultStore.open(db) if writes else ResultStore.open_to_read(db) as store:
         store.warn_of_damage()
         yield store
-
-
-@contextmanager
-def database_of_this_process(db: str | None) -> Iterator[None]:
-    """Let kernels that are launched meanwhile find and keep what is known of them in the database that the user named:
-    they look for it where the environment says."""
-    before = DB.text() or None
-    try:
-        DB.set_to(db or before)
-        yield
-    finally:
-        DB.set_to(before)

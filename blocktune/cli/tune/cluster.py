@@ -11,7 +11,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
-    from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.cli.tune.target import Target
 
 
 class Engine(StrEnum):
@@ -60,20 +60,22 @@ def cluster_of(
 
 
 def run_on_cluster(
-    shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any], choice: ClusterChoice
+    shapes: "Sequence[Target]", db: str | None, as_json: bool, search: dict[str, Any], choice: ClusterChoice
 ) -> bool:
-    """Tune shapes on a cluster, each once for every chosen kind of GPU; returns whether the user cut it short.
+    """Tune shapes or calls on a cluster, each once for every chosen kind of GPU; returns whether the user cut it short.
 
     Raises:
         NoFeasibleConfigError: some shapes have no result; the others were tuned all the same.
         NoDeviceError: the cluster has no GPU of a kind that is known.
         StoreError: the store takes no results.
-        UsageError: no cluster answers, or it has several kinds of GPU and none was chosen.
+        UsageError: no cluster answers, or it has several kinds of GPU and none was chosen, or its nodes cannot keep
+            what they measure.
     """
     from blocktune.kernels.hardware.device import limits_for, parse_cc
     from blocktune.tuner.cluster.connection import connected
     from blocktune.tuner.cluster.executor import RayExecutor
 
+    _require_reachable(shapes, db)
     budget = search["budget"]
     search = search | {"budget": replace(budget, seconds=None)}  # the time is the run's, and shared out
     with connected(choice.address):
@@ -83,6 +85,23 @@ def run_on_cluster(
             job for kind in kinds for job in jobs_of(shapes, db, search, kind, limits_for(parse_cc(kind.split("|")[1])))
         ]
         return share(RayExecutor(excluded=choice.excluded, seconds=budget.seconds), jobs, db, as_json)
+
+
+def _require_reachable(targets: "Sequence[Target]", db: str | None) -> None:
+    """Check that all nodes can keep what they measure.
+
+    Raises:
+        UsageError: calls of an autotuned kernel are tuned, whose results no document carries to a file.
+    """
+    from blocktune.db.tables.location import StoreTarget
+    from blocktune.kernels.values.shape import AttentionShape
+
+    target = StoreTarget.of(db)
+    if target.path is not None and not all(isinstance(one, AttentionShape) for one in targets):
+        raise UsageError(
+            f"Nodes of a cluster keep results of autotuned kernels in a database server, but {target.label} is a file. "
+            "Name a server by --db."
+        )
 
 
 def _kinds(name: str | None) -> dict[str, int]:

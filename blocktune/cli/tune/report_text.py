@@ -9,7 +9,9 @@ from blocktune.kernels.values.text import counted
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:
+    from blocktune.kernels.tuned.config import KernelProblem, UserConfig
     from blocktune.kernels.values.config import KernelConfig
+    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.occupancy.calculator import Occupancy
     from blocktune.tuner.search.report import TuningReport
 
@@ -33,7 +35,7 @@ def wait_text(budget: Budget, *, present: bool, exhaustive: bool) -> str:
 def show_report(report: "TuningReport", place: str) -> None:
     """Print the winner with its rivals, why it won, what was tried, and where all that is kept."""
     best = report.best
-    title = f"{best.shape.label} on {best.device.name}, {origin_text(best)}"
+    title = f"{problem_label(best.shape)} on {best.device.name}, {origin_text(best)}"
     print_table(COLUMNS, winner_rows(best, report.predicted_us), title=title)
     lines = ["", report.reason]
     if report.occupancy is not None:
@@ -51,7 +53,13 @@ def show_report(report: "TuningReport", place: str) -> None:
     say("\n".join(lines))
 
 
-def occupancy_text(config: "KernelConfig", result: "Occupancy") -> str:
+def problem_label(problem: "AttentionShape | KernelProblem") -> str:
+    """Return what was tuned in words, an autotuned kernel with its name."""
+    kernel = getattr(problem, "kernel", "")
+    return f"{kernel} {problem.label}".strip()
+
+
+def occupancy_text(config: "KernelConfig | UserConfig", result: "Occupancy") -> str:
     """Return the occupancy of a winner in one line."""
     limiters = " and ".join(limiter.replace("_", " ") for limiter in result.limiters)
     blocks = result.blocks_per_sm
@@ -60,8 +68,9 @@ def occupancy_text(config: "KernelConfig", result: "Occupancy") -> str:
         f"occupancy of the winner: {blocks} {'block' if blocks == 1 else 'blocks'}/SM of {warps} warps, "
         f"{percent(result.fraction)} of the SM's, limited by {limiters}"
     )
-    if warps > config.num_warps:
-        line += f" (`w{config.num_warps}` counts the group that starts a block; {warps - config.num_warps} join it)"
+    started = config.parameters["num_warps"]
+    if warps > int(started or 0):
+        line += f" (`w{started}` counts the group that starts a block; {warps - int(started or 0)} join it)"
     return line
 
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from blocktune.cli.autotuned.arguments import ArgumentsOf, Expand, Space
 from blocktune.cli.autotuned.rows import KernelName
-from blocktune.cli.autotuned.run import ArgumentsOf, Expand, Space, run_kernel
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.render import INTERRUPTED, note, print_json, say
 from blocktune.cli.shared import completion
@@ -16,10 +16,12 @@ from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.shapes_file import flags_of_file, part_of
 from blocktune.cli.tune.cluster import Engine, cluster_of, run_on_cluster
 from blocktune.cli.tune.foreign_flags import refuse
+from blocktune.cli.tune.kernel_call import KernelCall, device_of
 from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
 from blocktune.cli.tune.run_many import run_many
+from blocktune.cli.tune.target import Target
 from blocktune.db.records.records import Objective, Regime
 from blocktune.tuner.cluster.connection import ANY
 from blocktune.tuner.measure.device_choice import choose_device, is_present
@@ -29,7 +31,6 @@ from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, require_strat
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.values.shape import AttentionShape
 
 
 _DEFAULT_TRIALS = f"{MEASURED_BUDGET.trials}, predicted {PREDICTED_BUDGET.trials}"
@@ -136,41 +137,27 @@ def run(
     tune run --seq 8192 --dim 64 --sampler tpe --study search.db
     tune run my_kernels:matmul --args my_kernels:make_args --grid "M=512,4096 N=4096 K=4096"
     """
-    if autotuned is not None:
-        of_shapes: dict[str, Any] = {
-            "--trials": trials,
-            "--time-budget": time_budget,
-            "--kernel": kernel,
-            "--exhaustive": exhaustive,
-            "--regime": regime,
-            "--objective": objective != Objective.TIME,
-            "--sampler": sampler != DEFAULT,
-            "--study": study,
-            "--from-misses": from_misses,
-            "--shapes": shapes_file,
-            "--gpus": gpus,
-            "--shard": shard,
-            "--executor": executor != Engine.LOCAL,
-            "--address": address,
-            "--exclude": exclude,
-            "--device": device,
-        }
-        refuse(of_shapes, f"{autotuned} is tuned on the GPU here, by its own list.")
-        run_kernel(autotuned, make_args, grid.text, param or [], expand, db, as_json=as_json)
-        return
     # Before heavy imports, so that wrong use fails at once.
-    refuse({"--args": make_args, "--param": param, "--expand": expand}, "Name an autotuned kernel, MODULE:KERNEL.")
     require_strategy(sampler)
     cluster = cluster_of(executor, address, exclude, device=device, gpus=gpus, study=study)
-    if shapes_file is not None:
-        grid = Grid(flags_of_file(shapes_file), many=True)
-    shapes, wanted = grid.shapes(), wanted_gpus(gpus)
-    spec = choose_device(device if cluster is None or device != ANY else None)
-    if from_misses:
-        shapes = missed_shapes(spec, db)
+    wanted = wanted_gpus(gpus)
+    targets: tuple[Target, ...]
+    if autotuned is not None:
+        refuse({"--kernel": kernel}, f"{autotuned} names the kernel.")
+        call = KernelCall(autotuned, make_args, param or [], expand)
+        spec = device_of(autotuned, device, on_cluster=cluster is not None)
+        targets, many = call.requests(grid.text, shapes_file, spec if from_misses else None)
+    else:
+        refuse({"--args": make_args, "--param": param, "--expand": expand}, "Name an autotuned kernel, MODULE:KERNEL.")
+        if shapes_file is not None:
+            grid = Grid(flags_of_file(shapes_file), many=True)
+        targets, many = grid.shapes(), grid.many
+        spec = choose_device(device if cluster is None or device != ANY else None)
+        if from_misses:
+            targets = missed_shapes(spec, db)
     if shard is not None:
-        shapes = part_of(shapes, shard)
-    devices = gpus_for(spec, wanted, len(shapes)) if cluster is None else ()
+        targets = part_of(targets, shard)
+    devices = gpus_for(spec, wanted, len(targets)) if cluster is None else ()
 
     from blocktune.kernels.registry import get_kernel
 
@@ -185,37 +172,40 @@ def run(
         "study": study,
         "seed": seed,
     }
-    if cluster is None:
+    if cluster is None and autotuned is None:
         _announce(spec)
-    if grid.assumed():
+    if autotuned is None and grid.assumed():
         note(grid.assumed())
     if cluster is not None:
-        interrupted = run_on_cluster(shapes, db, as_json, search, cluster)
-    elif not grid.many:
-        interrupted = _run_one(shapes[0], db, as_json, search)
+        interrupted = run_on_cluster(targets, db, as_json, search, cluster)
+    elif not many:
+        interrupted = _run_one(targets[0], db, as_json, search)
     else:
-        interrupted = run_many(shapes, db, as_json, search, devices)
+        interrupted = run_many(targets, db, as_json, search, devices)
     if interrupted:
         note("interrupted; all trials are kept, and the same command goes on from here")
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_one(shape: "AttentionShape", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
-    """Tune a shape and show all about it; returns whether the user cut it short."""
+def _run_one(target: "Target", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
+    """Tune a shape or a call and show all about it; returns whether the user cut it short."""
+    from blocktune.cli.tune.target import tune_target
     from blocktune.db.store import ResultStore
+    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.search.arguments import require_possible
     from blocktune.tuner.search.run import farm_for
-    from blocktune.tuner.search.tune import tune
 
-    device, present = search["device"], is_present(search["device"])
-    require_possible(shape, device, search["regime"], search["objective"])
+    device, known = search["device"], None
+    if isinstance(target, AttentionShape):
+        require_possible(target, device, search["regime"], search["objective"])
     with ResultStore.open(db) as store, farm_for(device) as compiler:
-        known = None if present else known_result(store, db, device, shape)
-        if known is not None and not as_json:
-            show_known(known, compiler)
-        note(wait_text(search["budget"], present=present, exhaustive=search["exhaustive"]))
+        if isinstance(target, AttentionShape):
+            known = None if is_present(device) else known_result(store, db, device, target)
+            if known is not None and not as_json:
+                show_known(known, compiler)
+            note(wait_text(search["budget"], present=is_present(device), exhaustive=search["exhaustive"]))
         with shown_progress() as show:
-            report = tune(shape, store=store, on_progress=show, compiler=compiler, **search)
+            report = tune_target(target, search, store, show, compiler)
         place = store.label
     if as_json:
         print_json(report.to_json() | {"known": None if known is None else known.to_json()})

@@ -1,4 +1,4 @@
-"""`tune run` for many shapes: one after the other, or shared by several GPUs, with a line for each."""
+"""`tune run` for many shapes or calls: one after the other, or shared by several GPUs, with a line for each."""
 
 import signal
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,14 +9,13 @@ from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.progress_jobs import JobsProgress, shown_jobs
 from blocktune.cli.output.render import counts, microseconds, note, print_json, say
 from blocktune.cli.output.winners import speedup_text
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import is_present
 
 if TYPE_CHECKING:
+    from blocktune.cli.tune.target import Target
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
-    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compile.farm import CompileFarm
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
@@ -29,7 +28,7 @@ manage meanwhile."""
 
 
 def run_many(
-    shapes: "Sequence[AttentionShape]",
+    shapes: "Sequence[Target]",
     db: str | None,
     as_json: bool,
     search: dict[str, Any],
@@ -46,11 +45,11 @@ def run_many(
     return _run_in_turn(shapes, db, as_json, search)
 
 
-def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
+def _run_in_turn(shapes: "Sequence[Target]", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
     """Tune one shape after the other, in this process and by one worker on the GPU."""
+    from blocktune.cli.tune.target import tune_target
     from blocktune.db.store import ResultStore
     from blocktune.tuner.search.run import farm_for
-    from blocktune.tuner.search.tune import tune
 
     reports: list[dict[str, Any]] = []
     failed: list[BlocktuneError] = []
@@ -62,7 +61,7 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
                 with shown_progress() as show:
                     if runner is not None:
                         show = _compiling_ahead(show, shapes[number : number + 1], search, compiler)
-                    report = tune(shape, store=store, on_progress=show, compiler=compiler, runner=runner, **search)
+                    report = tune_target(shape, search, store, show, compiler, runner)
             except (
                 NoFeasibleConfigError,
                 UsageError,
@@ -80,14 +79,15 @@ def _run_in_turn(shapes: "Sequence[AttentionShape]", db: str | None, as_json: bo
 
 
 def _compiling_ahead(
-    show: "OnProgress", following: "Sequence[AttentionShape]", search: dict[str, Any], farm: "CompileFarm"
+    show: "OnProgress", following: "Sequence[Target]", search: dict[str, Any], farm: "CompileFarm"
 ) -> "OnProgress":
     """Return a function that shows progress and, as soon as nothing is left to compile, has favourites of the shape
     that follows compiled."""
     from blocktune.kernels.registry import competing
+    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.candidates.starting_configs import compile_favourites
 
-    waiting = list(following)
+    waiting = [shape for shape in following if isinstance(shape, AttentionShape)]
 
     def shown(progress: "Progress") -> None:
         show(progress)
@@ -98,19 +98,22 @@ def _compiling_ahead(
     return shown
 
 
-def _runner_for(device: "DeviceSpec", shapes: "Sequence[AttentionShape]") -> "AbstractContextManager[GpuRunner | None]":
-    """Return the runner whose worker measures one shape after the other; None for a device that is not here."""
+def _runner_for(device: "DeviceSpec", shapes: "Sequence[Target]") -> "AbstractContextManager[GpuRunner | None]":
+    """Return the runner whose worker measures one shape after the other; None for a device that is not here, and for
+    calls, each of which has its own."""
+    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
-    if not shapes or not is_present(device):
+    first = next(iter(shapes), None)
+    if not isinstance(first, AttentionShape) or not is_present(device):
         return nullcontext()
-    return gpu_runner(shapes[0], device, GpuMonitor(device.uuid, own_processes=1), note, Terms())
+    return gpu_runner(first, device, GpuMonitor(device.uuid, own_processes=1), note, Terms())
 
 
 def _share(
-    shapes: "Sequence[AttentionShape]",
+    shapes: "Sequence[Target]",
     db: str | None,
     as_json: bool,
     search: dict[str, Any],
@@ -145,16 +148,19 @@ def share(executor: "Executor", jobs: "Sequence[Job]", db: str | None, as_json: 
 
 
 def jobs_of(
-    shapes: "Sequence[AttentionShape]", db: str | None, search: dict[str, Any], kind: str, limits: "ComputeLimits"
+    shapes: "Sequence[Target]", db: str | None, search: dict[str, Any], kind: str, limits: "ComputeLimits"
 ) -> "list[Job]":
     """Return a job for each shape on a kind of GPU, which is `DeviceSpec.key`."""
     from blocktune.kernels.registry import competing
+    from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.candidates.space import SearchSpace
     from blocktune.tuner.fleet.job import Job
 
     kernels, exhaustive = search["kernels"], search["exhaustive"]
 
-    def configs(shape: "AttentionShape") -> int:
+    def configs(shape: "Target") -> int:
+        if not isinstance(shape, AttentionShape):
+            return 0
         return len(SearchSpace.build(shape, limits, kernels or competing()).feasible)
 
     return [
@@ -224,10 +230,12 @@ def _conclude(reports: Sequence[Mapping[str, Any]], failed: int, as_json: bool) 
 
 def line(report: Mapping[str, Any], *, with_device: bool = False) -> str:
     """Return a `TuningReport` as JSON in one line for people."""
+    from blocktune.tuner.fleet.job import config_from
+
     best, gain = report["best"], report["speedup_over_default"]
     time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
     against = "" if gain is None else f", {speedup_text(**gain)} over the default"
-    config = KernelConfig.from_json(best["config"])
+    config = config_from(best["config"])
     where = f" on {report['device']['name']}" if with_device else ""
     return (
         f"{report['shape']['label']}{where}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "

@@ -1,11 +1,12 @@
 """One call of an autotuned kernel that no choice is known for yet."""
 
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from blocktune.kernels.tuned.config import Problem, UserConfig
+from blocktune.kernels.tuned.config import CONFIGS, Problem, UserConfig
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 
@@ -50,6 +51,15 @@ class Call:
     def default(self) -> UserConfig:
         """The first config of the list."""
         return next(iter(self.configs))
+
+    @property
+    def listed_problem(self) -> Problem:
+        """The problem with the list that its winner is chosen from: each list has winners of its own."""
+        words = "\n".join(sorted(config.document for config in self.configs))
+        if self.settings.expand:
+            words += f"\nexpand {self.settings.expand}"
+        digest = hashlib.sha256(words.encode()).hexdigest()[:12]
+        return Problem.of(dict(self.problem.arguments) | {CONFIGS: digest})
 
 
 def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":

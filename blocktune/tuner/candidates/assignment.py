@@ -3,13 +3,14 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic
 
-from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.candidates.space import SearchSpace
+from blocktune.db.records.records import ConfigT
+from blocktune.tuner.candidates.space import ConfigSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Generic[ConfigT]):
     """What a strategy is made for.
 
     space: what may be proposed. first: proposed before all else, in this order; infeasible ones are left out.
@@ -17,25 +18,25 @@ class Assignment:
     most. seed: of what is random.
     """
 
-    space: SearchSpace
-    first: Sequence[KernelConfig]
-    usefulness: Callable[[KernelConfig], float] = field(repr=False)
+    space: ConfigSpace[ConfigT]
+    first: Sequence[ConfigT]
+    usefulness: Callable[[ConfigT], float] = field(repr=False)
     trials: int
     seed: int = 0
 
     @property
-    def named(self) -> list[KernelConfig]:
+    def named(self) -> list[ConfigT]:
         """Those of `first` that are feasible."""
         feasible = set(self.space.feasible)
         return [config for config in dict.fromkeys(self.first) if config in feasible]
 
     @property
-    def by_usefulness(self) -> list[KernelConfig]:
+    def by_usefulness(self) -> list[ConfigT]:
         """Every config: `first`, then by the model."""
         return list(dict.fromkeys((*self.named, *sorted(self.space.feasible, key=self.usefulness))))
 
     @property
-    def shuffled(self) -> list[KernelConfig]:
+    def shuffled(self) -> list[ConfigT]:
         """Every config: `first`, then at random."""
         rest = list(self.space.feasible)
         random.Random(self.seed).shuffle(rest)

@@ -1,21 +1,24 @@
-"""What there is to search: every config of every kernel, those that can run apart from those that certainly cannot."""
+"""What there is to search: the configs of a kernel, those that can run apart from those that certainly cannot."""
 
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Generic, Self
 
+from blocktune.db.records.records import ConfigT
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Generic[ConfigT]):
     """A config that cannot run, with the rules that it breaks."""
 
-    config: KernelConfig
+    config: ConfigT
     reasons: tuple[str, ...]
 
     @property
@@ -25,18 +28,48 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SearchSpace:
-    """The configs of all kernels for one shape on one compute capability.
+class ConfigSpace(Generic[ConfigT]):
+    """The configs that may be tried.
 
-    feasible keeps the order of the registry and of each kernel's parameters; it is the fixed order that breaks ties.
-    unsupported names the kernels that cannot compute the shape at all, with the reason.
+    feasible: in the fixed order that breaks ties. dropped: those that cannot run. unsupported: kernels that cannot
+    solve the problem at all, with the reason.
     """
+
+    feasible: tuple[ConfigT, ...]
+    dropped: tuple[Dropped[ConfigT], ...] = ()
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+
+    def with_configs(self, configs: Iterable[ConfigT]) -> Self:
+        """Return the space with these feasible configs in front, whether or not the kernels' parameters list them."""
+        return replace(self, feasible=tuple(dict.fromkeys((*configs, *self.feasible))))
+
+    @property
+    def dropped_counts(self) -> dict[str, int]:
+        """How many configs each rule dropped, the most first."""
+        return dict(Counter(entry.rule for entry in self.dropped).most_common())
+
+    def choices(self, name: str) -> tuple[Plain, ...]:
+        """Return the values of one parameter among the feasible configs, numbers first and ascending."""
+        found = {config.parameters[name] for config in self.feasible if name in config.parameters}
+        return tuple(sorted(found, key=_order))
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """All searched parameters of all kernels, in the order in which they first appear."""
+        return tuple(dict.fromkeys(name for config in self.feasible for name in config.parameters))
+
+
+def _order(value: Plain) -> tuple[bool, float, str]:
+    return (False, value, "") if isinstance(value, int | float) else (True, 0.0, str(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchSpace(ConfigSpace[KernelConfig]):
+    """The configs of all kernels for one shape on one compute capability, in the order of the registry and of each
+    kernel's parameters."""
 
     shape: AttentionShape
     limits: ComputeLimits
-    feasible: tuple[KernelConfig, ...]
-    dropped: tuple[Dropped, ...]
-    unsupported: Mapping[str, str]
 
     @classmethod
     def build(cls, shape: AttentionShape, limits: ComputeLimits, kernels: Iterable[AttentionKernel]) -> "SearchSpace":
@@ -61,24 +94,6 @@ class SearchSpace:
         return cls(
             shape=shape, limits=limits, feasible=tuple(feasible), dropped=tuple(dropped), unsupported=unsupported
         )
-
-    def with_configs(self, configs: Iterable[KernelConfig]) -> "SearchSpace":
-        """Return the space with these feasible configs in front, whether or not the kernels' parameters list them."""
-        return replace(self, feasible=tuple(dict.fromkeys((*configs, *self.feasible))))
-
-    @property
-    def dropped_counts(self) -> dict[str, int]:
-        """How many configs each rule dropped, the most first."""
-        return dict(Counter(entry.rule for entry in self.dropped).most_common())
-
-    def choices(self, name: str) -> tuple[int, ...]:
-        """Return the values of one parameter among the feasible configs, ascending."""
-        return tuple(sorted({config.parameters[name] for config in self.feasible if name in config.parameters}))
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        """All searched parameters of all kernels, in the order in which they first appear."""
-        return tuple(dict.fromkeys(name for config in self.feasible for name in config.parameters))
 
 
 def configs_of(kernel: AttentionKernel) -> Iterable[KernelConfig]:

@@ -1,7 +1,7 @@
 """Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.ranking import usefulness
 
@@ -32,36 +33,6 @@ SEEDS = 4
 
 MOST_REASONS = 4
 """Kernels whose reasons an error names; further ones mostly say the same."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contenders:
-    """The space, with the named configs in it.
-
-    expected: first what the dispatcher takes while the shape is not tuned, even a shipped winner of a kernel that is
-    not searched. It takes part to the end, so that tuning never makes a call slower. Then what the dispatcher expects
-    to be next.
-    default: of the first kernel. paper: the paper's rule in the first kernel that can express it; None where none can.
-    neighbours: winners of near shapes. near: the rows of these.
-    """
-
-    space: SearchSpace
-    expected: tuple[KernelConfig, ...]
-    default: KernelConfig
-    paper: KernelConfig | None
-    neighbours: tuple[KernelConfig, ...]
-    near: tuple[TunedConfig, ...] = ()
-
-    @property
-    def first(self) -> tuple[KernelConfig, ...]:
-        """What is tried first, in this order. What calls get leads, because it is the anchor."""
-        paper = () if self.paper is None else (self.paper,)
-        return tuple(dict.fromkeys((self.untuned, self.default, *paper, *self.neighbours, *self.expected)))
-
-    @property
-    def untuned(self) -> KernelConfig:
-        """What calls get while the shape is not tuned."""
-        return self.expected[0]
 
 
 def find_contenders(
@@ -85,11 +56,6 @@ def find_contenders(
         raise _nothing_feasible(space, kernels, device)
     names = {kernel.name: kernel for kernel in kernels}
     near = list(nearest)
-    rows = [
-        TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
-        for best in near
-        if best.shape != shape
-    ]
     neighbours = [
         best.config
         for best in near
@@ -97,7 +63,7 @@ def find_contenders(
     ]
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)
-    expected = _expected(shape, device, rows, names)
+    expected = _expected(shape, device, near_rows(near, shape), names)
     # the space's order breaks ties in the finals: what calls get leads it, so that noise never replaces that
     named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
     return Contenders(
@@ -106,7 +72,15 @@ def find_contenders(
         default=default,
         paper=paper,
         neighbours=tuple(dict.fromkeys(neighbours)),
-        near=tuple(rows),
+    )
+
+
+def near_rows(nearest: Iterable[Best], shape: AttentionShape) -> tuple[TunedConfig, ...]:
+    """Return the winners of other shapes than this one, as the dispatcher knows them."""
+    return tuple(
+        TunedConfig(shape=best.shape, config=best.config, origin=best.origin, time_us=best.time_us)
+        for best in nearest
+        if best.shape != shape
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.streamed_store import Packed
@@ -30,11 +31,11 @@ class TaskRecord:
     node: str = ""
     worker: str = ""
     heard: float = 0.0
-    measuring: KernelConfig | None = None
+    measuring: KernelConfig | UserConfig | None = None
     losses: int = 0
     reason: str = ""
     refused: set[str] = field(default_factory=set)
-    blame: Counter[KernelConfig] = field(default_factory=Counter)
+    blame: Counter[KernelConfig | UserConfig] = field(default_factory=Counter)
 
     def begin(self, attempt: str, node: str, worker: str) -> None:
         """Note that an attempt runs."""
@@ -55,7 +56,7 @@ class TaskRecord:
         self.attempt = ""
 
     @property
-    def lethal(self) -> tuple[KernelConfig, ...]:
+    def lethal(self) -> tuple[KernelConfig | UserConfig, ...]:
         """The configs that kill workers."""
         return tuple(config for config, blame in self.blame.items() if blame >= BLAME)
 

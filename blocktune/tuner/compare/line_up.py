@@ -12,7 +12,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.tuner.candidates.starting_configs import Contenders
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune

@@ -14,8 +14,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic
 
+from blocktune.db.records.records import ConfigT
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
@@ -36,13 +37,13 @@ _BARRIERS_USED = re.compile(r"used (\d+) barriers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompileResult(Compiled):
-    """How the compile of a config of attention ended.
+class CompileResult(Compiled, Generic[ConfigT]):
+    """How the compile of a config ended.
 
     shared: how its loop reads shared memory; None unless the outcome is `OK`. cached: looked up.
     """
 
-    config: KernelConfig
+    config: ConfigT
     shared: SharedAccesses | None = None
     cached: bool = False
 

@@ -23,6 +23,7 @@ from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
+from blocktune.tuner.tuned.request import LaunchRequest
 
 NICENESS = 10
 """Searches on the same node go first: their processors keep a GPU at work."""
@@ -30,7 +31,9 @@ NICENESS = 10
 
 def candidates(job: Job, most: int) -> list[KernelConfig]:
     """Return the configs that a search of the job is expected to try first, the first of all first; none where the
-    catalogue does not know the device, or no config can run."""
+    catalogue does not know the device, or no config can run, or a call of an autotuned kernel cannot be made here."""
+    if isinstance(job.shape, LaunchRequest):
+        return []
     try:
         device = device_named(job.device.split("|")[0])
     except UnknownDeviceError:
@@ -41,9 +44,12 @@ def candidates(job: Job, most: int) -> list[KernelConfig]:
 
 def compile_into(folder: Path, job: Job, configs: list[KernelConfig]) -> int:
     """Compile configs of a job, one after the other, and return how many have code now."""
+    shape = job.shape
+    if isinstance(shape, LaunchRequest):
+        return 0
     cc = device_named(job.device.split("|")[0]).limits.cc if configs else (0, 0)
     with CompileFarm(workers=1, cache=ResourceCache(folder / RESULTS)) as farm:
-        compiles = [farm.submit(config.kernel, config, job.shape, cc) for config in configs]
+        compiles = [farm.submit(config.kernel, config, shape, cc) for config in configs]
         return sum(compile.result().resources is not None for compile in compiles)
 
 

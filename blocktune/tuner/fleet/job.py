@@ -1,19 +1,22 @@
-"""The unit of work of many searches: one shape, direction included, and the events of a worker that makes it."""
+"""The unit of work of many searches: one shape, or one call of an autotuned kernel, and the events of its worker."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from blocktune.db.records.records import Objective, Outcome, Regime
+from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, Progress
 from blocktune.tuner.search.strategies import DEFAULT
+from blocktune.tuner.tuned.request import LaunchRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One shape to tune, as plain values that any process understands.
+    """One shape or call to tune, as plain values that any process understands.
 
     device: `DeviceSpec.key` of the kind of GPU; a worker on another kind must not make it. database: path or URL of the
     store, None for the user's. kernels: names of those that are searched; None is all. configs: how many an exhaustive
@@ -22,7 +25,7 @@ class Job:
     such as `triton=3.5`. The rest as in `tune`.
     """
 
-    shape: AttentionShape
+    shape: AttentionShape | LaunchRequest
     device: str
     database: str | None = None
     budget: Budget = field(default_factory=Budget)
@@ -35,7 +38,7 @@ class Job:
     study: str | None = None
     seed: int = 0
     known: tuple[Mapping[str, Any], ...] | None = field(default=None, compare=False)
-    lethal: tuple[KernelConfig, ...] = ()
+    lethal: tuple[KernelConfig | UserConfig, ...] = ()
     excluded: tuple[str, ...] = ()
 
     @property
@@ -43,6 +46,11 @@ class Job:
         """A measure of how long it takes: an exhaustive search by its configs, a bounded one by what a launch
         computes."""
         return self.configs if self.exhaustive else 0, self.shape.flops
+
+    @property
+    def options(self) -> SearchOptions:
+        """How the search goes."""
+        return SearchOptions(**{field.name: getattr(self, field.name) for field in fields(SearchOptions)})
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -67,7 +75,7 @@ class Job:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         return cls(
-            shape=AttentionShape.from_json(data["shape"]),
+            shape=_shape_from(data["shape"]),
             device=data["device"],
             database=data["database"],
             budget=Budget(trials=data["trials"], seconds=data["seconds"]),
@@ -80,7 +88,7 @@ class Job:
             study=data["study"],
             seed=data["seed"],
             known=None if data["known"] is None else tuple(data["known"]),
-            lethal=tuple(KernelConfig.from_json(config) for config in data["lethal"]),
+            lethal=tuple(map(config_from, data["lethal"])),
             excluded=tuple(data["excluded"]),
         )
 
@@ -99,7 +107,7 @@ class Advanced:
 
     job: Job
     worker: str
-    progress: Progress
+    progress: Progress[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,16 @@ class WorkerLost:
 Event = Started | Advanced | Finished | Failed | WorkerLost
 
 
-def progress_json(progress: Progress) -> dict[str, Any]:
+def _shape_from(data: dict[str, Any]) -> AttentionShape | LaunchRequest:
+    return LaunchRequest.from_json(data) if "arguments" in data else AttentionShape.from_json(data)
+
+
+def config_from(data: dict[str, Any]) -> KernelConfig | UserConfig:
+    """Return a config of a shape or of an autotuned kernel that `to_json` described."""
+    return UserConfig.from_json(data) if "parameters" in data else KernelConfig.from_json(data)
+
+
+def progress_json(progress: Progress[Any]) -> dict[str, Any]:
     """Return a progress as plain values."""
     return {
         "phase": progress.phase,
@@ -154,12 +171,12 @@ def progress_json(progress: Progress) -> dict[str, Any]:
     }
 
 
-def progress_from(data: Mapping[str, Any]) -> Progress:
+def progress_from(data: Mapping[str, Any]) -> Progress[Any]:
     """Return the progress that `progress_json` described."""
     best, outcomes, measuring = data["best"], data["outcomes"], data["measuring"]
     values = dict(data) | {
-        "best": None if best is None else KernelConfig.from_json(best),
-        "measuring": None if measuring is None else KernelConfig.from_json(measuring),
+        "best": None if best is None else config_from(best),
+        "measuring": None if measuring is None else config_from(measuring),
         "outcomes": {Outcome(name): count for name, count in outcomes.items()},
     }
     return Progress(**values)

@@ -4,11 +4,18 @@ from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.subject.launch import LaunchSubject
+
+DIED = "a worker died while it measured this config"
 
 SOFTWARE = ("triton", "ptxas", "torch", "cuda", "driver")
 """What of an environment may be excluded."""
@@ -60,7 +67,9 @@ def require_welcome(excluded: tuple[str, ...], environment: Environment) -> None
 
 
 def keep_lethal(job: Job, device: DeviceSpec, environment: Environment, store: ResultStore) -> None:
-    """Store the configs that killed workers as errors, so that they are not tried again."""
+    """Store the configs of a shape that killed workers as errors, so that they are not tried again."""
+    if not isinstance(job.shape, AttentionShape):
+        return
     trials = [
         Trial(
             device=device,
@@ -69,9 +78,19 @@ def keep_lethal(job: Job, device: DeviceSpec, environment: Environment, store: R
             config=config,
             kernel_hash=get_kernel(config.kernel).source_hash,
             outcome=Outcome.RUN_ERROR,
-            error="a worker died while it measured this config",
+            error=DIED,
         )
         for config in job.lethal
+        if isinstance(config, KernelConfig)
     ]
     if trials:
         store.put_all(trials, ())
+
+
+def keep_lethal_launches(job: Job, call: Call, device: DeviceSpec, store: ResultStore) -> None:
+    """Store the configs of a call that killed workers as errors, as `keep_lethal` does those of a shape."""
+    lethal = [config for config in job.lethal if isinstance(config, UserConfig)]
+    if lethal:
+        environment = measuring_environment(device, GpuMonitor(device.uuid, own_processes=1), job.options.terms.regime)
+        subject = LaunchSubject.of(call, device, environment)
+        store.put_all([subject.trial(config, Outcome.RUN_ERROR, error=DIED) for config in lethal], ())

@@ -17,6 +17,7 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.fleet.job import Job
 
 Packed = Mapping[str, Any]
@@ -44,9 +45,10 @@ def unpacked(message: Packed) -> tuple[list[Trial], list[Best]]:
 
 def known_for(store: ResultStore, job: Job) -> tuple[Packed, ...]:
     """Return what a search of the job reads from a store: trials of its shape, and the winners of near ones. Imported
-    trials do not count as made, so they stay."""
+    trials do not count as made, so they stay. Of a call of an autotuned kernel nothing is read: only its worker can
+    make the call, and knows its problem then."""
     device = next((device for device in store.devices() if device.key == job.device), None)
-    if device is None:
+    if device is None or not isinstance(job.shape, AttentionShape):
         return ()
     trials = [trial for trial in store.trials(device, job.shape) if not trial.imported]
     return (packed(device, trials, store.nearest(device, job.shape)),)

@@ -27,13 +27,15 @@ from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFea
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.fleet.job import Job, progress_json
-from blocktune.tuner.fleet.preparation import RefusedError, prepare
+from blocktune.tuner.fleet.preparation import RefusedError, keep_lethal_launches, prepare
 from blocktune.tuner.fleet.streamed_store import Send, store_of
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.worker import die_with_parent
 from blocktune.tuner.search.report import OnProgress, TuningReport
 from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
+from blocktune.tuner.search.tune_launch import tune_launch
+from blocktune.tuner.tuned.request import LaunchRequest
 
 INTERRUPTED = 130
 
@@ -64,7 +66,7 @@ def _made(make: Make, job: Job, reply: Send) -> dict[str, Any]:
 def make_job(
     device: DeviceSpec, compiler: PreparingCompiler, job: Job, store: ResultStore, tell: OnProgress
 ) -> TuningReport:
-    """Tune the shape of a job on this device.
+    """Tune the shape or the call of a job on this device.
 
     Raises:
         NoDeviceError: the job is for a GPU of another kind, or this machine has no GPU.
@@ -74,6 +76,10 @@ def make_job(
         here = device.key if is_present(device) else "no GPU"
         raise NoDeviceError(f"The job is for the GPU {job.device}, but here is {here}. See `tune devices`.")
     prepare(job, device, store)
+    if isinstance(job.shape, LaunchRequest):
+        with job.shape.open_call() as call:
+            keep_lethal_launches(job, call, device, store)
+            return tune_launch(call, device, store, job.options, tell)
     return tune(
         job.shape,
         device=device,

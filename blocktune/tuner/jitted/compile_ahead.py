@@ -13,8 +13,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 from blocktune.db.records.records import Outcome
@@ -82,6 +83,16 @@ class CompileAhead:
                 ended |= self._given_up(waiting, ended, max_spill_bytes)
             self._close_later()
             return ended
+
+    def begin(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> Callable[[], Compiled]:
+        """Begin a compile, in the other process where that can do it, and return what waits for its end."""
+        if each.document is None or has_code(each.spec, each.key):
+            return partial(compile_here, each.spec, cc)
+        job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+        with self._lock:
+            future = self._prepared(kernel).submit(job, self.workers)
+            self._close_later()
+        return lambda: self._ended(future) or compile_here(each.spec, cc)
 
     def _begun(
         self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int], threads: ThreadPoolExecutor

@@ -19,19 +19,27 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.runner import GpuRunner
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.subject import Subject
-
-Compiled = tuple[KernelConfig, "Future[CompileResult]"]
+from blocktune.tuner.subject.attention import AttentionSubject
 
 
-def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[KernelConfig, ...]:
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A shape whose configs are compiling, in the order in which they are measured."""
+
+    subject: AttentionSubject
+    compiles: Sequence[tuple[KernelConfig, "Future[CompileResult]"]]
+
+
+def dense_part(
+    contenders: Contenders, shape: AttentionShape, device: DeviceSpec, most: int
+) -> tuple[KernelConfig, ...]:
     """Return all feasible configs of a shape, or the `most` of them that a search would most likely choose from.
 
     The default and the paper's rule come first. Of what is left, every kernel in the order in which calls take them has
@@ -46,7 +54,7 @@ def dense_part(contenders: Contenders, device: DeviceSpec, most: int) -> tuple[K
     for config in space.feasible:
         if config not in chosen:
             waiting.setdefault(config.kernel, []).append(config)
-    orders = [_in_turns(configs, space.shape, device) for configs in waiting.values()]
+    orders = [_in_turns(configs, shape, device) for configs in waiting.values()]
     for order in orders:
         chosen |= dict.fromkeys(order[: (most - len(chosen) + 1) // 2])
     for order in orders:  # what small kernels have left free
@@ -91,28 +99,31 @@ class Recorder:
             BlocktuneError: the GPU worker cannot be started.
         """
         end = time.monotonic() + seconds
-        ahead = [self._submitted(shape) for shape in shapes[:1]]
+        ahead = [self._begun(shape) for shape in shapes[:1]]
         for number, shape in enumerate(shapes, start=1):
-            compiled, ahead = ahead[0], [self._submitted(shape) for shape in shapes[number : number + 1]]
+            begun, ahead = ahead[0], [self._begun(shape) for shape in shapes[number : number + 1]]
             self.runner.turn_to(shape)
-            trials = tuple(self._trials(shape, compiled, end))
-            tell(f"{number}/{len(shapes)} {shape.label}: {len(trials)} of {len(compiled)} configs")
+            trials = tuple(self._trials(begun, end))
+            tell(f"{number}/{len(shapes)} {shape.label}: {len(trials)} of {len(begun.compiles)} configs")
             if trials:
                 yield Sweep(device=self.device, environment=self.environment, shape=shape, trials=trials)
             if time.monotonic() > end:
                 return
 
-    def _submitted(self, shape: AttentionShape) -> list[Compiled]:
-        contenders = find_contenders(shape, self.device, self.kernels, ())
-        cc = self.device.limits.cc
-        configs = dense_part(contenders, self.device, self.most)
-        return [(config, self.compiler.submit(config.kernel, config, shape, cc)) for config in configs]
+    def _begun(self, shape: AttentionShape) -> "_Begun":
+        """Return a shape whose configs compile from now on.
 
-    def _trials(self, shape: AttentionShape, compiled: Sequence[Compiled], end: float) -> Iterator[Trial]:
+        Raises:
+            NoFeasibleConfigError: no kernel computes it on this device.
+        """
+        subject = AttentionSubject.of(shape, self.device, self.environment, self.kernels)
+        cc = self.device.limits.cc
+        configs = dense_part(subject.contenders, shape, self.device, self.most)
+        return _Begun(subject, [(config, self.compiler.submit(config.kernel, config, shape, cc)) for config in configs])
+
+    def _trials(self, begun: "_Begun", end: float) -> Iterator[Trial]:
         """Yield the trials of a shape's configs, in order, until the time ends."""
-        kernels = {config.kernel: get_kernel(config.kernel) for config, _ in compiled}
-        subject = Subject(device=self.device, environment=self.environment, shape=shape, kernels=kernels)
-        for config, future in compiled:
+        for config, future in begun.compiles:
             left = end - time.monotonic()
             try:
                 result = future.result(timeout=left) if left > 0 else None
@@ -120,9 +131,9 @@ class Recorder:
                 result = None
             if result is None:
                 return
-            yield self._trial(subject, config, result)
+            yield self._trial(begun.subject, config, result)
 
-    def _trial(self, subject: Subject, config: KernelConfig, result: CompileResult) -> Trial:
+    def _trial(self, subject: AttentionSubject, config: KernelConfig, result: CompileResult) -> Trial:
         seconds = 0.0 if result.cached else result.seconds
         if result.resources is None:
             return subject.trial(config, result.outcome, error=result.error, compile_seconds=seconds)

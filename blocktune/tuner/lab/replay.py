@@ -14,10 +14,10 @@ from typing import Self
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
@@ -26,9 +26,10 @@ from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.search.loop import Search
+from blocktune.tuner.search.report import Limit
 from blocktune.tuner.search.run import compiled_ahead
 from blocktune.tuner.search.strategies import make_proposals
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.subject.attention import AttentionSubject
 
 WORKERS = 15
 """Processes that compile in a replay: 16 processors, one of which is left to the host."""
@@ -115,8 +116,7 @@ class Replay:
         }
         self.sweep = sweep = replace(sweep, trials=tuple(self._trials.values()))
         self._scores = sweep.scores
-        self._space = SearchSpace(shape=shape, limits=limits, feasible=tuple(self._trials), dropped=(), unsupported={})
-        self._useful = {
+        useful = {
             config: usefulness(self._kernels[config.kernel], config, shape, sweep.device) for config in self._trials
         }
         self._predicted = {
@@ -126,6 +126,15 @@ class Replay:
             for trial in sweep.trials
             if (resources := trial.resources) is not None and trial.outcome is not Outcome.INFEASIBLE
         }
+        self._subject = _RecordedSubject(
+            device=sweep.device,
+            environment=sweep.environment,
+            shape=shape,
+            kernels=self._kernels,
+            contenders=_contenders(sweep),
+            useful=useful,
+            predicted=self._predicted,
+        )
 
     @property
     def serving(self) -> tuple[AttentionKernel, ...]:
@@ -140,26 +149,14 @@ class Replay:
 
     def run(self, strategy: str, *, seed: int, measurements: int) -> ReplayRun:
         """Search until `measurements` configs were tried, or all of them."""
-        assignment = Assignment(
-            space=self._space,
-            first=self._first(),
-            usefulness=self._useful.__getitem__,
-            trials=measurements,
-            seed=seed,
-        )
+        assignment = replace(self._subject.assignment(measurements, seed), first=self._first())
         runner = _ScoredRunner(self._trials.values(), self._scores)
         compiler = _RecordedCompiler(self._trials, runner)
         search = Search(
-            Subject(
-                device=self.sweep.device,
-                environment=self.sweep.environment,
-                shape=self.sweep.shape,
-                kernels=self._kernels,
-            ),
+            self._subject,
             make_proposals(assignment, strategy),
             compiler,
             runner=runner,
-            predict=lambda config, resources: self._predicted.get(config),
             known=(),
             record=lambda trial: None,
             limit=Limit(trials=measurements, seconds=float("inf")),
@@ -181,6 +178,28 @@ class Replay:
         return tuple(config for config in named if config in self._trials)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _RecordedSubject(AttentionSubject):
+    """The shape of a sweep, with the model's opinions of its configs."""
+
+    useful: Mapping[KernelConfig, float]
+    predicted: Mapping[KernelConfig, float]
+
+    def usefulness(self, config: KernelConfig) -> float:
+        return self.useful[config]
+
+    def predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
+        del resources
+        return self.predicted.get(config)
+
+
+def _contenders(sweep: Sweep) -> Contenders:
+    """Return the recorded configs as a space, of which the first one stands for the default."""
+    configs = tuple(trial.config for trial in sweep.trials)
+    space = SearchSpace(shape=sweep.shape, limits=sweep.device.limits, feasible=configs, dropped=(), unsupported={})
+    return Contenders(space=space, expected=configs[:1], default=configs[0], paper=None, neighbours=())
+
+
 class _ScoredRunner(ReplayRunner):
     """A replay that gives every config one score, whichever anchor it was measured against."""
 
@@ -198,10 +217,7 @@ class _RecordedCompiler:
         self._runner = runner
         self.submitted: list[tuple[KernelConfig, int]] = []
 
-    def submit(
-        self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]
-    ) -> "Future[CompileResult]":
-        del kernel, shape, cc
+    def submit(self, config: KernelConfig) -> "Future[CompileResult]":
         self.submitted.append((config, len(self._runner.measured)))
         trial = self._trials[config]
         outcome = Outcome.OK if trial.resources is not None else trial.outcome

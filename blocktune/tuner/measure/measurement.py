@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from types import SimpleNamespace
 from typing import Annotated, Any, Generic, Self
 
-from blocktune.db.records.records import ConfigT, Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.records import AnyTrial, ConfigT, Outcome, Regime, Telemetry, Trial
 from blocktune.db.tables.columns import ANCHOR_RATIO, ERROR, ROUNDS, TIME
 from blocktune.kernels.values.column_kinds import plain_values, record_values
 from blocktune.tuner.measure.energy import Burst
@@ -75,7 +75,7 @@ class Measurement:
         return {name: value for name, value in values.items() if name in kept}
 
     @classmethod
-    def of_trial(cls, trial: Trial) -> Self:
+    def of_trial(cls, trial: AnyTrial) -> Self:
         """Return the measurement that a trial was made of."""
         names = {field.name for field in fields(cls)} & {field.name for field in fields(trial)}
         return cls(seconds=trial.bench_seconds, **{name: getattr(trial, name) for name in names})

@@ -36,7 +36,7 @@ class CoordinateSampler(BaseSampler):
         self._ranks = {
             name: {value: rank for rank, value in enumerate(sorted(found))}
             for name, found in values.items()
-            if not any(isinstance(value, str) for value in found)
+            if all(isinstance(value, int | float) for value in found)
         }
         self._asked: dict[int, Point] = {}  # by number of the trial
 

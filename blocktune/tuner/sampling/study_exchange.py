@@ -7,7 +7,7 @@ it, so that a study can be taken back: it is checked like any imported document.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import optuna
@@ -16,43 +16,36 @@ from optuna.study import Study
 from sqlalchemy.engine import make_url
 
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, Document
-from blocktune.db.records.records import Environment, Trial
+from blocktune.db.records.records import ConfigT, Environment, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.study_proposals import StudyProposals
 from blocktune.tuner.sampling.study_storage import open_study, require_own
 from blocktune.tuner.sampling.trial_facts import RECORD, score_of
 
 
-@dataclass(frozen=True, slots=True)
-class TriedSpace:
-    """The configs of some trials, as a space; see `ConfigSpace`."""
-
-    feasible: tuple[KernelConfig, ...]
-
-    @property
-    def parameter_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name for config in self.feasible for name in config.parameters))
-
-    def choices(self, name: str) -> tuple[int, ...]:
-        return tuple(sorted({config.parameters[name] for config in self.feasible if name in config.parameters}))
-
-
 def study_of(
-    url: str, device: DeviceSpec, environment: Environment, shape: AttentionShape, parameters: Parameters
+    url: str, device: DeviceSpec, environment: Environment, label: str, parameters: Parameters[ConfigT]
 ) -> Study:
     """Return the study of a search in a storage, which goes on where an earlier one of the same parameters ended.
+
+    Args:
+        url: of the storage.
+        device: that is tuned for.
+        environment: the software there.
+        label: of the problem.
+        parameters: of the configs that may be proposed.
 
     Raises:
         StoreError: the storage cannot be opened, or the database holds something else.
     """
-    study = open_study(f"{device.name}, {shape.label}, {_digest(environment, parameters)}", url)
+    study = open_study(f"{device.name}, {label}, {_digest(environment, parameters)}", url)
     study.set_user_attr("device", replace(device, uuid=None).to_json())
     study.set_user_attr("environment", environment.to_json())
-    study.set_user_attr("shape", shape.label)
+    study.set_user_attr("shape", label)
     return study
 
 
@@ -72,9 +65,9 @@ def write_studies(trials: Iterable[Trial], url: str) -> dict[str, int]:
 
 
 def _write_study(trials: Sequence[Trial], url: str) -> tuple[str, int]:
-    parameters = Parameters(TriedSpace(tuple(dict.fromkeys(trial.config for trial in trials))))
+    parameters = Parameters(ConfigSpace(feasible=tuple(dict.fromkeys(trial.config for trial in trials))))
     first = trials[0]
-    study = study_of(url, first.device, first.environment, first.shape, parameters)
+    study = study_of(url, first.device, first.environment, first.shape.label, parameters)
     proposals = StudyProposals(study, parameters)
     for trial in trials:
         proposals.recall(trial.config, score_of(trial), trial)
@@ -120,7 +113,7 @@ def _document(about: Mapping[str, object], records: Sequence[Mapping[str, object
     }
 
 
-def _digest(environment: Environment, parameters: Parameters) -> str:
+def _digest(environment: Environment, parameters: Parameters[ConfigT]) -> str:
     """Return what keeps apart studies of one shape: other software, and other choices, which Optuna lets no study
     change."""
     choices = {name: distribution_to_json(found) for name, found in parameters.distributions.items()}

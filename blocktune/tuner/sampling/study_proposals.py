@@ -9,13 +9,13 @@ costs a few milliseconds, as it is neither compiled nor measured.
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeAlias
 
 import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from blocktune.db.records.records import Trial
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.db.records.records import AnyTrial, ConfigT
 from blocktune.tuner.measure.protocol import stopped_early
 from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.trial_facts import medians, user_attributes
@@ -27,11 +27,11 @@ MAX_USELESS_ASKS = 4
 """Asks in a row without a new config after which the order decides. Each stays in the study, where it costs every later
 ask of a sampler time."""
 
-Ready = Mapping[KernelConfig, float | None]
-Pick = Callable[[Ready], KernelConfig]
+Ready: TypeAlias = Mapping[ConfigT, float | None]
+Pick: TypeAlias = Callable[[Mapping[ConfigT, float | None]], ConfigT]
 
 
-class StudyProposals:
+class StudyProposals(Generic[ConfigT]):
     """Proposes what a study asks for; never a config twice. See `Proposals`.
 
     Args:
@@ -47,12 +47,12 @@ class StudyProposals:
     def __init__(
         self,
         study: Study,
-        parameters: Parameters,
+        parameters: Parameters[ConfigT],
         *,
-        first: Iterable[KernelConfig] = (),
-        order: Iterable[KernelConfig] | None = None,
+        first: Iterable[ConfigT] = (),
+        order: Iterable[ConfigT] | None = None,
         startup: int | None = 0,
-        pick: Pick | None = None,
+        pick: Pick[ConfigT] | None = None,
     ) -> None:
         self.study = study
         self.size = len(parameters.configs)
@@ -61,17 +61,17 @@ class StudyProposals:
         self._order = deque(parameters.configs if order is None else order)
         self._startup = self.size if startup is None else startup
         self._pick = pick
-        self._open: dict[KernelConfig, optuna.Trial] = {}
+        self._open: dict[ConfigT, optuna.Trial] = {}
         self._proposed = self._resumed()
 
-    def recall(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
+    def recall(self, config: ConfigT, score: float | None, trial: AnyTrial | None = None) -> None:
         """Record that an earlier run tried this config; a study that knows it already gets no second trial of it."""
         if config in self._proposed or config not in self._parameters.configs:
             return
         self._proposed.add(config)
         self.study.add_trial(self._finished(config, score, trial))
 
-    def propose(self) -> KernelConfig | None:
+    def propose(self) -> ConfigT | None:
         if (config := self._next_of(self._first)) is not None:
             return self._propose_exactly(config)
         if len(self._proposed) >= self.size:
@@ -81,10 +81,10 @@ class StudyProposals:
         config = self._next_of(self._order)
         return None if config is None else self._propose_exactly(config)
 
-    def pick(self, ready: Ready) -> KernelConfig:
+    def pick(self, ready: Ready[ConfigT]) -> ConfigT:
         return next(iter(ready)) if self._pick is None else self._pick(ready)
 
-    def tell(self, config: KernelConfig, score: float | None, trial: Trial | None = None) -> None:
+    def tell(self, config: ConfigT, score: float | None, trial: AnyTrial | None = None) -> None:
         asked = self._open.pop(config)
         for name, value in ({} if trial is None else user_attributes(trial)).items():
             asked.set_user_attr(name, value)
@@ -102,7 +102,7 @@ class StudyProposals:
             self.study.tell(trial, state=TrialState.FAIL)
         self._open.clear()
 
-    def _resumed(self) -> set[KernelConfig]:
+    def _resumed(self) -> set[ConfigT]:
         """Return the configs that the study has tried; what is still running there has no process any more."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
@@ -111,7 +111,7 @@ class StudyProposals:
         tried = [trial for trial in trials if trial.state in (TrialState.COMPLETE, TrialState.PRUNED)]
         return {config for trial in tried if (config := self._parameters.config(trial.params)) is not None}
 
-    def _next_of(self, configs: deque[KernelConfig]) -> KernelConfig | None:
+    def _next_of(self, configs: deque[ConfigT]) -> ConfigT | None:
         """Return the next that was not proposed."""
         while configs:
             config = configs.popleft()
@@ -119,11 +119,11 @@ class StudyProposals:
                 return config
         return None
 
-    def _propose_exactly(self, config: KernelConfig) -> KernelConfig | None:
+    def _propose_exactly(self, config: ConfigT) -> ConfigT | None:
         self.study.enqueue_trial(self._parameters.point(config))
         return self._sample()
 
-    def _sample(self) -> KernelConfig | None:
+    def _sample(self) -> ConfigT | None:
         """Return a new config of the study's: the one that a user enqueued, else the one that the sampler proposes."""
         for _ in range(MAX_USELESS_ASKS):
             trial = self.study.ask()
@@ -142,7 +142,7 @@ class StudyProposals:
             warnings.filterwarnings("ignore", "Constraints have been set")
             self.study.tell(trial, value, state)
 
-    def _finished(self, config: KernelConfig, score: float | None, trial: Trial | None) -> FrozenTrial:
+    def _finished(self, config: ConfigT, score: float | None, trial: AnyTrial | None) -> FrozenTrial:
         """Return a trial of an earlier run, as this study would have kept it."""
         stopped = trial is not None and stopped_early(trial.samples_us)
         return create_trial(

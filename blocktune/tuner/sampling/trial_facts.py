@@ -4,24 +4,24 @@ import statistics
 from typing import Any
 
 from blocktune.db.exchange.document import document_from
-from blocktune.db.records.records import Outcome, Trial
+from blocktune.db.records.records import AnyTrial, Outcome
+from blocktune.kernels.values.shape import AttentionShape
 
 RECORD = "record"
 """The user attribute that holds all of a trial, as an export has it."""
 
 
-def score_of(trial: Trial) -> float | None:
+def score_of(trial: AnyTrial) -> float | None:
     """Return what the search minimises; None if the config cannot run."""
     if trial.outcome is Outcome.PREDICTED:
         return trial.predicted_us
     return trial.relative_to_anchor if trial.outcome is Outcome.OK else None
 
 
-def user_attributes(trial: Trial) -> dict[str, Any]:
+def user_attributes(trial: AnyTrial) -> dict[str, Any]:
     """Return what is known of a trial apart from its parameters and its value."""
     compiled = trial.resources
-    (record,) = document_from(trial.device, (), (trial,))["trials"]
-    facts = {
+    facts: dict[str, Any] = {
         "config": trial.config.label,
         "outcome": str(trial.outcome),
         "error": trial.error,
@@ -32,12 +32,13 @@ def user_attributes(trial: Trial) -> dict[str, Any]:
         "registers": None if compiled is None else compiled.registers,
         "spill_bytes": None if compiled is None else compiled.spill_bytes,
         "shared_bytes": None if compiled is None else compiled.shared_bytes,
-        RECORD: record,
     }
+    if isinstance(trial.shape, AttentionShape):  # no import takes trials of autotuned kernels
+        (facts[RECORD],) = document_from(trial.device, (), (trial,))["trials"]
     return {name: value for name, value in facts.items() if value not in (None, "", [])}
 
 
-def medians(trial: Trial, score: float | None) -> dict[int, float]:
+def medians(trial: AnyTrial, score: float | None) -> dict[int, float]:
     """Return the median after every round, in the unit of the score, which is that of all rounds."""
     if score is None or not trial.samples_us:
         return {}

@@ -1,6 +1,7 @@
-"""What the arguments of `blocktune.tune` must be, before anything is opened or started for them."""
+"""How a search goes, and what the arguments of `blocktune.tune` must be before anything is opened or started."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.db.records.records import Objective, Regime
@@ -11,8 +12,29 @@ from blocktune.kernels.values.shape import AttentionShape, require_shape
 from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.cost.roofline import require_rates
 from blocktune.tuner.measure.device_choice import is_present, require_no_regime
+from blocktune.tuner.measure.measurement import Terms
+from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.telemetry import require_energy
 from blocktune.tuner.search.report import Budget
+from blocktune.tuner.search.strategies import DEFAULT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions:
+    """How a search goes; see the arguments of `tune`."""
+
+    budget: Budget = field(default_factory=Budget)
+    exhaustive: bool = False
+    regime: Regime | None = None
+    objective: Objective = Objective.TIME
+    sampler: str = DEFAULT
+    study: str | None = None
+    seed: int = 0
+
+    @property
+    def terms(self) -> Terms:
+        """On which terms configs are measured."""
+        return Terms(seed=self.seed, regime=self.regime or DEFAULT_REGIME, race=not self.exhaustive)
 
 
 def require_arguments(shape: Any, budget: Any, kernels: Sequence[Any] | None) -> None:

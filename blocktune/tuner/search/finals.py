@@ -5,18 +5,16 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic
 
-from blocktune.db.records.records import Objective, Outcome, Trial
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.db.records.records import AnyTrial, ConfigT, Objective, Outcome, ProblemT
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
-from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders
 from blocktune.tuner.compile.answers import MAKE_ROOM
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
 from blocktune.tuner.measure.protocol import LEAST_SETTLED_ROUNDS
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.verdict import Speedup, Verdict, decide, speedup
+from blocktune.tuner.subject.subject import Subject
 
 MAX_CHALLENGERS = 6
 CHALLENGER_BAND = 1.08
@@ -30,22 +28,22 @@ ENERGY_ROUNDS = LEAST_SETTLED_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class Result(Generic[ConfigT]):
     """The verdict, the times in microseconds that it rests on (medians), the finalists that failed on the way, what
     disturbed the finals, and the energies that were measured in them.
 
     gain: the winner's speed-up over the default, whatever the objective; None when the default was not in the finals.
     """
 
-    verdict: Verdict
-    times_us: Mapping[KernelConfig, float]
-    failures: Mapping[KernelConfig, Measurement]
+    verdict: Verdict[ConfigT]
+    times_us: Mapping[ConfigT, float]
+    failures: Mapping[ConfigT, Measurement]
     gain: Speedup | None = None
     disturbance: str = ""
-    energies: Energies = field(default_factory=Energies)
+    energies: Energies[ConfigT] = field(default_factory=Energies)
     objective: Objective = Objective.TIME
 
-    def columns(self, default: KernelConfig, paper: KernelConfig | None) -> dict[str, Any]:
+    def columns(self, default: ConfigT, paper: ConfigT | None) -> dict[str, Any]:
         """Return what a `Best` keeps of the finals, by its fields."""
         winner, gain, energies = self.verdict.winner, self.gain, self.energies
         return {
@@ -61,7 +59,7 @@ class Result:
             "objective": str(self.objective),
         }
 
-    def with_energy(self, trial: Trial) -> Trial:
+    def with_energy(self, trial: AnyTrial) -> AnyTrial:
         """Return the trial of a finalist with its energy and the power of its bursts, as far as they were measured."""
         energy_mj, power_w = self.energies.energy_mj(trial.config), self.energies.power_w(trial.config)
         if energy_mj is None or power_w is None:
@@ -69,31 +67,45 @@ class Result:
         return replace(trial, energy_mj=energy_mj, telemetry=replace(trial.telemetry, power_w=round(power_w, 1)))
 
 
-def ranked(trials: Iterable[Trial]) -> list[Trial]:
+def ranked(trials: Iterable[AnyTrial]) -> list[AnyTrial]:
     """Return the trials with a time, fastest first, by what cancels drift."""
     timed = [trial for trial in trials if trial.outcome is Outcome.OK]
     return sorted(timed, key=lambda trial: (trial.relative_to_anchor or 0.0, trial.time_us or 0.0))
 
 
-def finalists(trials: Iterable[Trial], contenders: Contenders, incumbent: KernelConfig | None) -> list[KernelConfig]:
+def finalists(
+    trials: Iterable[AnyTrial], subject: Subject[ProblemT, ConfigT], incumbent: ConfigT | None
+) -> list[ConfigT]:
     """Return who takes part: what calls get untuned, the default, the paper's rule, the stored winner and the fastest
-    of the search, if they run."""
-    order = ranked(trials)
+    of the search, if they run. Of configs that launch equal code in the same way the search's first one stands for
+    all."""
+    order, contenders = ranked(trials), subject.contenders
     timed = {trial.config for trial in order}
     best = order[0].relative_to_anchor or 1.0
-    close = [trial.config for trial in order if (trial.relative_to_anchor or 1.0) <= CHALLENGER_BAND * best]
+    close = [
+        trial.config
+        for place, trial in enumerate(order)
+        if (trial.relative_to_anchor or 1.0) <= CHALLENGER_BAND * best
+        and not any(_is_twin(subject, trial, other) for other in order[:place])
+    ]
     named = [contenders.untuned, contenders.default, contenders.paper, incumbent]
     chosen = [config for config in named if config in timed] + close[:MAX_CHALLENGERS]
     return list(dict.fromkeys(config for config in chosen if config is not None))
 
 
+def _is_twin(subject: Subject[ProblemT, ConfigT], trial: AnyTrial, other: AnyTrial) -> bool:
+    """Return whether two trials are of equal machine code that is launched in the same way."""
+    code = trial.resources is not None and trial.resources.code_sha256
+    return bool(code) and trial.resources == other.resources and subject.launches_alike(other.config, trial.config)
+
+
 def hold_finals(
-    runner: Runner,
-    trials: Sequence[Trial],
-    contenders: Contenders,
-    incumbent: KernelConfig | None,
+    runner: Runner[ConfigT],
+    trials: Sequence[AnyTrial],
+    subject: Subject[ProblemT, ConfigT],
+    incumbent: ConfigT | None,
     objective: Objective = Objective.TIME,
-) -> Result:
+) -> Result[ConfigT]:
     """Time the finalists, measure energies, and confirm the winner; if it fails, the next best takes its place.
 
     By energy, all finalists have it measured; by time, the winner, the default and the paper's rule.
@@ -102,7 +114,8 @@ def hold_finals(
         NoFeasibleConfigError: none of them passes.
         UsageError: the winner is the one of least energy, and the GPU does not report it.
     """
-    finals = runner.finals(finalists(trials, contenders, incumbent))
+    contenders = subject.contenders
+    finals = runner.finals(finalists(trials, subject, incumbent))
     failures, default = dict(finals.failures), contenders.default
     energies, scores = _scores(runner, finals, default, objective)
     while scores:
@@ -125,12 +138,12 @@ def hold_finals(
             )
         failures[winner] = confirmed
         del scores[winner]
-    return _without_finals(runner, trials, contenders, failures)
+    return _without_finals(runner, trials, subject, failures)
 
 
 def _scores(
-    runner: Runner, finals: Finals, default: KernelConfig, objective: Objective
-) -> tuple[Energies, dict[KernelConfig, Sequence[float]]]:
+    runner: Runner[ConfigT], finals: Finals[ConfigT], default: ConfigT, objective: Objective
+) -> tuple[Energies[ConfigT], dict[ConfigT, Sequence[float]]]:
     """Return the energies that decide, and the rounds of what the objective compares.
 
     Raises:
@@ -147,12 +160,12 @@ def _scores(
     return energies, {config: [burst.energy_mj for burst in rounds] for config, rounds in energies.bursts.items()}
 
 
-def _of_bursts(energies: Energies) -> str:
+def _of_bursts(energies: Energies[Any]) -> str:
     return f"followed by bursts that were disturbed, since {energies.disturbance}" if energies.disturbance else ""
 
 
 def require_result(
-    trials: Sequence[Trial], shape: AttentionShape, stopped_by_machine: Collection[KernelConfig]
+    trials: Sequence[AnyTrial], subject: Subject[ProblemT, ConfigT], stopped_by_machine: Collection[ConfigT]
 ) -> None:
     """Check that a search has found anything.
 
@@ -165,21 +178,21 @@ def require_result(
     stopped = [trial for trial in trials if trial.config in stopped_by_machine]
     if stopped:
         raise NoFeasibleConfigError(
-            f"No config of {shape.label} was tried to its end: {len(stopped)} of {len(trials)} failed by this machine, "
-            f"for example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
-            f"{MAKE_ROOM}, and run the command again; attention falls back to PyTorch meanwhile."
+            f"No config of {subject.label} was tried to its end: {len(stopped)} of {len(trials)} failed by this "
+            f"machine, for example {stopped[0].config.label}: {stopped[0].error.rstrip('.')}. "
+            f"{MAKE_ROOM}, and run the command again; {subject.meanwhile}."
         )
     counts = Counter(trial.outcome for trial in trials).most_common()
     told = ", ".join(f"{count} {outcome}" for outcome, count in counts)
     example = next(trial for trial in trials if trial.outcome is counts[0][0])
     raise NoFeasibleConfigError(
-        f"No config works for {shape.label}: of {len(trials)} tried, {told}. "
+        f"No config works for {subject.label}: of {len(trials)} tried, {told}. "
         f"For example {example.config.label}: {example.error.rstrip('.')}. "
-        "Try other kernels or a larger budget; attention falls back to PyTorch meanwhile."
+        f"Try other kernels or a larger budget; {subject.meanwhile}."
     )
 
 
-def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) -> Result:
+def screening_verdict(trials: Iterable[AnyTrial], default: ConfigT, why: str) -> Result[ConfigT]:
     """Return the verdict when there are no finals: the default if it runs, since nothing was shown to be faster."""
     times = {trial.config: trial.time_us or 0.0 for trial in ranked(trials)}
     winner = default if default in times else next(iter(times))
@@ -187,7 +200,7 @@ def screening_verdict(trials: Iterable[Trial], default: KernelConfig, why: str) 
     return Result(verdict=Verdict(winner=winner, reason=reason, speedup=None), times_us=times, failures={})
 
 
-def interrupted_verdict(trials: Iterable[Trial], default: KernelConfig) -> Result:
+def interrupted_verdict(trials: Iterable[AnyTrial], default: ConfigT) -> Result[ConfigT]:
     """Return the best so far, by the search's own rounds against the anchor; its speed-up is not established."""
     order = ranked(trials)
     times = {trial.config: trial.time_us or 0.0 for trial in order}
@@ -196,13 +209,16 @@ def interrupted_verdict(trials: Iterable[Trial], default: KernelConfig) -> Resul
 
 
 def _without_finals(
-    runner: Runner, trials: Sequence[Trial], contenders: Contenders, failures: Mapping[KernelConfig, Measurement]
-) -> Result:
+    runner: Runner[ConfigT],
+    trials: Sequence[AnyTrial],
+    subject: Subject[ProblemT, ConfigT],
+    failures: Mapping[ConfigT, Measurement],
+) -> Result[ConfigT]:
     """Return the first config that is confirmed, the default before all others."""
     failed = dict(failures)
     remaining = [trial for trial in ranked(trials) if trial.config not in failed]
     while remaining:
-        result = screening_verdict(remaining, contenders.default, "the finalists could not be timed together")
+        result = screening_verdict(remaining, subject.contenders.default, "the finalists could not be timed together")
         confirmed = runner.confirm(result.verdict.winner)
         if confirmed.outcome is Outcome.OK:
             return Result(verdict=result.verdict, times_us=result.times_us, failures=failed)
@@ -211,13 +227,13 @@ def _without_finals(
     errors = "; ".join(f"{config.label}: {failure.error}" for config, failure in list(failed.items())[:3])
     raise NoFeasibleConfigError(
         f"Every finalist failed, so that there is no winner: {errors}. "
-        "Report this with `tune doctor --json`; attention falls back to PyTorch meanwhile."
+        f"Report this with `tune doctor --json`; {subject.meanwhile}."
     )
 
 
 def frugal_energies(
-    runner: Runner, finalists: Sequence[KernelConfig], kept: Sequence[KernelConfig], most: int = MOST_FRUGAL
-) -> Energies:
+    runner: Runner[ConfigT], finalists: Sequence[ConfigT], kept: Sequence[ConfigT], most: int = MOST_FRUGAL
+) -> Energies[ConfigT]:
     """Return rounds of bursts of the `kept` finalists and the `most` that took the least energy in a burst of each."""
     first = runner.energies(finalists, 1)
     order = sorted(first.bursts, key=lambda config: first.bursts[config][0].energy_mj)

@@ -1,12 +1,18 @@
 """What `tune` asks: a strategy whose study stays in memory, or is kept where `--study` says."""
 
+from blocktune.db.records.records import ConfigT, ProblemT
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.search.proposals import Proposals
+from blocktune.tuner.search.proposals import Enumeration, Proposals
 from blocktune.tuner.search.strategies import make_proposals
-from blocktune.tuner.search.subject import Subject
+from blocktune.tuner.subject.subject import Subject
+
+IN_ORDER = "enumeration"
+"""The strategy that needs no study unless one is kept: it imports no Optuna."""
 
 
-def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment: Assignment) -> Proposals:
+def kept_proposals(
+    sampler: str, place: str | None, subject: Subject[ProblemT, ConfigT], assignment: Assignment[ConfigT]
+) -> Proposals[ConfigT]:
     """Return what a search asks for the next config.
 
     Args:
@@ -19,6 +25,8 @@ def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment
         UsageError: there is no such strategy.
         StoreError: the storage cannot be opened, or it holds something else.
     """
+    if place is None and sampler == IN_ORDER:
+        return Enumeration(dict.fromkeys((*assignment.named, *assignment.space.feasible)))
     if place is None:
         return make_proposals(assignment, sampler)
     from blocktune.tuner.sampling.parameters import Parameters
@@ -26,5 +34,5 @@ def kept_proposals(sampler: str, place: str | None, subject: Subject, assignment
     from blocktune.tuner.sampling.study_storage import storage_url
 
     parameters = Parameters(assignment.space)
-    study = study_of(storage_url(place), subject.device, subject.environment, subject.shape, parameters)
+    study = study_of(storage_url(place), subject.device, subject.environment, subject.label, parameters)
     return make_proposals(assignment, sampler, study)

@@ -7,20 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from blocktune.db.records.records import Outcome, Trial
+from blocktune.db.records.records import ConfigT, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
-from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.sampling.trial_facts import score_of
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.report import OnProgress, Progress
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit, OnProgress, Progress
+from blocktune.tuner.subject.compiling import ConfigCompiler
+from blocktune.tuner.subject.subject import Subject
 
 TICK_SECONDS = 0.5
 """How often progress is reported while nothing happens."""
@@ -28,30 +26,26 @@ TICK_SECONDS = 0.5
 PACE_TRIALS = 3
 """Trials before the time left is estimated: the first ones wait for processes that start."""
 
-Predict = Callable[[KernelConfig, KernelResources], float | None]
-"""Predicted time of a compiled config in microseconds; None where the device's rates are unknown."""
-
 
 @dataclass(frozen=True, slots=True)
-class _Ready:
+class _Ready(Generic[ConfigT]):
     """A compiled config that waits for the GPU."""
 
-    config: KernelConfig
+    config: ConfigT
     resources: KernelResources
     compile_seconds: float
     predicted_us: float | None
 
 
-class Search:
+class Search(Generic[ProblemT, ConfigT]):
     """Tries proposals until the limit. `trials` holds how each ended, earlier runs' included; `stopped_by_machine`
     names those that failed by the machine, such as by a full disk, which no store keeps.
 
     Args:
-        subject: what is tuned.
+        subject: what is tuned, with the model that predicts.
         proposals: what to try.
         compiler: compiles ahead of the measuring.
         runner: measures; None ranks by the model alone and calls the outcome `predicted`.
-        predict: the model.
         known: trials of earlier runs that need not be made again.
         record: keeps a trial; it returns when the trial is safe.
         limit: when to stop.
@@ -61,33 +55,31 @@ class Search:
 
     def __init__(
         self,
-        subject: Subject,
-        proposals: Proposals,
-        compiler: Compiler,
+        subject: Subject[ProblemT, ConfigT],
+        proposals: Proposals[ConfigT],
+        compiler: ConfigCompiler[ConfigT],
         *,
-        runner: Runner | None,
-        predict: Predict,
-        known: Sequence[Trial],
-        record: Callable[[Trial], None],
+        runner: Runner[ConfigT] | None,
+        known: Sequence[Trial[ProblemT, ConfigT]],
+        record: Callable[[Trial[ProblemT, ConfigT]], None],
         limit: Limit,
         lookahead: int,
         on_progress: OnProgress,
     ):
         self.trials = {trial.config: trial for trial in known}
-        self.stopped_by_machine: set[KernelConfig] = set()
+        self.stopped_by_machine: set[ConfigT] = set()
         self._subject = subject
         self._proposals = proposals
         self._compiler = compiler
         self._runner = runner
-        self._predict = predict
         self._record = record
         self._limit = limit
         self._lookahead = lookahead
         self._on_progress = on_progress
         self._resumed = len(known)
-        self._rank: dict[KernelConfig, int] = {}  # in the order of the proposals
-        self._in_flight: dict[Future[CompileResult], KernelConfig] = {}
-        self._ready: list[_Ready] = []
+        self._rank: dict[ConfigT, int] = {}  # in the order of the proposals
+        self._in_flight: dict[Future[CompileResult[ConfigT]], ConfigT] = {}
+        self._ready: list[_Ready[ConfigT]] = []
         self._started = time.monotonic()
         self._since: float | None = None
         self._last = self._started
@@ -147,9 +139,7 @@ class Search:
             if config is None:
                 return
             self._rank[config] = len(self._rank)
-            subject = self._subject
-            future = self._compiler.submit(config.kernel, config, subject.shape, subject.device.limits.cc)
-            self._in_flight[future] = config
+            self._in_flight[self._compiler.submit(config)] = config
 
     def _collect(self) -> None:
         """Take what has been compiled: it waits for the GPU, or it cannot run."""
@@ -161,14 +151,17 @@ class Search:
                 failed = self._trial(config, result.outcome, error=result.error, compile_seconds=seconds)
                 self._keep(failed, stored=not result.transient)
                 continue
-            found = occupancy(result.resources, self._subject.device.limits)
-            if found.blocks_per_sm == 0:
-                limiters = ", ".join(found.limiters)
-                error = f"not one block fits an SM: {limiters}"
-                fields = {"resources": result.resources, "blocks_per_sm": 0, "occupancy": 0.0}
+            found = self._subject.occupancy(result.resources)
+            error = self._subject.obstacle(config, found)
+            if error is not None:
+                fields = {
+                    "resources": result.resources,
+                    "blocks_per_sm": found.blocks_per_sm,
+                    "occupancy": found.fraction,
+                }
                 self._keep(self._trial(config, Outcome.INFEASIBLE, error=error, compile_seconds=seconds, **fields))
                 continue
-            predicted_us = self._predict(config, result.resources)
+            predicted_us = self._subject.predict(config, result.resources)
             self._ready.append(_Ready(config, result.resources, seconds, predicted_us))
 
     def _awaits_the_first(self) -> bool:
@@ -176,7 +169,7 @@ class Search:
         wait."""
         return any(self._rank[config] == 0 for config in self._in_flight.values())
 
-    def _take(self) -> _Ready:
+    def _take(self) -> _Ready[ConfigT]:
         """Return the config that the strategy picks among those that are ready; the first proposal before all
         others."""
         waiting = {ready.config: ready for ready in sorted(self._ready, key=lambda ready: self._rank[ready.config])}
@@ -186,9 +179,9 @@ class Search:
         self._ready.remove(waiting[first])
         return waiting[first]
 
-    def _finish(self, ready: _Ready) -> None:
+    def _finish(self, ready: _Ready[ConfigT]) -> None:
         """Measure a compiled config and keep the trial."""
-        found = occupancy(ready.resources, self._subject.device.limits)
+        found = self._subject.occupancy(ready.resources)
         compiled: dict[str, Any] = {
             "resources": ready.resources,
             "blocks_per_sm": found.blocks_per_sm,
@@ -210,21 +203,20 @@ class Search:
             trial = self._trial(ready.config, **compiled, **measurement.trial_values())
             self._keep(trial, stored=not measurement.transient)
 
-    def _twin(self, ready: _Ready) -> Trial | None:
-        """Return a measured config with the same machine code. Only the number of stages may differ, because everything
-        else may also decide how the code is launched."""
+    def _twin(self, ready: _Ready[ConfigT]) -> Trial[ProblemT, ConfigT] | None:
+        """Return a measured config with the same machine code, which is launched in the same way."""
         if self._runner is None or not ready.resources.code_sha256:
             return None
         for trial in self.trials.values():
             if (
                 trial.outcome is Outcome.OK
                 and trial.resources == ready.resources
-                and dataclasses.replace(trial.config, num_stages=ready.config.num_stages) == ready.config
+                and self._subject.launches_alike(trial.config, ready.config)
             ):
                 return trial
         return None
 
-    def _keep(self, trial: Trial, *, stored: bool = True) -> None:
+    def _keep(self, trial: Trial[ProblemT, ConfigT], *, stored: bool = True) -> None:
         """Take a trial into account; one that is not stored is tried again by the next run."""
         if stored:
             self._record(trial)
@@ -236,10 +228,10 @@ class Search:
         self.trials[trial.config] = trial
         self._proposals.tell(trial.config, score_of(trial), trial)
 
-    def _trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
+    def _trial(self, config: ConfigT, outcome: Outcome, **fields: object) -> Trial[ProblemT, ConfigT]:
         return self._subject.trial(config, outcome, **fields)
 
-    def _tell_progress(self, measuring: KernelConfig | None = None) -> None:
+    def _tell_progress(self, measuring: ConfigT | None = None) -> None:
         best = min(
             (trial for trial in self.trials.values() if score_of(trial) is not None),
             key=lambda trial: score_of(trial) or 0.0,

@@ -3,14 +3,18 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
-from blocktune.db.records.records import Best, Outcome, Trial
+from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.measurement import REPEATED
 from blocktune.tuner.measure.telemetry import disturbances
 from blocktune.tuner.occupancy.calculator import Occupancy
+
+AnyConfig = KernelConfig | UserConfig
 
 SCHEMA = 1
 """Version of the JSON form of a report."""
@@ -63,7 +67,19 @@ def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budg
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Limit:
+    """When a search stops: a `Budget` without open bounds.
+
+    trials: after this many, those of earlier runs included.
+    seconds: after this many from now.
+    """
+
+    trials: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Generic[ConfigT]):
     """Where a run stands. phase: `compile`, `search`, `finals` or `wait`. done and total count configs; compiled those
     that are compiled and wait, compiling those that are not yet. eta_seconds is None while nothing is known. measuring:
     the config that is measured from now on, said before it can do harm."""
@@ -74,15 +90,15 @@ class Progress:
     compiled: int = 0
     compiling: int = 0
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
-    best: KernelConfig | None = None
+    best: ConfigT | None = None
     best_us: float | None = None
     elapsed_seconds: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
-    measuring: KernelConfig | None = None
+    measuring: ConfigT | None = None
 
 
-OnProgress = Callable[[Progress], None]
+OnProgress = Callable[[Progress[Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +113,7 @@ class TuningReport:
     model says of the tried configs.
     """
 
-    best: Best
+    best: AnyBest
     reason: str
     occupancy: Occupancy | None
     outcomes: Mapping[Outcome, int]
@@ -110,7 +126,7 @@ class TuningReport:
     interrupted: bool = False
     ended_by: str = ""
     notes: tuple[str, ...] = ()
-    predicted_us: Mapping[KernelConfig, float | None] = field(default_factory=dict)
+    predicted_us: Mapping[Any, float | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """Return what `print` shows: the winner, the configs that it was compared with, and why it won."""
@@ -127,7 +143,7 @@ class TuningReport:
         tried = ", ".join(f"{count} {str(outcome).replace('_', ' ')}" for outcome, count in self.outcomes.items())
         return "\n".join([*lines, self.reason, f"{self.feasible} configs can run; tried: {tried}"])
 
-    def _cost(self, config: KernelConfig, time_us: float | None) -> str:
+    def _cost(self, config: AnyConfig, time_us: float | None) -> str:
         """Return the time of a config as the end of a line; a predicted one says so."""
         if time_us is not None:
             return f", {time_us:,.1f} µs"
@@ -139,7 +155,7 @@ class TuningReport:
         return {
             "schema": SCHEMA,
             "device": best.device.to_json(),
-            "shape": best.shape.to_json() | {"label": best.shape.label},
+            "shape": problem_json(best.shape),
             "best": {
                 "kernel": best.config.kernel,
                 "config": best.config.to_json(),
@@ -171,16 +187,21 @@ class TuningReport:
             "notes": list(self.notes),
         }
 
-    def _rival(
-        self, config: KernelConfig | None, time_us: float | None, energy_mj: float | None
-    ) -> dict[str, Any] | None:
+    def _rival(self, config: AnyConfig | None, time_us: float | None, energy_mj: float | None) -> dict[str, Any] | None:
         if config is None:
             return None
         costs = {"time_us": time_us, "energy_mj": energy_mj, "predicted_us": self.predicted_us.get(config)}
         return {"kernel": config.kernel, "config": config.to_json()} | costs
 
 
-def disturbance_notes(trials: Sequence[Trial], finals: str) -> tuple[str, ...]:
+def problem_json(problem: AttentionShape | KernelProblem) -> dict[str, Any]:
+    """Return what was tuned as plain values, with its short name."""
+    if isinstance(problem, AttentionShape):
+        return problem.to_json() | {"label": problem.label}
+    return {"kernel": problem.kernel, "key": dict(problem.problem.arguments), "label": problem.label}
+
+
+def disturbance_notes(trials: Sequence[AnyTrial], finals: str) -> tuple[str, ...]:
     """Return what disturbed the trials that have a time, and the finals."""
     timed = [trial for trial in trials if trial.outcome is Outcome.OK]
     repeated = sum(trial.error.startswith(REPEATED) for trial in timed)

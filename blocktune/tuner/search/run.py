@@ -1,43 +1,32 @@
-"""One run: a shape on a device from what the store knows of it, by search and finals, to the stored winner."""
+"""One run: a subject from what the store knows of it, by search and finals, to the stored winner."""
 
-import contextlib
 import dataclasses
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Generic, TypeAlias
 
 from blocktune.db.recorder import Recorder
-from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
-from blocktune.db.store import ResultStore
-from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.db.records.records import Best, ConfigT, Objective, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.selection.correction import measured_elsewhere
-from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
-from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
-from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.device_choice import is_present
-from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
-from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.runner import GpuRunner, Runner
-from blocktune.tuner.measure.telemetry import GpuMonitor
+from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.occupancy.calculator import occupancy
 from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.report import OnProgress, Progress, TuningReport, disturbance_notes
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit, OnProgress, Progress, TuningReport, disturbance_notes
 from blocktune.tuner.search.verdict import decide_predicted
+from blocktune.tuner.subject.compiling import PreparingConfigCompiler
+from blocktune.tuner.subject.subject import Subject
 
 SPARE_WORKERS = 3
 """Idle processes from which on the launches with log-sum-exp of likely winners are compiled, before the finals say who
@@ -46,7 +35,7 @@ won."""
 LEAST_AHEAD = 2
 """Compiled configs that wait for the GPU while few processes compile."""
 
-MakeProposals = Callable[[Subject, Assignment], Proposals]
+MakeProposals: TypeAlias = Callable[[Subject[ProblemT, ConfigT], Assignment[ConfigT]], Proposals[ConfigT]]
 
 
 def farm_for(device: DeviceSpec) -> CompileFarm:
@@ -62,98 +51,87 @@ def compiled_ahead(workers: int) -> int:
     return workers + max(LEAST_AHEAD, workers // 2)
 
 
-class Run:
-    """One shape on one device, with the store's knowledge of it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools(Generic[ConfigT]):
+    """What a run works with, opened when an earlier run has not answered it.
+
+    open_compiler: compiles ahead. open_runner: measures, or gives None where the model ranks the configs; it takes the
+    anchor of earlier sessions, if there is one, and a function that is called before the GPU is waited for.
+    """
+
+    open_compiler: Callable[[], AbstractContextManager[PreparingConfigCompiler[ConfigT]]]
+    open_runner: Callable[[ConfigT | None, Callable[[str], None]], AbstractContextManager[Runner[ConfigT] | None]]
+
+
+class Run(Generic[ProblemT, ConfigT]):
+    """One subject, with what is known of it.
 
     Args:
-        shape: what is tuned.
-        device: where.
-        store: what is known, and where other devices' winners are found.
+        knowledge: what is tuned, and what earlier runs found out.
         recorder: keeps every trial and the winner.
-        kernels: those to search.
         terms: how configs are measured.
         make_proposals: the strategy.
         objective: what the finals choose the winner by.
+        started: when the run began, by `time.monotonic()`.
     """
 
     def __init__(
         self,
-        shape: AttentionShape,
-        device: DeviceSpec,
-        store: ResultStore,
+        knowledge: Knowledge[ProblemT, ConfigT],
         recorder: Recorder,
-        kernels: Sequence[AttentionKernel],
         terms: Terms,
-        make_proposals: MakeProposals,
+        make_proposals: MakeProposals[ProblemT, ConfigT],
         objective: Objective,
+        started: float,
     ):
-        self._started = time.monotonic()
-        self._objective = objective
-        self._terms, self._make_proposals = terms, make_proposals
-        self._present = is_present(device)
+        self._knowledge, self._subject = knowledge, knowledge.subject
+        self._contenders = knowledge.subject.contenders
         self._recorder = recorder
-        self._monitor = GpuMonitor(device.uuid if self._present else None, own_processes=1)
-        self._contenders = find_contenders(shape, device, kernels, store.nearest(device, shape))
-        named = dict.fromkeys(config.kernel for config in self._contenders.space.feasible)
-        self._subject = Subject(
-            device=device,
-            environment=self._environment(device),
-            shape=shape,
-            kernels={name: get_kernel(name) for name in named},
-        )
-        self._knowledge = Knowledge.of(self._subject, store, all_rounds=not terms.race)
+        self._terms, self._make_proposals = terms, make_proposals
+        self._objective = objective
+        self._started = started
         self._interrupted = False
         self._ended_by = ""
 
-    def execute(
-        self, limit: Limit, on_progress: OnProgress, compiler: PreparingCompiler | None, runner: Runner | None
-    ) -> TuningReport:
+    def execute(self, limit: Limit, on_progress: OnProgress, tools: Tools[ConfigT]) -> TuningReport:
         """Search, hold the finals and store the winner; answer from the store where an earlier run has finished.
 
         Args:
             limit: when the search stops.
             on_progress: called with where the run stands.
-            compiler: compiles ahead; None is that of `farm_for`.
-            runner: measures; None is one for this shape alone, or the model where the device is not present.
+            tools: what compiles and measures.
         """
         finished = self._knowledge.finished_best(limit, self._contenders, self._objective)
         if finished is not None:
             return self._report(finished, "found by an earlier run", stored=True, trials=self._knowledge.trials)
-        with contextlib.ExitStack() as stack:
-            workers = default_workers()
-            if compiler is None:
-                compiler = stack.enter_context(farm_for(self._subject.device))
-            if runner is None and self._present:
-                runner = stack.enter_context(self._gpu_runner(on_progress))
-            if isinstance(runner, GpuRunner):
-                known = ranked(self._knowledge.trials)
-                anchor = next((trial.config for trial in known if trial.relative_to_anchor == 1.0), None)
-                runner.turn_to(self._subject.shape, anchor, self._terms)
+
+        def wait(message: str) -> None:
+            on_progress(Progress(phase="wait", done=0, total=0, message=message))
+
+        known = ranked(self._knowledge.trials)
+        anchor = next((trial.config for trial in known if trial.relative_to_anchor == 1.0), None)
+        workers = default_workers()
+        with tools.open_compiler() as compiler, tools.open_runner(anchor, wait) as runner:
             if runner is not None:
                 runner.prepare()  # all processes start while this one imports torch and orders the space
             compiler.start(min(workers, limit.trials))
-            if runner is not None:
-                on_progress = self._confirming_ahead(on_progress, compiler, workers)
-            search = self._search(limit, on_progress, compiler, runner, workers)
-            return self._conclude(search, runner, on_progress)
+            show = on_progress if runner is None else self._confirming_ahead(on_progress, compiler, workers)
+            return self._conclude(self._search(limit, show, compiler, runner, workers), runner, show)
 
     def _search(
-        self, limit: Limit, on_progress: OnProgress, compiler: PreparingCompiler, runner: Runner | None, workers: int
-    ) -> Search:
+        self,
+        limit: Limit,
+        on_progress: OnProgress,
+        compiler: PreparingConfigCompiler[ConfigT],
+        runner: Runner[ConfigT] | None,
+        workers: int,
+    ) -> Search[ProblemT, ConfigT]:
         subject = self._subject
-        assignment = Assignment(
-            space=self._contenders.space,
-            first=self._contenders.first,
-            usefulness=lambda config: usefulness(subject.kernels[config.kernel], config, subject.shape, subject.device),
-            trials=limit.trials,
-            seed=self._terms.seed,
-        )
         return Search(
             subject,
-            self._make_proposals(subject, assignment),
+            self._make_proposals(subject, subject.assignment(limit.trials, self._terms.seed)),
             compiler,
             runner=runner,
-            predict=self._predict,
             known=self._knowledge.trials,
             record=self._recorder.record,
             limit=Limit(trials=limit.trials, seconds=max(1.0, limit.seconds - self._knowledge.spent_seconds)),
@@ -161,23 +139,19 @@ class Run:
             on_progress=on_progress,
         )
 
-    def _predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
-        subject = self._subject
-        if missing_rates(subject.device):
-            return None  # only for a present device: it is measured all the same
-        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
-
-    def _conclude(self, search: Search, runner: Runner | None, on_progress: OnProgress) -> TuningReport:
+    def _conclude(
+        self, search: Search[ProblemT, ConfigT], runner: Runner[ConfigT] | None, on_progress: OnProgress
+    ) -> TuningReport:
         """Run the search and the finals, and store what is known of them; Ctrl-C ends either with the best so far."""
         try:
             search.run()
             self._ended_by = search.ended_by
             trials = list(search.trials.values())
-            require_result(trials, self._subject.shape, search.stopped_by_machine)
+            require_result(trials, self._subject, search.stopped_by_machine)
             if runner is None:
                 return self._predicted(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
-            result = hold_finals(runner, trials, self._contenders, self._knowledge.incumbent, self._objective)
+            result = hold_finals(runner, trials, self._subject, self._knowledge.incumbent, self._objective)
         except KeyboardInterrupt:
             trials = list(search.trials.values())
             if not any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
@@ -193,23 +167,25 @@ class Run:
             trials = [trial for trial in trials if trial.config != config] + [failed]
         return self._measured(trials, result)
 
-    def _confirming_ahead(self, show: OnProgress, compiler: PreparingCompiler, workers: int) -> OnProgress:
+    def _confirming_ahead(
+        self, show: OnProgress, compiler: PreparingConfigCompiler[ConfigT], workers: int
+    ) -> OnProgress:
         """Return a function that shows progress and, as soon as processes have nothing else to compile, has what
         confirms the likely winners compiled: the default and the best so far."""
-        subject, default = self._subject, self._contenders.default
-        asked: set[KernelConfig] = set()
+        default = self._contenders.default
+        asked: set[ConfigT] = set()
 
-        def shown(progress: Progress) -> None:
+        def shown(progress: Progress[ConfigT]) -> None:
             if progress.best is not None and progress.compiling < workers - SPARE_WORKERS:
                 for config in dict.fromkeys((default, progress.best)):
                     if config not in asked:
                         asked.add(config)
-                        compiler.submit_with_lse(config.kernel, config, subject.shape, subject.device.limits.cc)
+                        compiler.submit_confirmation(config)
             show(progress)
 
         return shown
 
-    def _measured(self, trials: Sequence[Trial], result: Result) -> TuningReport:
+    def _measured(self, trials: Sequence[Trial[ProblemT, ConfigT]], result: Result[ConfigT]) -> TuningReport:
         for trial in trials:
             if trial.config in result.energies.bursts:
                 self._recorder.record(result.with_energy(trial))
@@ -221,11 +197,11 @@ class Run:
         stored = (not self._interrupted or self._knowledge.incumbent is None) and self._recorder.set_best(best)
         return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
 
-    def _predicted(self, trials: Sequence[Trial]) -> TuningReport:
+    def _predicted(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> TuningReport:
         predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
-        subject, contenders = self._subject, self._contenders
-        expected = expected_of_compiled(predicted, subject.shape, subject.device, contenders.near)
-        winner = expected or decide_predicted(predicted, contenders.default)
+        subject = self._subject
+        expected = subject.expected(predicted)
+        winner = expected or decide_predicted(predicted, self._contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
         other = measured_elsewhere(subject.device.key)
         measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"
@@ -233,13 +209,15 @@ class Run:
         reason = f"the fastest of {len(predicted)} by {by}; nothing was measured"
         return self._report(best, reason, stored=self._recorder.set_best(best), trials=trials)
 
-    def _best(self, winner: KernelConfig, origin: Origin, trials: Sequence[Trial]) -> Best:
+    def _best(
+        self, winner: ConfigT, origin: Origin, trials: Sequence[Trial[ProblemT, ConfigT]]
+    ) -> Best[ProblemT, ConfigT]:
         subject = self._subject
         trial = next(trial for trial in trials if trial.config == winner)
         return Best(
             device=subject.device,
             environment=subject.environment,
-            shape=subject.shape,
+            shape=subject.winner_problem,
             config=winner,
             kernel_hash=trial.kernel_hash,
             origin=origin,
@@ -250,7 +228,13 @@ class Run:
         )
 
     def _report(
-        self, best: Best, reason: str, *, stored: bool, trials: Sequence[Trial], finals: str = ""
+        self,
+        best: Best[ProblemT, ConfigT],
+        reason: str,
+        *,
+        stored: bool,
+        trials: Sequence[Trial[ProblemT, ConfigT]],
+        finals: str = "",
     ) -> TuningReport:
         space = self._contenders.space
         winner = next((trial for trial in trials if trial.config == best.config), None)
@@ -271,17 +255,3 @@ class Run:
             notes=disturbance_notes(trials, finals),
             predicted_us={trial.config: trial.predicted_us for trial in trials},
         )
-
-    def _environment(self, device: DeviceSpec) -> Environment:
-        if not self._present:
-            return predicting_environment(device)
-        return measuring_environment(device, self._monitor, self._terms.regime)
-
-    def _gpu_runner(self, on_progress: OnProgress) -> AbstractContextManager[GpuRunner]:
-        """Return a runner for this shape alone."""
-
-        def wait(message: str) -> None:
-            on_progress(Progress(phase="wait", done=0, total=0, message=message))
-
-        subject = self._subject
-        return gpu_runner(subject.shape, subject.device, self._monitor, wait, self._terms)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from blocktune.db.records.records import ConfigT
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.search.own_sampler import sampler_class
+from blocktune.tuner.sampling.own_sampler import sampler_class
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -43,7 +44,9 @@ STRATEGIES: Mapping[str, Strategy] = {
 }
 
 
-def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "Study | None" = None) -> "StudyProposals":
+def make_proposals(
+    assignment: "Assignment[ConfigT]", strategy: str = DEFAULT, study: "Study | None" = None
+) -> "StudyProposals[ConfigT]":
     """Return what a search by a strategy asks for the next config.
 
     Args:
@@ -58,7 +61,7 @@ def make_proposals(assignment: "Assignment", strategy: str = DEFAULT, study: "St
     from blocktune.tuner.sampling.study_storage import open_study
     from blocktune.tuner.search import studies
 
-    study = study or open_study(assignment.space.shape.label)
+    study = study or open_study("search")
     make = studies.MAKERS.get(strategy)
     return studies.by_class(strategy, assignment, study) if make is None else make(assignment, study)
 

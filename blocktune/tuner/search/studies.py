@@ -7,13 +7,14 @@ from typing import Any, Protocol
 from optuna.samplers import BaseSampler, CmaEsSampler, GPSampler, TPESampler
 from optuna.study import Study
 
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.db.records.records import ConfigT
 from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.coordinate_sampler import CoordinateSampler
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
-from blocktune.tuner.sampling.parameters import ConfigSpace, Parameters
+from blocktune.tuner.sampling.own_sampler import sampler_class
+from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.study_proposals import Pick, Ready, StudyProposals
-from blocktune.tuner.search.own_sampler import sampler_class
 from blocktune.tuner.search.proposals import by_prediction
 
 MOST_GUIDED = 1000
@@ -32,16 +33,16 @@ class _Preferring(Protocol):
 
 
 def sampled(
-    study: Study, sampler: BaseSampler, space: ConfigSpace, order: Sequence[KernelConfig], startup: int
-) -> StudyProposals:
+    study: Study, sampler: BaseSampler, space: ConfigSpace[ConfigT], order: Sequence[ConfigT], startup: int
+) -> StudyProposals[ConfigT]:
     """Return a search by a sampler of Optuna's, after the first configs of an order."""
     study.sampler = sampler
     return StudyProposals(study, Parameters(space), order=order, startup=startup, pick=by_prediction)
 
 
 def sampled_by_tpe(
-    study: Study, space: ConfigSpace, order: Sequence[KernelConfig], startup: int, seed: int
-) -> StudyProposals:
+    study: Study, space: ConfigSpace[ConfigT], order: Sequence[ConfigT], startup: int, seed: int
+) -> StudyProposals[ConfigT]:
     """Return a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
     still outstanding, and models the parameters together."""
     return sampled(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
@@ -52,7 +53,7 @@ def startup_of(trials: int, named: int = 0) -> int:
     return min(max(MIN_STARTUP, trials // STARTUP_SHARE, named), trials)
 
 
-def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
+def by_class(path: str, assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     """Return a search by a user's own sampler, after the model's favourites.
 
     Raises:
@@ -63,7 +64,7 @@ def by_class(path: str, assignment: Assignment, study: Study) -> StudyProposals:
     return _from_model(assignment, study, found(**{"seed": assignment.seed} if seeded else {}))
 
 
-def _guided(assignment: Assignment, study: Study) -> StudyProposals:
+def _guided(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     """Propose what may well be best; of a budget for everything, only the order matters."""
     if assignment.trials > MOST_GUIDED:
         return _model(assignment, study)
@@ -76,7 +77,7 @@ def _guided(assignment: Assignment, study: Study) -> StudyProposals:
         points=[parameters.point(config) for config in configs],
     )
 
-    def pick(ready: Ready) -> KernelConfig:
+    def pick(ready: Ready[ConfigT]) -> ConfigT:
         for config, predicted_us in ready.items():
             if predicted_us is not None:
                 sampler.revise(parameters.point(config), predicted_us)
@@ -86,7 +87,7 @@ def _guided(assignment: Assignment, study: Study) -> StudyProposals:
     return StudyProposals(study, parameters, first=assignment.named, pick=pick)
 
 
-def _coordinate(assignment: Assignment, study: Study) -> StudyProposals:
+def _coordinate(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     parameters, order = Parameters(assignment.space), assignment.shuffled
     sampler = CoordinateSampler([parameters.point(config) for config in order], parameters.distributions)
     study.sampler = sampler
@@ -95,57 +96,59 @@ def _coordinate(assignment: Assignment, study: Study) -> StudyProposals:
     )
 
 
-def _preferred(sampler: _Preferring, study: Study, parameters: Parameters, ready: Ready) -> KernelConfig:
+def _preferred(sampler: _Preferring, study: Study, parameters: Parameters[ConfigT], ready: Ready[ConfigT]) -> ConfigT:
     configs = list(ready)
     return configs[sampler.prefer(study, [parameters.point(config) for config in configs])]
 
 
-def _in_order(assignment: Assignment, study: Study, order: Sequence[KernelConfig], pick: Pick | None) -> StudyProposals:
+def _in_order(
+    assignment: Assignment[ConfigT], study: Study, order: Sequence[ConfigT], pick: Pick[ConfigT] | None
+) -> StudyProposals[ConfigT]:
     return StudyProposals(study, Parameters(assignment.space), first=order, pick=pick)
 
 
-def _model(assignment: Assignment, study: Study) -> StudyProposals:
+def _model(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     """Order configs by the model, which sees the compiled code of those that are ready."""
     return _in_order(assignment, study, assignment.by_usefulness, by_prediction)
 
 
-def _random(assignment: Assignment, study: Study) -> StudyProposals:
+def _random(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     return _in_order(assignment, study, assignment.shuffled, None)
 
 
-def _enumeration(assignment: Assignment, study: Study) -> StudyProposals:
+def _enumeration(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     return _in_order(assignment, study, list(dict.fromkeys((*assignment.named, *assignment.space.feasible))), None)
 
 
-def _from_model(assignment: Assignment, study: Study, sampler: BaseSampler) -> StudyProposals:
+def _from_model(assignment: Assignment[ConfigT], study: Study, sampler: BaseSampler) -> StudyProposals[ConfigT]:
     return sampled(study, sampler, assignment.space, assignment.by_usefulness, _startup(assignment))
 
 
-def _tpe_from_model(assignment: Assignment, study: Study) -> StudyProposals:
+def _tpe_from_model(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     return sampled_by_tpe(study, assignment.space, assignment.by_usefulness, _startup(assignment), assignment.seed)
 
 
-def _tpe(assignment: Assignment, study: Study) -> StudyProposals:
+def _tpe(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     return sampled_by_tpe(study, assignment.space, assignment.shuffled, _startup(assignment), assignment.seed)
 
 
-def _gp(assignment: Assignment, study: Study) -> StudyProposals:
+def _gp(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     startup = _startup(assignment)
     sampler = GPSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
     return sampled(study, sampler, assignment.space, assignment.by_usefulness, startup)
 
 
-def _cmaes(assignment: Assignment, study: Study) -> StudyProposals:
+def _cmaes(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     startup = _startup(assignment)
     sampler = CmaEsSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
     return _from_model(assignment, study, sampler)
 
 
-def _startup(assignment: Assignment) -> int:
+def _startup(assignment: Assignment[ConfigT]) -> int:
     return startup_of(assignment.trials, len(assignment.named))
 
 
-MAKERS: Mapping[str, Callable[[Assignment, Study], StudyProposals]] = {
+MAKERS: Mapping[str, Callable[[Assignment[Any], Study], StudyProposals[Any]]] = {
     "guided": _guided,
     "model": _model,
     "tpe_from_model": _tpe_from_model,

@@ -7,27 +7,33 @@ With a GPU the configs are measured; for a device that is only named they are co
 """
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from blocktune.db.recorder import Recorder
-from blocktune.db.records.records import Objective, Regime
+from blocktune.db.records.records import Environment, Objective, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import competing
+from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.measure.device_choice import choose_device, is_present
+from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
+from blocktune.tuner.measure.locked_runner import gpu_runner
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
 from blocktune.tuner.measure.runner import GpuRunner, Runner
+from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.search.arguments import require_arguments, require_possible
+from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
-from blocktune.tuner.search.report import Budget, OnProgress, TuningReport, effective_budget
-from blocktune.tuner.search.run import Run
+from blocktune.tuner.search.report import Budget, Limit, OnProgress, TuningReport, effective_budget
+from blocktune.tuner.search.run import Run, Tools, farm_for
 from blocktune.tuner.search.strategies import DEFAULT, require_strategy
-from blocktune.tuner.search.subject import Limit
+from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 
 _UNBOUNDED = 1 << 30
 """More configs, and more seconds, than any run has."""
@@ -87,11 +93,51 @@ def tune(
     require_possible(shape, device, regime, Objective.TIME if own_runner else objective)
     bounds = effective_budget(budget or Budget(), present=is_present(device), exhaustive=exhaustive)
     limit = Limit(trials=bounds.trials or _UNBOUNDED, seconds=bounds.seconds or _UNBOUNDED)
+    started, terms = time.monotonic(), Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
+    monitor = GpuMonitor(device.uuid if is_present(device) else None, own_processes=1)
     with contextlib.ExitStack() as stack:
         if store is None:
             store = stack.enter_context(ResultStore.open())
         recorder = stack.enter_context(Recorder(store))
-        terms = Terms(seed=seed, regime=regime or DEFAULT_REGIME, race=not exhaustive)
-        make_proposals = partial(kept_proposals, sampler, study)
-        run = Run(shape, device, store, recorder, kernels or competing(), terms, make_proposals, objective)
-        return run.execute(limit, on_progress or (lambda progress: None), compiler, runner)
+        environment = _environment(device, monitor, terms.regime)
+        nearest = store.nearest(device, shape)
+        subject = AttentionSubject.of(shape, device, environment, kernels or competing(), nearest)
+        tools = Tools(
+            open_compiler=partial(_shape_compiler, subject, compiler),
+            open_runner=partial(_shape_runner, subject, runner, monitor, terms),
+        )
+        knowledge = Knowledge.of(subject, store, all_rounds=not terms.race)
+        run = Run(knowledge, recorder, terms, partial(kept_proposals, sampler, study), objective, started)
+        return run.execute(limit, on_progress or (lambda progress: None), tools)
+
+
+def _environment(device: DeviceSpec, monitor: GpuMonitor, regime: Regime) -> Environment:
+    if not is_present(device):
+        return predicting_environment(device)
+    return measuring_environment(device, monitor, regime)
+
+
+@contextlib.contextmanager
+def _shape_compiler(subject: AttentionSubject, farm: PreparingCompiler | None) -> Iterator[ShapeCompiler]:
+    """Yield what compiles the configs of a subject: a farm that is there already, or one for it alone."""
+    with contextlib.nullcontext(farm) if farm is not None else farm_for(subject.device) as opened:
+        yield ShapeCompiler(opened, subject.shape, subject.device.limits.cc)
+
+
+@contextlib.contextmanager
+def _shape_runner(
+    subject: AttentionSubject,
+    runner: Runner | None,
+    monitor: GpuMonitor,
+    terms: Terms,
+    anchor: KernelConfig | None,
+    on_wait: Callable[[str], None],
+) -> Iterator[Runner | None]:
+    """Yield what measures a subject: a runner that is there already, or one for it alone; None for a device that is not
+    here."""
+    with contextlib.ExitStack() as stack:
+        if runner is None and is_present(subject.device):
+            runner = stack.enter_context(gpu_runner(subject.shape, subject.device, monitor, on_wait, terms))
+        if isinstance(runner, GpuRunner):
+            runner.turn_to(subject.shape, anchor, terms)
+        yield runner

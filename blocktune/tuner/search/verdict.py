@@ -3,9 +3,9 @@
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic
 
-from blocktune.db.records.records import Objective
-from blocktune.kernels.values.config import KernelConfig
+from blocktune.db.records.records import ConfigT, Objective
 from blocktune.tuner.measure.protocol import TIE_BAND, middle, surely, within
 
 PREDICTED_TIE = 0.02
@@ -37,21 +37,21 @@ class Speedup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(Generic[ConfigT]):
     """The winner and why. speedup is over the default, of what was compared, and None when the default was not in the
     finals."""
 
-    winner: KernelConfig
+    winner: ConfigT
     reason: str
     speedup: Speedup | None
 
 
 def decide(
-    samples: Mapping[KernelConfig, Sequence[float]],
-    default: KernelConfig,
-    order: Sequence[KernelConfig],
+    samples: Mapping[ConfigT, Sequence[float]],
+    default: ConfigT,
+    order: Sequence[ConfigT],
     objective: Objective = Objective.TIME,
-) -> Verdict:
+) -> Verdict[ConfigT]:
     """Return the winner of paired rounds.
 
     Args:
@@ -92,7 +92,7 @@ _WORDS = {Objective.TIME: ("faster", "the fastest"), Objective.ENERGY: ("more fr
 _UNITY = Speedup(median=1.0, low=1.0, high=1.0, middle=1.0, surely=1.0)
 
 
-def _first_of_equals(samples_us: Mapping[KernelConfig, Sequence[float]], order: Sequence[KernelConfig]) -> KernelConfig:
+def _first_of_equals(samples_us: Mapping[ConfigT, Sequence[float]], order: Sequence[ConfigT]) -> ConfigT:
     """Return the first in `order` of the finalists within the tie band of the fastest."""
     rank = {config: index for index, config in enumerate(order)}
     ranked = sorted(samples_us, key=lambda config: rank.get(config, len(rank)))
@@ -104,7 +104,7 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
-def decide_predicted(predicted_us: Mapping[KernelConfig, float], default: KernelConfig) -> KernelConfig:
+def decide_predicted(predicted_us: Mapping[ConfigT, float], default: ConfigT) -> ConfigT:
     """Return the winner of predictions: the fastest, but the default where it is as good."""
     fastest = min(predicted_us, key=lambda config: predicted_us[config])
     is_tie = default in predicted_us and predicted_us[default] <= (1 + PREDICTED_TIE) * predicted_us[fastest]

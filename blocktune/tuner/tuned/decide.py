@@ -11,7 +11,7 @@ from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.tuner.tuned.known import default_choice, known_choice, launched_as, listed_problem
+from blocktune.tuner.tuned.known import default_choice, known_choice, launched_as
 from blocktune.tuner.tuned.node_lock import node_lock
 
 logger = logging.getLogger("blocktune")
@@ -60,7 +60,7 @@ def _tuned_once(call: Call, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.tuned.tune_call import tuned_choice  # with it comes what compiles and measures
 
-    name = "\n".join((device.key, call.name, call.source_hash, listed_problem(call).document))
+    name = "\n".join((device.key, call.name, call.source_hash, call.listed_problem.document))
     with node_lock(name, call.settings.wait_seconds) as is_first:
         choice = known_choice(call, device, last=call.settings.accept)
         if choice is not None:

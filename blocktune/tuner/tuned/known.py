@@ -1,6 +1,5 @@
 """What is known of a call without measuring: from a frozen file, from rank 0, or from the store."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.selection.explanation import Explanation, measured_reason
 from blocktune.kernels.selection.ladder import Candidate, Rejection, Rung, climb
 from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import CONFIGS, Problem, UserConfig
+from blocktune.kernels.tuned.config import Problem, UserConfig
 from blocktune.kernels.tuned.fallback import KernelExplanation, kernel_offers, stored_winners
 from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.tuned.triton_config import triton_config
@@ -18,19 +17,10 @@ if TYPE_CHECKING:
     import triton
 
 
-def listed_problem(call: Call) -> Problem:
-    """Return the problem of a call with the list that its winner is chosen from: each list has winners of its own."""
-    words = "\n".join(sorted(config.document for config in call.configs))
-    if call.settings.expand:
-        words += f"\nexpand {call.settings.expand}"
-    digest = hashlib.sha256(words.encode()).hexdigest()[:12]
-    return Problem.of(dict(call.problem.arguments) | {CONFIGS: digest})
-
-
 def known_choice(call: Call, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
     """Return the choice that is known of a call, no further down than a rung."""
     given = frozen_winners(call.name, call.source_hash, device)
-    offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), listed_problem(call))
+    offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
     passed_over: list[Rejection] = []
     for step in climb(offers, last=last, refusal=f"nothing below `{last}` is accepted"):
         if isinstance(step, Candidate):

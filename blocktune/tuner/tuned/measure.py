@@ -1,15 +1,11 @@
 """The measuring of a call: compile what is new, drop what cannot win, race the rest."""
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
-import torch
-
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.selection.ladder import Candidate, Rung
 from blocktune.kernels.tuned.call import Call
 from blocktune.kernels.tuned.config import UserConfig
@@ -20,22 +16,13 @@ from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.measure.clock import Clock
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbance
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.tuned.compiles import compiles
-from blocktune.tuner.tuned.costs import Costs, costs_of
 from blocktune.tuner.tuned.known import choice_of
-from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from blocktune.tuner.tuned.results import Ending
 from blocktune.tuner.turns.isolated import IsolatedLaunches
-from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench, with_configs
-from blocktune.tuner.turns.outputs import OutputCheck
+from blocktune.tuner.turns.launches import BenchedLaunches, OwnLaunches, brings_its_own_bench
 from blocktune.tuner.turns.race import Standing, race
-
-logger = logging.getLogger("blocktune")
-
-AT_THE_LIMIT = 1.03
-"""A search ends at a config that takes no more than this times the least that the device needs."""
-
-NO_COSTS = "what a launch moves and computes is not known, so the search goes by resources and times alone"
 
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
@@ -66,13 +53,9 @@ class Measuring:
     ) -> None:
         self._isolated_command, self._ready, self._monitor = isolated_command, compiled, monitor
         self._call, self._device, self._known, self._compiler = call, device, known, compiler
-        self._listed = tuple(call.configs)
         self.endings: dict[UserConfig, Ending] = {}
         self._twins: dict[UserConfig, UserConfig] = {}
         self._of_code: dict[tuple[object, ...], UserConfig] = {}
-        self._resources: dict[UserConfig, KernelResources] = {}
-        if call.settings.expand:
-            self._take_in([config for config in known if config not in call.configs])
 
     def run(self, make_clock: Callable[[], Clock], alone: AbstractContextManager[None]) -> Standing | None:
         """Return the end of the race among new configs and the best known ones; None if no config runs.
@@ -84,7 +67,7 @@ class Measuring:
         new = [config for config in self._call.configs if config not in self._known]
         runnable = self._distinct(self._compiled(new))
         contenders = [config for config in self._call.configs if config in (*self._best_known, *runnable)]
-        if len(contenders) == 1 and contenders[0] in self._known and not self._call.settings.expand:
+        if len(contenders) == 1 and contenders[0] in self._known:
             return Standing(contenders[0], {contenders[0]: self._known[contenders[0]].samples_us})
         with alone:
             return self._raced(contenders, self._launches(make_clock))
@@ -92,71 +75,8 @@ class Measuring:
     def _raced(self, contenders: Sequence[UserConfig], launches: "OwnLaunches | IsolatedLaunches") -> Standing | None:
         standing = race(contenders, launches.rounds)
         self._keep(standing, launches.failures)
-        if standing is not None and isinstance(launches, OwnLaunches) and self._call.settings.expand:
-            standing = self._expanded(standing, launches)
         launches.close(self._call.default if standing is None else standing.winner)
         return standing
-
-    def _expanded(self, standing: Standing, launches: OwnLaunches) -> Standing:
-        """Return the end of the race after steps around the winner, until none is faster or the budget is spent."""
-        try:
-            check = OutputCheck(self._call)
-            check.problem(self._call, next(config for config in self._listed if config in standing.samples_us))
-        except torch.OutOfMemoryError:
-            logger.warning(
-                "%s: only listed configs are tried, for lack of memory for two copies of its tensors.", self._call.name
-            )
-            return standing
-        left = self._call.settings.expand
-        costs = costs_of(self._call, standing.winner)
-        if costs is None:
-            logger.info("%s: %s", self._call.name, NO_COSTS)
-        while not (costs is not None and self._is_at_the_limit(costs, standing)):
-            new = self._around(standing.winner)[:left]
-            if not new:
-                break
-            left -= len(new)
-            standing = self._raced_against(standing, new, check, launches)
-        return standing
-
-    def _is_at_the_limit(self, costs: Costs, standing: Standing) -> bool:
-        return costs.least_us(self._device) * AT_THE_LIMIT >= standing.time_us(standing.winner)
-
-    def _around(self, winner: UserConfig) -> list[UserConfig]:
-        """Return configs around a winner that are not tried: one step away, else two."""
-        tried, listed = {*self._known, *self.endings}, self._listed
-        resources = self._resources.get(winner)
-        capped = () if resources is None else with_capped_registers(winner, resources, self._device.limits)
-        near = [config for config in (*neighbours(winner, listed), *capped) if config not in tried]
-        return near or [config for config in further_neighbours(winner, listed) if config not in tried]
-
-    def _raced_against(
-        self, standing: Standing, new: Sequence[UserConfig], check: OutputCheck, launches: OwnLaunches
-    ) -> Standing:
-        """Return the end of the race between a winner and new configs; a winner stays unless one is faster."""
-        self._take_in(new)
-        launches.call = self._call
-        runnable = self._distinct(self._compiled(new))
-        right = [config for config in runnable if self._is_right(check, config, launches)]
-        found = race([standing.winner, *right], launches.rounds) if right else None
-        self._keep(found, launches.failures)
-        if found is None or found.winner == standing.winner:
-            return standing
-        return Standing(found.winner, {**standing.samples_us, **found.samples_us})
-
-    def _take_in(self, configs: Sequence[UserConfig]) -> None:
-        """Let configs that are in no list be launched, with the hook of the list's first one."""
-        self._call = with_configs(self._call, configs)
-
-    def _is_right(self, check: OutputCheck, config: UserConfig, launches: OwnLaunches) -> bool:
-        """Return whether a config runs and computes what the list's first one does."""
-        if not launches.rounds([config], 1):
-            self.endings[config] = Ending(Outcome.RUN_ERROR, error=launches.failures[config])
-            return False
-        problem = check.problem(self._call, config)
-        if problem is not None:
-            self.endings[config] = Ending(Outcome.WRONG_RESULT, error=problem)
-        return problem is None
 
     def _launches(self, make_clock: Callable[[], Clock]) -> "OwnLaunches | IsolatedLaunches":
         """Return what times the configs of this call."""
@@ -174,22 +94,13 @@ class Measuring:
         )
         return replace(
             choice_of(call, candidate, self._device),
-            rates=self._rates(standing),
+            rates=rates_of(call, winner, time_us, self._device),
             default_time_us=standing.time_us(default) if default in standing.samples_us else None,
             tuned=True,
             seconds=seconds,
             dropped=self.reasons,
             times_us={config: standing.time_us(config) for config in standing.samples_us},
         )
-
-    def _rates(self, standing: Standing) -> str:
-        """Return what the winner moves and computes a second, in words, or that a search had to do without that."""
-        if self._call.settings.isolate:
-            return ""
-        costs, time_us = costs_of(self._call, standing.winner), standing.time_us(standing.winner)
-        if costs is None:
-            return NO_COSTS if self._call.settings.expand else ""
-        return costs.words(time_us, self._device) if time_us else ""
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -256,8 +167,6 @@ class Measuring:
         for config, compiled in runnable.items():
             meta = tuple(sorted(self._call.configs[config].kwargs.items(), key=lambda pair: pair[0]))
             resources = None if compiled is None else compiled.resources
-            if resources is not None:
-                self._resources[config] = resources
             code = (config,) if resources is None or not resources.code_sha256 else (resources, *meta)
             twin = self._of_code.setdefault(code, config)
             if twin == config:

@@ -1,35 +1,18 @@
 """Kernels by their name, `module:function`, tuned without the program that launches them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner, Config
 
-from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import jitted_function
-from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.fallback import KernelExplanation
 from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted.specialization import object_named
 from blocktune.tuner.tuned.autotune import TunedAutotuner, autotune
 from blocktune.tuner.tuned.decide import decide
-
-
-@dataclass(frozen=True, slots=True)
-class Remeasured:
-    """A call measured again. problem: what is wrong with the results of the winner, if anything is."""
-
-    choice: KernelExplanation
-    winner: UserConfig
-    problem: str | None
-
-    def loss_of(self, config: UserConfig) -> float | None:
-        """Return how much longer another config takes now, as a part of the winner's time; None if it was not timed."""
-        times = self.choice.times_us or {}
-        return times[config] / times[self.winner] - 1 if config in times else None
 
 
 def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:
@@ -74,20 +57,3 @@ def positional(kernel: TunedKernel, arguments: Mapping[str, Any]) -> tuple[list[
             break
         args.append(left.pop(name))
     return args, left
-
-
-def remeasured(kernel: TunedKernel, arguments: Mapping[str, Any], device: DeviceSpec) -> Remeasured:
-    """Measure all configs of a call again, whatever is known, and compare the winner's results with those of the
-    list's first config."""
-    from blocktune.tuner.tuned.tune_call import tuned_choice
-    from blocktune.tuner.turns.outputs import OutputCheck
-
-    args, kwargs = positional(kernel, arguments)
-    call = kernel.call_of(args, {"warmup": False, **kwargs})
-    choice = tuned_choice(call, device, afresh=True)
-    assert choice.config is not None  # it was measured
-    assert choice.launched is not None
-    winner = choice.config
-    launched = replace(call, configs={**call.configs, winner: choice.launched})
-    problem = None if winner == call.default else OutputCheck(call).problem(launched, winner)
-    return Remeasured(choice, winner, problem)

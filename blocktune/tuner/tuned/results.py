@@ -14,7 +14,6 @@ from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.tuned.frozen import add_winner
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.tuner.tuned.known import listed_problem
 from blocktune.tuner.turns.race import Standing
 
 if TYPE_CHECKING:
@@ -120,7 +119,7 @@ class Results:
         return Best(
             device=self.device,
             environment=self.environment,
-            shape=KernelProblem(self.call.name, listed_problem(self.call)),
+            shape=KernelProblem(self.call.name, self.call.listed_problem),
             config=winner,
             kernel_hash=self.call.source_hash,
             origin=Origin.MEASURED,

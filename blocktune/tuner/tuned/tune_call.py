@@ -18,10 +18,13 @@ from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.search.tune_launch import LaunchMachine
+from blocktune.tuner.tuned.beyond_list import has_room, searched_choice
 from blocktune.tuner.tuned.compiles import compiles
 from blocktune.tuner.tuned.measure import Measuring
 from blocktune.tuner.tuned.results import Ending, OpenStore, Results, open_store
 from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
+from blocktune.tuner.turns.launch_bench import LaunchTools
 
 logger = logging.getLogger("blocktune")
 
@@ -63,6 +66,9 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Ker
     # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
     monitor = GpuMonitor(device.uuid, own_processes=2)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
+    if call.settings.expand and not afresh and has_room(results):
+        launches = LaunchTools(tools.make_clock, lambda: None)
+        return searched_choice(results, LaunchMachine(ahead=tools.compiler, launches=launches))
     known, compiled = ({}, {}) if afresh else _known_and_compiled(results, tools.compiler)
     measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command, compiled, monitor)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))

@@ -141,9 +141,9 @@ class BenchedLaunches(OwnLaunches):
 
 
 def with_configs(call: Call, configs: Iterable[UserConfig]) -> Call:
-    """Return a call that can launch further configs, with the hook of the list's first one."""
+    """Return a call that can also launch configs of no list, with the hook of the list's first one."""
     hook = call.configs[call.default].pre_hook
-    made = {config: triton_config(config) for config in configs}
+    made = {config: triton_config(config) for config in configs if config not in call.configs}
     for config in made.values():
         config.pre_hook = hook
     return replace(call, configs={**call.configs, **made})

@@ -15,24 +15,22 @@ from typing import Any
 from blocktune.db.records.records import Best, Environment, Objective, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import KERNELS, competing
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.candidates.starting_configs import Contenders, find_contenders
-from blocktune.tuner.compile.background import Compiler, PreparingCompiler
+from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.candidates.starting_configs import find_contenders
+from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Enumeration
-from blocktune.tuner.search.report import Progress
-from blocktune.tuner.search.subject import Limit, Subject
+from blocktune.tuner.search.report import Limit, Progress
+from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 from blocktune.tuner.upkeep.is_current import is_live
 from blocktune.tuner.upkeep.verification import Recheck, Verification
 
@@ -68,7 +66,7 @@ def verify(
     device: DeviceSpec,
     environment: Environment,
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Verification:
@@ -92,13 +90,15 @@ def verify(
     earlier = _earlier_trials(best, store)
     roles = _roles(best, contenders, earlier)
     able = _able(roles, best.shape, device)
-    subject = Subject(device=device, environment=environment, shape=best.shape, kernels=_kernels(able))
+    subject = AttentionSubject(
+        device=device, environment=environment, shape=best.shape, kernels=_kernels(able), contenders=contenders
+    )
     objective = Objective(best.objective)
-    again = _measured_again(subject, able, contenders, store, compiler, runner, on_progress, objective)
+    again = _measured_again(subject, able, store, compiler, runner, on_progress, objective)
     rechecks = tuple(_recheck(config, roles, best, earlier, again, device) for config in roles)
     found = Verification(before=best, after=best, rechecks=rechecks, reason=_why_unverified(best, again), seconds=0.0)
     if not found.reason:
-        found = _settled(found, subject, contenders, again, store)
+        found = _settled(found, subject, again, store)
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -121,16 +121,14 @@ def _why_unverified(best: Best, again: _Again) -> str:
     return "nothing that was timed again runs here" if again.result is None and not wrong else ""
 
 
-def _settled(
-    found: Verification, subject: Subject, contenders: Contenders, again: _Again, store: ResultStore
-) -> Verification:
+def _settled(found: Verification, subject: AttentionSubject, again: _Again, store: ResultStore) -> Verification:
     """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
     if again.result is None:
         store.remove_best(found.before)
         return replace(
             found, after=None, verified=True, reason="nothing that was timed again computes the right result"
         )
-    after = _winner(subject, contenders, again.result, again.trials, store)
+    after = _winner(subject, again.result, again.trials, store)
     store.set_best(after)
     return replace(found, after=after, verified=True, reason=again.result.verdict.reason)
 
@@ -168,11 +166,10 @@ def _kernels(configs: Sequence[KernelConfig]) -> dict[str, Any]:
 
 
 def _measured_again(
-    subject: Subject,
+    subject: AttentionSubject,
     configs: Sequence[KernelConfig],
-    contenders: Contenders,
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
     objective: Objective,
@@ -183,7 +180,7 @@ def _measured_again(
     timed = [config for config, trial in trials.items() if trial.outcome is Outcome.OK]
     if not timed:
         return _Again(trials=trials, stopped_by_machine=stopped, result=None)
-    held, failures = _finals(runner, trials, timed, contenders, objective)
+    held, failures = _finals(runner, trials, timed, subject, objective)
     for config, failure in failures.items():
         if failure.outcome is not Outcome.OK:
             trials[config] = subject.trial(config, failure.outcome, error=failure.error)
@@ -195,26 +192,20 @@ def _measured_again(
 
 
 def _search_again(
-    subject: Subject,
+    subject: AttentionSubject,
     configs: Sequence[KernelConfig],
     store: ResultStore,
-    compiler: Compiler,
+    compiler: PreparingCompiler,
     runner: Runner,
     on_progress: Callable[[Progress], None],
 ) -> Search:
     """Return a search that has tried all of these configs and stored what it found."""
 
-    def predict(config: KernelConfig, resources: KernelResources) -> float | None:
-        if missing_rates(subject.device):
-            return None
-        return predict_us(subject.kernels[config.kernel], config, subject.shape, subject.device, resources)
-
     search = Search(
         subject,
         Enumeration(configs),
-        compiler,
+        ShapeCompiler(compiler, subject.shape, subject.device.limits.cc),
         runner=runner,
-        predict=predict,
         known=(),
         record=store.record,
         limit=Limit(trials=len(configs), seconds=_UNBOUNDED_SECONDS),
@@ -229,26 +220,25 @@ def _finals(
     runner: Runner,
     trials: dict[KernelConfig, Trial],
     timed: Sequence[KernelConfig],
-    contenders: Contenders,
+    subject: AttentionSubject,
     objective: Objective,
 ) -> tuple[Result | None, Mapping[KernelConfig, Measurement]]:
     """Return the finals and who failed them. Where no finalist was confirmed: None, and how each confirmation ended,
     since some may be wrong and others only lost."""
     try:
-        held = hold_finals(runner, list(trials.values()), contenders, None, objective)
+        held = hold_finals(runner, list(trials.values()), subject, None, objective)
     except NoFeasibleConfigError:
         return None, {config: runner.confirm(config) for config in timed}
     return held, held.failures
 
 
 def _winner(
-    subject: Subject,
-    contenders: Contenders,
+    subject: AttentionSubject,
     result: Result,
     trials: dict[KernelConfig, Trial],
     store: ResultStore,
 ) -> Best:
-    winner = result.verdict.winner
+    winner, contenders = result.verdict.winner, subject.contenders
     made_here = store.trials(subject.device, subject.shape, environment=subject.environment)
     return Best(
         device=subject.device,

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from blocktune.kernels.tuned.config import Problem
+from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
 from tests.support.triton_modes import compiled_here
+from tests.tuner.tuned.conftest import H200
 
 pytestmark = compiled_here
 
@@ -36,16 +39,13 @@ def tuned(tune: Any) -> Any:
 
 
 def test_a_kernel_is_tuned_without_its_program(tuned: Any, gpu: FakeGpu) -> None:
-    assert (
-        "n=1000: BLOCK=256 num_stages=3 num_warps=2, 110.0 µs, 2.164 times as fast as the first of the list"
-        in tuned.said
-    )
-    assert tuned.said.count("measured now in") == 2
+    winner = "measured 110.0 µs scale_kernel BLOCK=256 num_stages=3 num_warps=2, 2.164x (2.164 to 2.164)"
+    assert f"n=1000 (fp32 float): {winner} over the default; 6 ok" in tuned.said
+    assert tuned.said.count(winner) == 2
     timed = len(gpu.timed)
-    again = json.loads(tuned("run", KERNEL, *ARGS, "--grid", "n=1000", "--json").stdout)
-    assert [(each["sizes"], each["rung"], each["measured_now"]) for each in again["tuned"]] == [
-        ({"n": 1000}, "exact", False)
-    ]
+    (again,) = json.loads(tuned("run", KERNEL, *ARGS, "--grid", "n=1000", "--json").stdout)["runs"]
+    assert (again["shape"]["kernel"], again["shape"]["key"]["n"]) == (KERNEL, 1000)
+    assert again["best"]["reason"] == "found by an earlier run"
     assert len(gpu.timed) == timed
 
 
@@ -64,7 +64,7 @@ def test_arguments_of_a_size_are_made_at_its_turn(tune: Any, gpu: FakeGpu, monke
 def test_choices_take_the_place_of_the_list(tune: Any, gpu: FakeGpu) -> None:
     choices = ("--param", "BLOCK=256,1024", "--param", "num_warps=1,2")
     found = json.loads(tune("run", KERNEL, *ARGS, *choices, "--json").stdout)
-    assert found["tuned"][0]["config"] == "scale_kernel BLOCK=256 num_stages=3 num_warps=1"
+    assert found["best"]["config"]["parameters"] == {"BLOCK": 256, "num_stages": 3, "num_warps": 1}
     assert {launch.arguments["BLOCK"] for launch in gpu.timed} == {256, 1024}
     plain = "tests.support.libraries.autotuned_kernels:scaled"
     assert "has no list of configs to choose from. Name choices" in words(tune("run", plain, *ARGS).output)
@@ -82,10 +82,45 @@ def test_a_kernel_of_a_users_own_folder_is_found(tune: Any, tmp_path: Path, monk
     own = ("own_kernels_of_a_test:fill", "--args", "own_kernels_of_a_test:arguments", "--param", "BLOCK=128,256")
     done = tune("run", *own, "--grid", "n=512,2048", "--json")
     assert done.exit_code == 0, done.exception or done.output
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout)["runs"]
     sys.modules.pop("own_kernels_of_a_test")
-    assert [each["key"]["n"] for each in found["tuned"]] == [512, 2048]  # the sizes are its key
-    assert {each["config"] for each in found["tuned"]} == {"fill BLOCK=256 num_stages=3 num_warps=4"}
+    assert [each["shape"]["key"]["n"] for each in found] == [512, 2048]  # the sizes are its key
+    assert [each["best"]["config"]["parameters"]["BLOCK"] for each in found] == [256, 256]
+
+
+def test_one_call_is_shown_like_a_shape(tune: Any) -> None:
+    shown = words(tune("run", KERNEL, *ARGS, "--trials", 3, "--sampler", "tpe", "--seed", 1).output)
+    assert "scale_kernel n=1000 (fp32 float) on NVIDIA H200, measured, sustained" in shown
+    assert "occupancy of the winner" in shown
+    assert "6 configs can run; tried: 3 ok" in shown
+    assert "the search ended at its number of configs" in shown
+
+
+def test_a_search_is_told_how_to_go(tune: Any, tmp_path: Path) -> None:
+    study = tmp_path / "study.db"
+    how = ("--time-budget", 60, "--exhaustive", "--regime", "burst", "--study", study, "--expand", 2)
+    found = json.loads(tune("run", KERNEL, *ARGS, *how, "--json").stdout)
+    assert (found["environment"]["regime"], sum(found["outcomes"].values())) == ("burst", 8)
+    assert study.exists()
+
+
+def test_sizes_come_from_a_file_in_parts(tune: Any, tmp_path: Path) -> None:
+    sizes = tmp_path / "sizes.toml"
+    sizes.write_text("[small]\nn = [1000, 2048]\n[large]\nn = 4096\n")
+    done = tune("run", KERNEL, *ARGS, "--shapes", sizes, "--shard", "1/2", "--json")
+    assert [run["shape"]["key"]["n"] for run in json.loads(done.stdout)["runs"]] == [1000, 4096]
+    sizes.write_text("[small]\nn = []\n")
+    assert "A size must be a number or a text" in words(tune("run", KERNEL, *ARGS, "--shapes", sizes).output)
+
+
+def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "launches.jsonl"
+    monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(path))
+    for n, misses in ((1000, 1), (2048, 3), (4096, 0)):
+        kind = Kind(H200.key, KERNEL, Problem.of({"n": n, "(types)": "fp32 float"}))
+        append_launches(path, {kind: Launches(hits=5, misses=misses)})
+    done = tune("run", KERNEL, *ARGS, "--from-misses", "--json")
+    assert [run["shape"]["key"]["n"] for run in json.loads(done.stdout)["runs"]] == [2048, 1000]
 
 
 def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
@@ -93,7 +128,8 @@ def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path)
     assert f"{KERNEL} n=1000 (fp32 float) BLOCK=256" in words(tuned("list", *device).output)
     assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
     best = words(tuned("best", KERNEL, *device).output)
-    assert "BLOCK=256 num_stages=3 num_warps=2: 110.0 µs, 2.164 times as fast as the first of its list" in best
+    assert "winner scale_kernel BLOCK=256 num_stages=3 num_warps=2 110.0 µs" in best
+    assert "2.164x (2.164 to 2.164) default scale_kernel BLOCK=128 num_stages=3 num_warps=2 238.0 µs" in best
     assert "BLOCK=512 num_stages=3 num_warps=4 ok" in best
     explained = words(tuned("explain", KERNEL, *device).output)
     assert "n=2048 (fp32 float) on NVIDIA H200: BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs" in explained
@@ -167,6 +203,14 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         (("run", KERNEL, "--args", "json:dumps"), "takes the sizes of --grid by name, but not no sizes"),
         (("run", KERNEL, *ARGS, "--grid", "m=3"), "by name, but not m=3"),
         (("run", KERNEL, *ARGS, "--grid", "n"), "Choices are words NAME=VALUE,VALUE"),
+        (
+            ("run", KERNEL, *ARGS, "--kernel", "flash_fwd"),
+            f"--kernel would do nothing here. {KERNEL} names the kernel.",
+        ),
+        (("run", KERNEL, *ARGS, "--from-misses"), f"which counts no miss of {KERNEL} on NVIDIA H200"),
+        (("run", KERNEL, *ARGS, "--device", "a100"), f"no cost model ranks the configs of {KERNEL} without measuring"),
+        (("run", KERNEL, *ARGS, "--executor", "ray", "--device", "any"), "is a file. Name a server by --db."),
+        (("run", KERNEL, *ARGS, "--grid", "n=1", "--from-misses"), "Sizes come from one place, but got --grid and"),
         (("run", KERNEL, "--args", "platform:machine"), "returns the kernel's arguments by name and its `grid`"),
     ],
 )

@@ -14,11 +14,12 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.stored import sources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.subject import Subject
+from blocktune.tuner.subject.attention import AttentionSubject
 from tests.support.fakes.fake_kernels import FakeKernel
 
 SHAPE = AttentionShape(batch=2, num_heads=32, num_heads_kv=32, seqlen_q=8192, seqlen_k=8192, head_dim=64, head_dim_v=64)
@@ -38,10 +39,15 @@ class LandscapeKernel(FakeKernel):
 
 
 KERNELS = {name: LandscapeKernel(name) for name in ("pointers", "descriptors")}
-SUBJECT = Subject(
-    device=DEVICE, environment=Environment(triton="3.6.0", ptxas="12.8", torch="2.11"), shape=SHAPE, kernels=KERNELS
-)
 SPACE = SearchSpace.build(SHAPE, DEVICE.limits, KERNELS.values())
+DEFAULT = KERNELS["pointers"].default_config(SHAPE, DEVICE.limits)
+SUBJECT = AttentionSubject(
+    device=DEVICE,
+    environment=Environment(triton="3.6.0", ptxas="12.8", torch="2.11"),
+    shape=SHAPE,
+    kernels=KERNELS,
+    contenders=Contenders(space=SPACE, expected=(DEFAULT,), default=DEFAULT, paper=None, neighbours=()),
+)
 
 
 def replace_kernels() -> None:

@@ -12,7 +12,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.measure.protocol import FEW_ROUNDS, RACE_MARGIN, SETTLED, TIE_BAND
 from blocktune.tuner.search.finals import CHALLENGER_BAND
 from blocktune.tuner.search.verdict import PREDICTED_TIE
-from blocktune.tuner.tuned.measure import AT_THE_LIMIT
+from blocktune.tuner.subject.launch import AT_THE_LIMIT
 from blocktune.tuner.turns.race import TIE
 from tools import ROOT
 from tools.pages.recorded.facts import FACTS, fact, over_the_best, sweeps

@@ -63,7 +63,7 @@ def recorder(runner: Any, most: int) -> Recorder:
 
 def parts(most: int) -> tuple[Sequence[KernelConfig], Sequence[KernelConfig]]:
     contenders = find_contenders(DECODE, H200, competing(), ())
-    return dense_part(contenders, H200, most), contenders.space.feasible
+    return dense_part(contenders, DECODE, H200, most), contenders.space.feasible
 
 
 def test_a_small_space_is_measured_whole() -> None:

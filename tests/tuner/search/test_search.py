@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.records.records import Outcome, Trial
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.candidates.assignment import Assignment
@@ -17,11 +18,11 @@ from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.sampling.study_storage import open_study
 from blocktune.tuner.search.finals import require_result
 from blocktune.tuner.search.loop import Search
-from blocktune.tuner.search.report import Progress
+from blocktune.tuner.search.report import Limit, Progress
 from blocktune.tuner.search.strategies import DEFAULT as BY_DEFAULT
 from blocktune.tuner.search.strategies import make_proposals
 from blocktune.tuner.search.studies import sampled_by_tpe
-from blocktune.tuner.search.subject import Limit
+from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 from tests.support.models import landscape
 
 pytestmark = pytest.mark.triton_free
@@ -34,6 +35,17 @@ def useless(config: KernelConfig) -> float:
     return landscape._noise(config, -3)
 
 
+class Guessed(AttentionSubject):
+    """The landscape with a model that only knows registers."""
+
+    def predict(self, config: KernelConfig, resources: KernelResources) -> float:
+        return 1000.0 + resources.registers
+
+
+FACTS = {field.name: getattr(landscape.SUBJECT, field.name) for field in dataclasses.fields(landscape.SUBJECT)}
+SUBJECT = Guessed(**FACTS)
+
+
 def new_search(
     runner: ReplayRunner | None, *, trials: int, seed: int = 0, strategy: str = BY_DEFAULT, **changes: Any
 ) -> Search:
@@ -41,15 +53,15 @@ def new_search(
     proposals = make_proposals(assignment, strategy)
     given: dict[str, Any] = {
         "runner": runner,
-        "predict": lambda config, resources: 1000.0 + resources.registers,
         "known": (),
         "record": lambda trial: None,
         "limit": Limit(trials=trials, seconds=1e9),
         "lookahead": 8,
         "on_progress": lambda progress: None,
     }
-    compiler = changes.pop("compiler", None) or landscape.InstantCompiler()
-    return Search(landscape.SUBJECT, changes.pop("proposals", proposals), compiler, **given | changes)
+    farm = changes.pop("compiler", None) or landscape.InstantCompiler()
+    compiler = ShapeCompiler(farm, landscape.SHAPE, landscape.DEVICE.limits.cc)
+    return Search(SUBJECT, changes.pop("proposals", proposals), compiler, **given | changes)
 
 
 @pytest.mark.parametrize("strategy", ["guided", "tpe_from_model"])
@@ -136,7 +148,7 @@ def test_what_a_full_disk_stopped_is_not_stored_and_tried_again() -> None:
     with pytest.raises(
         NoFeasibleConfigError, match=r"4 of 4 failed by this machine.*No space left.*Make room on the disks"
     ):
-        require_result(list(search.trials.values()), landscape.SHAPE, search.stopped_by_machine)
+        require_result(list(search.trials.values()), SUBJECT, search.stopped_by_machine)
 
 
 def test_what_a_full_disk_stopped_at_a_launch_is_not_stored_either() -> None:

@@ -11,8 +11,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.subject.neighbours import further_neighbours, neighbours, with_capped_registers
 from blocktune.tuner.tuned.autotune import autotune
-from blocktune.tuner.tuned.neighbours import further_neighbours, neighbours, with_capped_registers
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here

@@ -16,11 +16,14 @@ from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.roofline import peak_tflops
 from blocktune.tuner.jitted.counts import counts_in
+from blocktune.tuner.turns.launches import with_configs
 from blocktune.tuner.turns.saved_call import meta_of
 
 logger = logging.getLogger("blocktune")
 
 NAMES = ("bytes", "flops")
+
+NO_COSTS = "what a launch moves and computes is not known, so the search goes by resources and times alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,25 @@ class Costs:
         return f"{rates}, {share:.0%} of what {device.name} allows" if share else rates
 
 
+def author_costs(call: Call, options: Mapping[str, Any]) -> Costs | None:
+    """Return what the function `costs` says of a launch with these options; None where the kernel has none.
+
+    Raises:
+        UsageError: it returns something other than numbers.
+    """
+    if call.settings.costs is None:
+        return None
+    found = call.settings.costs({**call.named, **options})
+    costs = _as_costs(found, "its `costs`")
+    if costs is None or not set(found) <= set(NAMES):
+        raise UsageError(
+            f"The `costs` of {call.name} must return the numbers `bytes` and `flops` by name, but returned "
+            f"{found!r:.200}. "
+            'For example: {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
+        )
+    return costs
+
+
 def costs_of(call: Call, config: UserConfig) -> Costs | None:
     """Return what a launch with a config costs, or None where that is not known. The config must have been launched.
 
@@ -58,15 +80,7 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     chosen = call.configs[config]
     options = chosen.all_kwargs()
     if call.settings.costs is not None:
-        found = call.settings.costs({**call.named, **options})
-        costs = _as_costs(found, "its `costs`")
-        if costs is None or not set(found) <= set(NAMES):
-            raise UsageError(
-                f"The `costs` of {call.name} must return the numbers `bytes` and `flops` by name, but returned "
-                f"{found!r:.200}. "
-                'For example: {"bytes": 2 * x.numel() * x.element_size(), "flops": 0}.'
-            )
-        return costs
+        return author_costs(call, options)
     if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last
         chosen.pre_hook({**call.named, **options})
     compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
@@ -81,6 +95,17 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
         return None
     launched = math.prod(blocks)
     return Costs(bytes=counts.bytes * launched, flops=counts.flops * launched, source="its compiled code")
+
+
+def rates_of(call: Call, config: UserConfig, time_us: float, device: DeviceSpec) -> str:
+    """Return what launches of a measured config move and compute a second, in words; where that is not known, nothing,
+    or that a search beyond the list had to do without it."""
+    if call.settings.isolate:
+        return ""
+    costs = costs_of(with_configs(call, [config]), config)
+    if costs is None:
+        return NO_COSTS if call.settings.expand else ""
+    return costs.words(time_us, device) if time_us else ""
 
 
 def _of_metadata(call: Call, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:

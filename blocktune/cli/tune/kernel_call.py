@@ -1,0 +1,74 @@
+"""`tune run MODULE:KERNEL`: the calls that its flags mean, and the device that they are tuned on."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blocktune.cli.autotuned.arguments import Sizes, grid_of, missed_sizes, requests_for
+from blocktune.cli.shared.shapes_file import sizes_of_file
+from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.device_choice import choose_device, is_present
+
+if TYPE_CHECKING:
+    from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.tuner.tuned.request import LaunchRequest
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """The flags that say how an autotuned kernel is called."""
+
+    name: str
+    make: str | None
+    param: Sequence[str]
+    expand: int
+
+    def requests(
+        self, grid: str | None, shapes_file: Path | None, missed_on: "DeviceSpec | None"
+    ) -> "tuple[tuple[LaunchRequest, ...], bool]":
+        """Return the calls, and whether they may be many.
+
+        Args:
+            grid: the text of `--grid`.
+            shapes_file: a file with the sizes.
+            missed_on: the device whose misses name the sizes.
+
+        Raises:
+            UsageError: a name is none, or the sizes come from several places or from none.
+        """
+        given = {"--grid": grid, "--shapes": shapes_file, "--from-misses": missed_on}
+        places = [flag for flag, value in given.items() if value is not None]
+        if len(places) > 1:
+            raise UsageError(f"Sizes come from one place, but got {' and '.join(places)}. Leave one out.")
+        sizes: Sequence[Sizes] = grid_of(grid)
+        if shapes_file is not None:
+            sizes = sizes_of_file(shapes_file)
+        elif missed_on is not None:
+            sizes = missed_sizes(self.name, missed_on)
+        requests = requests_for(self.name, self.make, sizes, self.param, self.expand)
+        return requests, len(requests) > 1 or bool(places)
+
+
+def device_of(kernel: str, name: str | None, *, on_cluster: bool) -> "DeviceSpec":
+    """Return the GPU that a kernel is tuned on: here, or a kind of a cluster.
+
+    Raises:
+        NoDeviceError: there is no GPU here.
+        UsageError: it is not here, where configs of a kernel without a cost model have to be measured.
+    """
+    from blocktune.kernels.hardware import device as devices
+    from blocktune.tuner.tuned.decide import needing_a_gpu
+
+    if on_cluster:
+        return choose_device()
+    if name is None:
+        with needing_a_gpu(kernel):
+            return devices.current_device()
+    device = choose_device(name)
+    if not is_present(device):
+        raise UsageError(
+            f"{device.name} is not in this machine, and no cost model ranks the configs of {kernel} without measuring "
+            "them. Run the command on such a machine, or leave out --device."
+        )
+    return device

@@ -1,0 +1,116 @@
+"""An attention shape as a subject, and the farm that compiles its configs."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.kernels.base.kernel import AttentionKernel
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.registry import get_kernel
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.values.config import KernelConfig
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
+from blocktune.tuner.compile.background import PreparingCompiler
+from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.cost.ranking import usefulness
+from blocktune.tuner.cost.roofline import missing_rates
+from blocktune.tuner.subject.subject import Subject
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionSubject(Subject[AttentionShape, KernelConfig]):
+    """An attention shape. kernels: those that take part, by name. near: winners of shapes like this one."""
+
+    device: DeviceSpec
+    environment: Environment
+    shape: AttentionShape
+    kernels: Mapping[str, AttentionKernel]
+    contenders: Contenders
+    near: tuple[TunedConfig, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        shape: AttentionShape,
+        device: DeviceSpec,
+        environment: Environment,
+        kernels: Sequence[AttentionKernel],
+        nearest: Iterable[Best] = (),
+    ) -> "AttentionSubject":
+        """Return the subject of a search among some kernels; nearest: stored winners of shapes like this one.
+
+        Raises:
+            NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
+        """
+        near = tuple(nearest)
+        contenders = find_contenders(shape, device, kernels, near)
+        named = dict.fromkeys(config.kernel for config in contenders.space.feasible)
+        return cls(
+            device=device,
+            environment=environment,
+            shape=shape,
+            kernels={name: get_kernel(name) for name in named},
+            contenders=contenders,
+            near=near_rows(near, shape),
+        )
+
+    @property
+    def problem(self) -> AttentionShape:
+        return self.shape
+
+    def source_hash(self, config: KernelConfig) -> str | None:
+        kernel = self.kernels.get(config.kernel)
+        return None if kernel is None else kernel.source_hash
+
+    def usefulness(self, config: KernelConfig) -> float:
+        return usefulness(self.kernels[config.kernel], config, self.shape, self.device)
+
+    def predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
+        if missing_rates(self.device):
+            return None  # only for a present device: it is measured all the same
+        return predict_us(self.kernels[config.kernel], config, self.shape, self.device, resources)
+
+    def expected(self, predicted_us: Mapping[KernelConfig, float]) -> KernelConfig | None:
+        return expected_of_compiled(predicted_us, self.shape, self.device, self.near)
+
+    def launches_alike(self, config: KernelConfig, other: KernelConfig) -> bool:
+        """Return whether only the number of stages differs: all else may also decide how the code is launched."""
+        return dataclasses.replace(config, num_stages=other.num_stages) == other
+
+    def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
+        trial = Trial(
+            device=self.device,
+            environment=self.environment,
+            shape=self.shape,
+            config=config,
+            kernel_hash=self.kernels[config.kernel].source_hash,
+            outcome=outcome,
+        )
+        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeCompiler:
+    """Compiles configs of one shape by a farm, which may serve other shapes too; see `PreparingConfigCompiler`."""
+
+    farm: PreparingCompiler
+    shape: AttentionShape
+    cc: tuple[int, int]
+
+    def submit(self, config: KernelConfig) -> "Future[CompileResult]":
+        """Compile a config."""
+        return self.farm.submit(config.kernel, config, self.shape, self.cc)
+
+    def start(self, count: int = 1) -> None:
+        """Start this many of the farm's workers."""
+        self.farm.start(count)
+
+    def submit_confirmation(self, config: KernelConfig) -> None:
+        """Compile the launch that also writes the log-sum-exp, which the last check of a winner makes."""
+        self.farm.submit_with_lse(config.kernel, config, self.shape, self.cc)

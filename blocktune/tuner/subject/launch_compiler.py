@@ -1,0 +1,79 @@
+"""What compiles the configs of a call in the background: `LaunchCompiler`."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+from blocktune.db.records.records import Outcome
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.compiler import CompileResult, resources_of
+from blocktune.tuner.compile.worker import failure_of
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.jitted.specialization import is_importable, specialization_of
+from blocktune.tuner.turns.launches import with_configs
+
+
+class LaunchCompiler:
+    """Compiles configs of a call for the GPU that is here; see `PreparingConfigCompiler`. A context manager.
+
+    Args:
+        call: the call.
+        cc: compute capability of the GPU.
+        ahead: what compiles; it stays for later calls.
+    """
+
+    def __init__(self, call: Call, cc: tuple[int, int], ahead: CompileAhead) -> None:
+        self._call, self._cc, self._ahead = call, cc, ahead
+        self._threads = ThreadPoolExecutor(ahead.workers, "blocktune-compile")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def start(self, count: int = 1) -> None:
+        """Let another process import the kernel's library, where it can; it forks its workers itself."""
+        del count
+        if is_importable(self._call):
+            self._ahead.start(self._call.name)
+
+    def submit(self, config: UserConfig) -> "Future[CompileResult[UserConfig]]":
+        """Compile a config. Triton says in this thread what it would compile, since a hook of the config may have to
+        set the blocks of tensor descriptors before."""
+        call = with_configs(self._call, [config])
+        specialization = specialization_of(call, config, self._cc)
+        if specialization is None:
+            done: Future[CompileResult[UserConfig]] = Future()
+            done.set_result(_result(config, _code_here(call, config)))
+            return done
+        wait = self._ahead.begin(call.name, specialization, self._cc)
+        return self._threads.submit(lambda: _result(config, wait()))
+
+    def submit_confirmation(self, config: UserConfig) -> None:
+        """Do nothing: the check of a winner launches what was timed."""
+
+
+def _result(config: UserConfig, compiled: Compiled) -> CompileResult[UserConfig]:
+    return CompileResult(
+        config=config,
+        outcome=compiled.outcome,
+        resources=compiled.resources,
+        error=compiled.error,
+        seconds=compiled.seconds,
+        transient=compiled.transient,
+    )
+
+
+def _code_here(call: Call, config: UserConfig) -> Compiled:
+    """Return what this process has compiled of a config before, or compiles since Triton cannot describe it."""
+    try:
+        found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})
+    except Exception as error:  # compilers raise what they like
+        failed = failure_of(error)
+        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"], transient=failed["transient"])
+    return Compiled(outcome=Outcome.OK, resources=resources_of(found))

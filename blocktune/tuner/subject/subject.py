@@ -1,0 +1,96 @@
+"""All that a search knows of what it tunes: `Subject`."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Generic
+
+from blocktune.db.records.records import ConfigT, Environment, Outcome, ProblemT, Trial
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.tuner.candidates.assignment import Assignment
+from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
+
+
+class Subject(ABC, Generic[ProblemT, ConfigT]):
+    """One problem on one device, with the configs that may solve it.
+
+    device: where. environment: the software that results depend on. contenders: the space, and the configs in it that
+    have a name.
+    """
+
+    device: DeviceSpec
+    environment: Environment
+    contenders: Contenders[ConfigT]
+
+    @property
+    @abstractmethod
+    def problem(self) -> ProblemT:
+        """What is computed, as the store knows it."""
+
+    @property
+    def winner_problem(self) -> ProblemT:
+        """What the store knows the winner by: the problem, with what it was chosen from where that matters."""
+        return self.problem
+
+    @property
+    def kernel_hash(self) -> str | None:
+        """The source whose trials count, where all configs are of one; None where each config has its kernel's."""
+        return None
+
+    @property
+    def label(self) -> str:
+        """A short name of the problem for people."""
+        return self.problem.label
+
+    @property
+    def meanwhile(self) -> str:
+        """What calls do as long as there is no winner, as the end of a sentence."""
+        return "attention falls back to PyTorch meanwhile"
+
+    @abstractmethod
+    def source_hash(self, config: ConfigT) -> str | None:
+        """Return the digest of the source that a config is compiled from; None where the kernel is not searched."""
+
+    @abstractmethod
+    def usefulness(self, config: ConfigT) -> float:
+        """Return how a config ranks before it is compiled, the most promising lowest."""
+
+    @abstractmethod
+    def predict(self, config: ConfigT, resources: KernelResources) -> float | None:
+        """Return the time in microseconds that a model expects of compiled code; None where there is no model."""
+
+    @abstractmethod
+    def expected(self, predicted_us: Mapping[ConfigT, float]) -> ConfigT | None:
+        """Return which of some compiled configs what was measured of like problems speaks for; None where nothing
+        was."""
+
+    def comparable(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> tuple[Trial[ProblemT, ConfigT], ...]:
+        """Return stored trials with scores that this search can compare with its own."""
+        return tuple(trials)
+
+    def occupancy(self, resources: KernelResources) -> Occupancy:
+        """Return how much of the device's multiprocessors compiled code fills."""
+        return occupancy(resources, self.device.limits)
+
+    def obstacle(self, config: ConfigT, found: Occupancy) -> str | None:
+        """Return why a compiled config is not measured, if there is a reason."""
+        del config
+        if found.blocks_per_sm:
+            return None
+        return f"not one block fits an SM: {', '.join(found.limiters)}"
+
+    @abstractmethod
+    def launches_alike(self, config: ConfigT, other: ConfigT) -> bool:
+        """Return whether two configs launch equal code in the same way, so that one stands for both."""
+
+    @abstractmethod
+    def trial(self, config: ConfigT, outcome: Outcome, **fields: object) -> Trial[ProblemT, ConfigT]:
+        """Return a trial of this subject; `fields` are those of `Trial`."""
+
+    def assignment(self, trials: int, seed: int) -> Assignment[ConfigT]:
+        """Return what a strategy gets of this subject for a number of trials."""
+        contenders = self.contenders
+        return Assignment(
+            space=contenders.space, first=contenders.first, usefulness=self.usefulness, trials=trials, seed=seed
+        )

@@ -1,0 +1,94 @@
+"""A call of an autotuned kernel goes through the search that tunes shapes: same study, finals, records and report."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from blocktune.db.records.records import Outcome
+from blocktune.db.store import ResultStore
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.values.config import Origin
+from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.search.arguments import SearchOptions
+from blocktune.tuner.search.report import Budget, TuningReport
+from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
+from blocktune.tuner.turns.launch_bench import LaunchTools
+from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
+from tests.support.libraries.autotuned_kernels import CONFIGS
+from tests.support.triton_modes import compiled_here
+from tests.tuner.tuned.conftest import H200, compiler, decorated, gpu, grid, path
+
+__all__ = ["compiler", "gpu", "path"]
+
+pytestmark = compiled_here
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[ResultStore]:
+    with ResultStore.open(path) as opened:
+        yield opened
+
+
+def call_of(**options: Any) -> Call:
+    kernel = decorated(**options).kernel
+    return kernel.call_of([torch.ones(1000), 1000, 2.0], {"warmup": False, "grid": grid})
+
+
+def tuned(
+    call: Call, gpu: FakeGpu, compiler: CompileAhead, store: ResultStore, options: SearchOptions | None = None
+) -> TuningReport:
+    tools = LaunchTools(lambda l2: FakeHookedClock(gpu), lambda: None)
+    return tune_launch(
+        call, H200, store, options or SearchOptions(), machine=LaunchMachine(ahead=compiler, launches=tools)
+    )
+
+
+def test_the_list_is_searched_and_every_trial_is_kept(gpu: FakeGpu, compiler: CompileAhead, store: ResultStore) -> None:
+    call = call_of()
+    report = tuned(call, gpu, compiler, store)
+    assert report.best.config.parameters == {"BLOCK": 256, "num_warps": 2, "num_stages": 3}
+    assert report.best.default == call.default
+    assert report.best.origin is Origin.MEASURED
+    assert report.outcomes == {Outcome.OK: len(CONFIGS)}
+    (best,) = store.kernel_bests(H200)
+    assert (best.config, best.shape.problem) == (report.best.config, call.listed_problem)
+    assert report.occupancy is not None
+
+
+def test_a_finished_search_answers_at_once(gpu: FakeGpu, compiler: CompileAhead, store: ResultStore) -> None:
+    tuned(call_of(), gpu, compiler, store)
+    timed = len(gpu.timed)
+    again = tuned(call_of(), gpu, compiler, store)
+    assert again.reason == "found by an earlier run"
+    assert len(gpu.timed) == timed
+
+
+@pytest.mark.parametrize("sampler", ["guided", "tpe", "coordinate", "random", "model"])
+def test_samplers_choose_within_a_budget(
+    sampler: str, gpu: FakeGpu, compiler: CompileAhead, store: ResultStore
+) -> None:
+    report = tuned(call_of(), gpu, compiler, store, SearchOptions(sampler=sampler, budget=Budget(trials=3)))
+    assert sum(report.outcomes.values()) == 3
+    assert report.ended_by == "trials"
+
+
+def test_expand_goes_on_around_the_best(gpu: FakeGpu, compiler: CompileAhead, store: ResultStore) -> None:
+    gpu.time_us = lambda launch: 100.0 + abs(launch.arguments["BLOCK"] - 1024) / 10 + launch.num_warps
+    report = tuned(call_of(expand=16), gpu, compiler, store)
+    assert report.best.config.parameters["BLOCK"] == 1024
+    assert len(CONFIGS) < sum(report.outcomes.values()) <= len(CONFIGS) + 16
+
+
+def test_a_config_that_computes_something_else_is_wrong(
+    gpu: FakeGpu, compiler: CompileAhead, store: ResultStore
+) -> None:
+    def effect(launch: Launch) -> None:
+        launch.arguments["x"].fill_(launch.arguments["BLOCK"])
+
+    gpu.effect = effect
+    report = tuned(call_of(), gpu, compiler, store)
+    assert report.best.config.parameters["BLOCK"] == 128
+    assert report.outcomes == {Outcome.OK: 2, Outcome.WRONG_RESULT: 4}
