@@ -12,8 +12,9 @@ VERBS = frozenset(
         """
     add adopt allocate allow answer append apply ask assert assign attach attend autotune average begin bind bound break
     bring build cache call cancel capture carry catch change check choose clean clear climb close collect combine
-    compare compile complete compute confirm connect convert copy count cover create cross cut decide decode define
-    delete derive describe detect discard divide do draw drop encode end enqueue ensure estimate evaluate exchange
+    compare compile complete compute confirm connect convert copy correct count cover create cross cut decide
+    decode define delete derive describe detect discard divide do draw drop encode end enqueue ensure estimate
+    evaluate exchange
     execute exit expand explain export expose extend extract feed fetch fill filter find finish fit fix fold follow
     forget format forward free freeze gather generate get give group guard guess hand handle hash have help hide
     hold identify ignore import increase index initialise insert install interrupt invite iterate join judge keep kill

@@ -13,13 +13,13 @@ from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
+from blocktune.db.records.correction import Correction, correct
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, KernelBest, KernelTrial, Trial
 from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
-from blocktune.db.recovery.correction import Correction, correct
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean

@@ -88,7 +88,7 @@ def _corrected(target: "StoreTarget") -> Iterator[Finding]:
         with ResultStore.open(target) as store:
             found = store.correct()
     except StoreError:
-        return  # what is wrong is told by its health
+        return  # its health says what is wrong
     if found:
         yield Finding(
             name="database corrected",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from blocktune.cli.explain.store_checks import store_findings
+from blocktune.db.records.correction import Correction
 from blocktune.db.records.records import Best, KernelBest, KernelTrial, Trial
-from blocktune.db.recovery.correction import Correction
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import Base
