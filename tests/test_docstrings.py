@@ -10,23 +10,23 @@ VERBS = frozenset(
     re.findall(
         r"\w+",
         """
-    add adopt allocate allow answer append apply ask assert assign attach attend autotune average begin bind bound
-    break bring build cache call cancel capture carry catch change check choose clean clear climb close collect
-    combine compare compile complete compute confirm connect convert copy correct count cover create cross cut
-    decide decode define delete derive describe detect discard divide do draw drop encode end enqueue ensure
-    estimate evaluate exchange execute exit expand explain export expose extend extract feed fetch fill filter find
-    finish fit fix fold follow forget format forward free freeze gather generate get give group guard guess hand
-    handle hash have help hide hold identify ignore import increase index initialise insert install interrupt invite
-    iterate join judge keep kill label launch lay leave let limit list load locate lock log look lower make map mark
-    mask match measure merge mix move multiply name normalise note notice number open order own pack pad parse pass
-    patch pick pin place plan play point poison poll predict prefer prepare press print probe propose prove publish
-    pull push put quote raise rank read rebuild receive record recover reduce refer refresh refuse register reject
-    release remember remove rename render repeat replace replay report request require reserve reset resolve restore
-    resume retry return reverse revert rewrite rotate round run sample save say scale scan score search see seek
-    select send separate serve set share shift shorten show shrink sign simulate skip sleep solve sort spawn split
-    spread start state stay step stop store strip subtract sum swap switch take tell test time trace track transform
-    translate transpose trim trust try tune turn undo unite unpack update upgrade use validate verify view visit
-    wait walk warn watch weigh widen wrap write yield
+    add adopt allocate allow answer append apply arrive ask assert assign attach attend autotune average begin bind
+    bound break bring broadcast build cache call cancel capture carry catch change check choose clean clear climb
+    close collect combine compare compile complete compute confirm connect convert copy correct count cover create
+    cross cut decide decode define delete derive describe detect discard divide do draw drop encode end enqueue
+    ensure estimate evaluate exchange execute exit expand explain export expose extend extract feed fetch fill
+    filter find finish fit fix fold follow forget format forward free freeze gather generate get give group guard
+    guess hand handle hash have help hide hold identify ignore import increase index initialise insert install
+    interrupt invite issue iterate join judge keep kill label launch lay leave let limit list load locate lock log
+    look lower make map mark mask match measure merge mix move multiply name normalise note notice number open order
+    own pack pad parse pass patch pick pin place plan play point poison poll predict prefer prepare press print
+    probe promote propose prove publish pull push put quote raise rank read rebuild receive record recover reduce
+    refer refresh refuse register reject release remember remove rename render repeat replace replay report request
+    require reserve reset resolve restore resume retry return reverse revert rewrite rotate round run sample save
+    say scale scan score search see seek select send separate serve set share shift shorten show shrink sign
+    simulate skip sleep solve sort spawn split spread start state stay step stop store strip subtract sum swap
+    switch take tell test time trace track transform translate transpose trim trust try tune turn undo unite unpack
+    update upgrade use validate verify view visit wait walk warn watch weigh widen wrap write yield
     """,
     )
 )

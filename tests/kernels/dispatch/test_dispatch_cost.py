@@ -115,8 +115,9 @@ def ways_to_launch(bound: TritonLaunch, arguments: tuple[Any, ...]) -> dict[str,
     grid, names = bound.grid, bound.function.arg_names
     ready = bound.arguments(*arguments)
     compiled = bound.function[grid](*ready, **bound.options)
-    first = next(index for index, argument in enumerate(names) if argument in ("BLOCK_M", "BLOCK_N"))
-    chosen = {name: value for name, value in zip(names, ready, strict=True) if name in ("BLOCK_M", "BLOCK_N")}
+    tuned = ("BLOCK_M", "BLOCK_N", "OPTIONS")
+    first = next(index for index, argument in enumerate(names) if argument in tuned)
+    chosen = {name: value for name, value in zip(names, ready, strict=True) if name in tuned}
     rest = {name: value for name, value in list(zip(names, ready, strict=True))[first:] if name not in chosen}
     configs = [triton.Config(chosen, **bound.options) for _ in range(2)]
     tuner = triton.autotune(configs=configs, key=KEY, do_bench=lambda call, quantiles: [1.0] * len(quantiles))(

@@ -294,6 +294,7 @@ GL = types.SimpleNamespace(
     float32=torch.float32,
     abs=torch.abs,
     convert_layout=lambda x, layout: x,
+    to_tensor=I32,
     load=load,
     store=store,
     atomic_add=atomic_add,

@@ -36,7 +36,7 @@ from blocktune.kernels.hopper.backward.form import (
 )
 from blocktune.kernels.hopper.backward.turns import await_turn, let_warpgroups_add, pass_turn, turn_of
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
-from blocktune.kernels.hopper.common.slots import receive
+from blocktune.kernels.hopper.common.slots import first_slot, receive
 
 
 @gluon.jit
@@ -162,10 +162,9 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
     key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
     others = OWN + 0  # steps of the other warp before the next own one: 0 or 1
     phase = 0
-    place = 0
-    parity = 0
+    tile_slot = first_slot(0)
     if counts_all_tiles(FORM):
-        tile, place, parity = receive(ring, place, parity)
+        tile, tile_slot = receive(ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
@@ -206,4 +205,4 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
                     pass_turn(turns + block, count)
                 phase ^= 1
             others ^= (end - first) // BLOCK_M & 1
-        tile, place, parity = receive(ring, place, parity)
+        tile, tile_slot = receive(ring, tile_slot)

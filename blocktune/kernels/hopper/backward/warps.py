@@ -66,7 +66,7 @@ from blocktune.kernels.hopper.backward.steps import (
 from blocktune.kernels.hopper.biases.of_keys import prefetch_mask
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
 from blocktune.kernels.hopper.common.named_barriers import bar_sync
-from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.common.slots import first_slot, publish, receive
 
 
 @gluon.jit
@@ -99,12 +99,11 @@ def producer(
     slot = 0
     phase = 1
     kv_phase = 1
-    tile_slot = 0
-    tile_phase = 1
+    tile_slot = first_slot(1)
     issued = 0
     if counts_all_tiles(FORM):
         tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-        tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
+        tile_slot = publish(tile, ends.ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
@@ -173,7 +172,7 @@ def producer(
                 issued += 1
         if PERSISTENT:
             tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-            tile_slot, tile_phase = publish(tile, ends.ring, tile_slot, tile_phase)
+            tile_slot = publish(tile, ends.ring, tile_slot)
         else:
             tile = key_tiles * batch_heads
     if EARLY:
@@ -278,12 +277,11 @@ def consumer(
     b = 0
     b_phase = 0
     kv_phase = 0
-    tile_slot = 0
-    tile_phase = 0
+    tile_slot = first_slot(0)
     if not OPTIONS.AHEAD:
         no_products_yet()
     if counts_all_tiles(FORM):
-        tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+        tile, tile_slot = receive(ends.ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
@@ -362,7 +360,7 @@ def consumer(
         if PERSISTENT:
             if not DEFER:
                 mbarrier.arrive(ends.kv_empty, count=1)
-            tile, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+            tile, tile_slot = receive(ends.ring, tile_slot)
         else:
             tile = key_tiles * batch_heads
         batch = batch_head // num_heads_kv

@@ -33,8 +33,8 @@ def lay_out_mask_kernel(
     Mask, Laid, stride_mb, stride_mh, stride_mm, stride_mn, heads, seqlen_q, seqlen_k, tiles_q, tiles_k, right, left,
     BOOLEAN: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Laid [batch, heads, tiles_q, tiles_k] tiles of Mask, uint8 or float with strides of (batch, head, query, key): a
-    program writes one, unless no query i of it sees a key, of i + left .. i + right."""
+    """Write Laid [batch, heads, tiles_q, tiles_k] tiles of Mask, uint8 or float with strides of (batch, head, query,
+    key): a program writes one, unless no query i of it sees a key, of i + left .. i + right."""
     tile = tl.program_id(0).to(tl.int64)
     entry, rest = tile // (tiles_q * tiles_k), tile % (tiles_q * tiles_k)
     row, key = rest // tiles_k * ROWS, rest % tiles_k * KEYS

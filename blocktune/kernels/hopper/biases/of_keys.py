@@ -24,7 +24,7 @@ from blocktune.kernels.hopper.biases.words import (
     values_of_block,
     where_set,
 )
-from blocktune.kernels.hopper.common.rows import beside, by_thread
+from blocktune.kernels.hopper.common.rows import broadcast_rows, by_thread
 
 
 class KeyBiases(NamedTuple):
@@ -56,13 +56,13 @@ KEY_INTEGERS = tuple(name for name in KeyBiases._fields if name not in ("slopes"
 
 @gluon.constexpr_function
 def is_biased(options):
-    """Whether a launch has any of what is in this file."""
+    """Return whether a launch has any of what is in this file."""
     return bool(options.ALIBI) or bool(options.MASK_CODE) or bool(options.DROPOUT)
 
 
 @gluon.jit
 def tile_of_mask(biases, batch, head, key, keys, TILE: gl.constexpr):
-    """The mask of a head for the 64 keys from `key` on, of a sequence that has `keys`: its first tile of TILE
+    """Return the mask of a head for the 64 keys from `key` on, of a sequence that has `keys`: its first tile of TILE
     elements."""
     n = gl.minimum(key, gl.maximum(keys - 1, 0)) // 64
     at = batch.to(gl.int64) * biases.mask_batch + head * biases.mask_head + n * biases.mask_tile
@@ -71,13 +71,14 @@ def tile_of_mask(biases, batch, head, key, keys, TILE: gl.constexpr):
 
 @gluon.constexpr_function
 def prefetch_asm(size):
+    """Return assembly that begins to copy so many bytes to the L2 cache."""
     one = "elect.sync _|p, 0xffffffff;"
     return f"{{ .reg .pred p; {one} @p cp.async.bulk.prefetch.L2.global [$1], {size}; mov.b32 $0, 0; }}"
 
 
 @gluon.jit
 def prefetch(place, SIZE: gl.constexpr):
-    """Begins to copy SIZE bytes from a pointer on to the L2 cache."""
+    """Begin to copy SIZE bytes from a pointer on to the L2 cache."""
     ASM: gl.constexpr = prefetch_asm(SIZE)
     address = place.to(gl.int64, bitcast=True)
     gl.inline_asm_elementwise(ASM, "=r,l,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
@@ -85,7 +86,7 @@ def prefetch(place, SIZE: gl.constexpr):
 
 @gluon.jit
 def prefetch_mask(biases, batch, head, key, keys, m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Begins to copy an additive mask to the L2 cache: of the queries from m on and the BLOCK_N keys from `key` on."""
+    """Begin to copy an additive mask to the L2 cache: of the queries from m on and the BLOCK_N keys from `key` on."""
     SIZE: gl.constexpr = 64 * BLOCK_M * biases.mask.dtype.element_ty.primitive_bitwidth // 8
     for half in gl.static_range(BLOCK_N // 64):
         tile = tile_of_mask(biases, batch, head, key + half * 64, keys, 64 * 128)
@@ -96,7 +97,7 @@ def prefetch_mask(biases, batch, head, key, keys, m, BLOCK_M: gl.constexpr, BLOC
 def biases_of_head(
     biases, batch, head, num_heads, key, keys, moved, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
-    """What a head has for the 64 keys from `key` on of a sequence that has `keys`; 0 for what it has not.
+    """Return what a head has for the 64 keys from `key` on of a sequence that has `keys`; 0 for what it has not.
 
     rows and pairs (`thread_positions`), the first key's number, the slope in base 2, how far the first key is from the
     one that query 0 stands at, which has `moved`, the tile of the mask, and batch * num_heads + head.
@@ -115,7 +116,7 @@ def biases_of_head(
 
 @gluon.jit
 def mask_of_block(biases, head, m, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """What the queries from m on need of the mask; 0 without one."""
+    """Return what the queries from m on need of the mask; 0 without one."""
     loaded = 0
     if OPTIONS.MASK_CODE:
         rows, pairs, _, _, _, tile, _ = head
@@ -129,7 +130,7 @@ def mask_of_block(biases, head, m, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr,
 
 @gluon.jit
 def kept_of_queries(biases, head, m, OPTIONS: gl.constexpr):
-    """The pairs of the queries from m on that dropout keeps (`kept_bits_of_keys`); 0 without dropout."""
+    """Return the pairs of the queries from m on that dropout keeps (`kept_bits_of_keys`); 0 without dropout."""
     kept = 0
     if OPTIONS.DROPOUT:
         rows, pairs, key, _, _, _, number = head
@@ -141,13 +142,13 @@ def kept_of_queries(biases, head, m, OPTIONS: gl.constexpr):
 
 @gluon.jit
 def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """The exponents [64, 64] of the queries from m on, with ALiBi and an additive mask."""
+    """Return the exponents [64, 64] of the queries from m on, with ALiBi and an additive mask."""
     LOG2_E: gl.constexpr = 1.4426950408889634
     if OPTIONS.ALIBI:
         rows, pairs, _, slope, place, _, _ = head
         x = by_thread(exponents)
         if OPTIONS.ALIBI == 1:
-            x = x + beside(slope * (rows + (place - m)).to(gl.float32), x)
+            x = x + broadcast_rows(slope * (rows + (place - m)).to(gl.float32), x)
         else:
             distance = (rows + (place - m) - 2 * pairs).to(gl.float32)
             x = x + alibi(x, slope, distance, False)
@@ -159,7 +160,7 @@ def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.const
 
 @gluon.jit
 def limited_exponents(exponents):
-    """Exponents under an additive mask, of a masked row with n keys -log2(n) for every visible one.
+    """Return exponents under an additive mask, of a masked row with n keys -log2(n) for every visible one.
 
     These come out as -1.44 * 2^50 + 2^52 (1 + log2(n) / 64) (`masked_row` in kernels/hopper/backward/pre_and_post.py),
     to the 2^-46th part of which an exponent of another row is 0. NaN and -inf stay.
@@ -170,7 +171,7 @@ def limited_exponents(exponents):
 
 @gluon.jit
 def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """The probabilities [64, 64], zero for pairs that a boolean mask hides, whatever they were."""
+    """Return the probabilities [64, 64], zero for pairs that a boolean mask hides, whatever they were."""
     if OPTIONS.MASK_CODE == 1:
         p = gl.convert_layout(gl.reshape(where_set(loaded, by_thread(p), "0f00000000"), p.shape), S_L)
     return p
@@ -178,7 +179,7 @@ def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
 
 @gluon.jit
 def where_kept(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """The probabilities [64, 64], zero for pairs that dropout does not keep."""
+    """Return the probabilities [64, 64], zero for pairs that dropout does not keep."""
     if OPTIONS.DROPOUT:
         p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000", place_of_query), p.shape), S_L)
     return p
@@ -186,7 +187,7 @@ def where_kept(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
 
 @gluon.constexpr_function
 def choose_asm(count):
-    """`select_asm` of words.py with a number for each pair in the place of the constant: the operands after the
+    """Return `select_asm` of words.py with a number for each pair in the place of the constant: the operands after the
     words."""
     text = ["{", ".reg .pred p;", ".reg .b32 bit;"]
     for row in range(2):
@@ -199,20 +200,20 @@ def choose_asm(count):
 
 @gluon.jit
 def choose(words, numbers, others):
-    """The numbers [64, N / 8, 4, 2] of whose pairs the words [64, 4] have the bit, and the others in the place of the
-    rest."""
+    """Return the numbers [64, N / 8, 4, 2] of whose pairs the words [64, 4] have the bit, and the others in the place
+    of the rest."""
     COUNT: gl.constexpr = numbers.shape[1] * 4
     ASM: gl.constexpr = choose_asm(COUNT)
     CONSTRAINTS: gl.constexpr = select_constraints(COUNT) + ",f" * COUNT
     return gl.inline_asm_elementwise(
-        ASM, CONSTRAINTS, [numbers, beside(words, numbers), others], dtype=gl.float32, is_pure=True, pack=COUNT
+        ASM, CONSTRAINTS, [numbers, broadcast_rows(words, numbers), others], dtype=gl.float32, is_pure=True, pack=COUNT
     )
 
 
 @gluon.jit
 def slopes_where_kept(dp, kept, slopes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """What probabilities [64, 64] are multiplied with: dP^T less the row sums of out * dout, and of pairs that dropout
-    does not keep `slopes` alone, minus the row sums [64]."""
+    """Return what probabilities [64, 64] are multiplied with: dP^T less the row sums of out * dout, and of pairs that
+    dropout does not keep `slopes` alone, minus the row sums [64]."""
     if OPTIONS.DROPOUT:
         wide, _ = gl.broadcast(slopes[None, :], dp)
         x = choose(kept, by_thread(dp), by_thread(wide))

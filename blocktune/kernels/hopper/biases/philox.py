@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 
 @gluon.constexpr_function
 def philox_asm(head, offset, rounds):
-    """Assembly that leaves in a, b, c, d the words of the counter (a, row, head, offset) under the keys ka and kb of
-    the rounds, as kernels/values/dropout.py has it."""
+    """Return assembly that leaves in a, b, c, d the words of the counter (a, row, head, offset) under the keys ka and
+    kb of the rounds, as kernels/values/dropout.py has it."""
     text = ["mov.b32 b, row;", f"mov.b32 c, {head};", f"mov.b32 d, {offset};"]
     for i in range(rounds):
         text += ["mul.wide.u32 wide, a, 0xD2511F53;", "mov.b64 {la, ha}, wide;"]
@@ -24,7 +24,7 @@ def philox_asm(head, offset, rounds):
 
 @gluon.constexpr_function
 def keys_asm(low, high, rounds):
-    """Assembly that declares the registers of `philox_asm` and leaves the keys of the rounds in ka and kb."""
+    """Return assembly that declares the registers of `philox_asm` and leaves the keys of the rounds in ka and kb."""
     text = [".reg .b64 wide;", ".reg .b32 row, a, b, c, d, la, ha, lc, hc, x;"]
     text += [f".reg .b32 ka<{rounds}>, kb<{rounds}>;"]
     for i in range(rounds):
@@ -35,10 +35,10 @@ def keys_asm(low, high, rounds):
 
 @gluon.constexpr_function
 def threshold_asm(threshold):
-    """Assembly that prepares `reach_asm`. A byte reaches the upper byte of the threshold if the sum of its lower seven
-    bits and what those of the threshold leave of 128 has the eighth bit, or the byte itself has: `either` is all ones
-    where one of these is enough, and zero where both must be. `rest` is that summand in every byte, `less` the one of
-    an upper byte that is one higher, and shared bytes below the uppermost of `lower` ask for it."""
+    """Return assembly that prepares `reach_asm`. A byte reaches the upper byte of the threshold if the sum of its lower
+    seven bits and what those of the threshold leave of 128 has the eighth bit, or the byte itself has: `either` is all
+    ones where one of these is enough, and zero where both must be. `rest` is that summand in every byte, `less` the one
+    of an upper byte that is one higher, and shared bytes below the uppermost of `lower` ask for it."""
     text = [".reg .pred raised;", ".reg .b32 rest, less, lower, either, reached;"]
     text += [f"shr.u32 x, {threshold}, 8;", "and.b32 rest, x, 127;", "sub.u32 rest, 128, rest;"]
     text += ["mul.lo.u32 rest, rest, 0x01010101;", "sub.u32 less, rest, 0x01010101;"]
@@ -48,22 +48,22 @@ def threshold_asm(threshold):
 
 @gluon.constexpr_function
 def summand_asm():
-    """Assembly that leaves in x the summand of the words of a counter."""
+    """Return assembly that leaves in x the summand of the words of a counter."""
     text = ["xor.b32 x, a, b;", "xor.b32 x, x, c;", "xor.b32 x, x, d;"]
     return [*text, "setp.lt.u32 raised, x, lower;", "selp.b32 x, less, rest, raised;"]
 
 
 @gluon.constexpr_function
 def reach_asm(word):
-    """Assembly that leaves in `reached` a word whose bits 7, 15, 23 and 31 say which bytes of another one reach the
-    threshold: the majority of that word, the sum and `either`."""
+    """Return assembly that leaves in `reached` a word whose bits 7, 15, 23 and 31 say which bytes of another one reach
+    the threshold: the majority of that word, the sum and `either`."""
     text = [f"and.b32 reached, {word}, 0x7F7F7F7F;", "add.u32 reached, reached, x;"]
     return [*text, f"lop3.b32 reached, reached, {word}, either, 0xE8;"]
 
 
 @gluon.constexpr_function
 def keep_asm(count):
-    """Assembly for which of a thread's `count` pairs in each of two rows dropout keeps.
+    """Return assembly for which of a thread's `count` pairs in each of two rows dropout keeps.
 
     Four neighbouring lanes have the same sixteens of keys, four keys of each, in the rows r and r + 8. Each makes the
     numbers of half of the sixteens in one of the rows: lane % 2 says which row, lane / 2 whether the even or the odd
@@ -99,16 +99,17 @@ def keep_asm(count):
 
 @gluon.constexpr_function
 def place_of_key(number):
-    """The bit of a word of `kept_bits` that says whether a thread's pair with key 8 i + 2 pair + j is kept, of the
-    number 2 i + j: byte i % 2, j, bit 7 - i / 2 of it."""
+    """Return the bit of a word of `kept_bits` that says whether a thread's pair with key 8 i + 2 pair + j is kept, of
+    the number 2 i + j: byte i % 2, j, bit 7 - i / 2 of it."""
     eight = number // 2
     return 16 * (eight % 2) + 8 * (number % 2) + 7 - eight // 2
 
 
 @gluon.jit
 def kept_bits(rows, pairs, first, head, offset, seed_lo, seed_hi, threshold, N: gl.constexpr):
-    """Words [64, 4] like those of `bits_of_block` for the pairs that dropout keeps, in the order of `place_of_key`.
-    rows: queries [64, 4]; first: the number of the block's first sixteen keys; head: batch * num_heads + head."""
+    """Return words [64, 4] like those of `bits_of_block` for the pairs that dropout keeps, in the order of
+    `place_of_key`. rows: queries [64, 4]; first: the number of the block's first sixteen keys; head: batch * num_heads
+    + head."""
     ASM: gl.constexpr = keep_asm(N // 4)
     return gl.inline_asm_elementwise(
         ASM, "=&r,=&r" + ",r" * 16, [rows, pairs, first, head, offset, seed_lo, seed_hi, threshold],
@@ -118,7 +119,8 @@ def kept_bits(rows, pairs, first, head, offset, seed_lo, seed_hi, threshold, N: 
 
 @gluon.constexpr_function
 def keep_keys_asm():
-    """Assembly for which of a thread's pairs dropout keeps where rows are keys: sixteen queries in each of two keys.
+    """Return assembly for which of a thread's pairs dropout keeps where rows are keys: sixteen queries in each of two
+    keys.
 
     Eight lanes have the same queries, in the keys r and r + 8 of a sixteen. A counter gives the numbers of sixteen
     keys, so that each of the lanes makes those of two queries of its own, and then they give each other what is theirs:
@@ -148,14 +150,14 @@ def keep_keys_asm():
 
 @gluon.constexpr_function
 def place_of_query(number):
-    """The bit of a word of `kept_bits_of_keys` for a thread's query 8 i + 2 pair + j, of the number 2 i + j."""
+    """Return the bit of a word of `kept_bits_of_keys` for a thread's query 8 i + 2 pair + j, of the number 2 i + j."""
     eight = number // 2
     return 8 * (eight % 2) + 4 * (number % 2) + 2 * (eight // 4) + eight // 2 % 2
 
 
 @gluon.jit
 def kept_bits_of_keys(keys, pairs, query, head, offset, seed_lo, seed_hi, threshold):
-    """Words [64, 4] of the pairs that dropout keeps, of 64 queries in the order of `place_of_query`.
+    """Return words [64, 4] of the pairs that dropout keeps, of 64 queries in the order of `place_of_query`.
 
     keys: their numbers [64, 4]; query: the first one's; head: batch * num_heads + head. Bits from 16 on say nothing.
     """

@@ -40,13 +40,13 @@ def reinterpret(memory, dtype, shape, layout, _semantic=None):
 
 @gluon.jit
 def as_block(desc, memory):
-    """A tile [rows, head_dim] of shared memory as the block [1, 1, rows, head_dim] of a descriptor."""
+    """Return a tile [rows, head_dim] of shared memory as the block [1, 1, rows, head_dim] of a descriptor."""
     return reinterpret(memory, memory.dtype, desc.block_type.shape, desc.layout)
 
 
 @gluon.jit
 def pin(x):
-    """float32 x, used by no instruction: nothing that depends on the result is moved above this point."""
+    """Hold float32 x, which no instruction uses: nothing that depends on the result is moved above this point."""
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=1)
 
 
@@ -58,7 +58,8 @@ def tanh(x):
 
 @gluon.constexpr_function
 def rescale_asm(count):
-    """Assembly for `count` accumulator registers times their row's factor, skipped by a warp whose factors are all 1.
+    """Return assembly for `count` accumulator registers times their row's factor, skipped by a warp whose factors are
+    all 1.
 
     Registers alternate two of row r and two of row r + 8, so operands 2 count and 2 count + 2 are a thread's factors.
     """
@@ -70,11 +71,13 @@ def rescale_asm(count):
 
 @gluon.constexpr_function
 def rescale_constraints(count):
+    """Return the constraints of `rescale_asm`."""
     return ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
 
 
 @gluon.jit
 def advance(slot, phase, STAGES: gl.constexpr):
+    """Return the slot after this one, and the parity of its phase."""
     slot += 1
     if slot == STAGES:
         slot = 0
@@ -84,7 +87,7 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def locate(tile, q_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):
-    """(query tile, batch * num_heads + head). Causal: the longest first, inside a group of heads."""
+    """Return (query tile, batch * num_heads + head). Causal: the longest first, inside a group of heads."""
     if CAUSAL:
         per_group = q_tiles * head_group
         first_head = tile // per_group * head_group
@@ -97,7 +100,7 @@ def locate(tile, q_tiles, head_group, batch_heads, CAUSAL: gl.constexpr):
 
 @gluon.jit
 def in_register_order(dq):
-    """[64, N] as [N, 64], four values of a thread side by side: no data moves."""
+    """Return [64, N] as [N, 64], four values of a thread side by side: no data moves."""
     HALF: gl.constexpr = dq.shape[1]
     x = gl.reshape(dq, [4, 2, 8, HALF // 8, 4, 2])  # warp | + 8 rows | lane / 4 | column / 8 | lane % 4 | pair
     return gl.reshape(gl.permute(x, (3, 0, 2, 4, 1, 5)), [HALF, 64])

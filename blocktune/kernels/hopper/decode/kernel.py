@@ -19,6 +19,7 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS, WARP_SIZE, ComputeLimits
 from blocktune.kernels.hopper.common.descriptors import is_describable
+from blocktune.kernels.hopper.decode.arguments import Options
 from blocktune.kernels.hopper.decode.device_kernel import flash_decode_hopper_kernel
 from blocktune.kernels.hopper.decode.strides import WORD_BYTES, example_strides, sizes, trailing, word_stride
 from blocktune.kernels.portable.decode.defaults import visible_keys
@@ -211,23 +212,24 @@ class FlashDecodeHopper(AttentionKernel):
         arguments |= {"Counter": integers if merged else None, "Lengths": integers if features.cached else None}
         arguments |= {"Table": integers if features.page_size else None, "Sinks": None}
         arguments |= {"scale_log2": 1.0, "stride_table": 0}
-        return arguments | example_strides(shape) | sizes(shape) | self.constants(config, shape)
+        return arguments | example_strides(shape) | sizes(shape) | {"OPTIONS": self.options(config, shape)}
 
-    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        """Return the constexpr arguments, in order; the units of the strides follow them."""
-        return {
-            "HEAD_DIM": shape.head_dim,
-            "HEAD_DIM_V": shape.head_dim_v,
-            "WIDTH": tile_width(shape.head_dim),
-            "WIDTH_V": tile_width(shape.head_dim_v),
-            "PAGE_SIZE": shape.features.page_size,
-            "CAUSAL": shape.causal is not Causal.NONE,
-            "FROM_START": shape.causal is Causal.UPPER_LEFT,
-            "ROWS": rows_of_tile(shape),
-            "BLOCK_N": config.block_n,
-            "SPLITS": config.parameters["splits"],
-            "STREAM": bool(config.parameters["stream"]),
-        }
+    def options(self, config: KernelConfig, shape: AttentionShape) -> Options:
+        """Return the constants of a config; the units of the strides stand apart."""
+        return Options(
+            HEAD_DIM=shape.head_dim,
+            HEAD_DIM_V=shape.head_dim_v,
+            WIDTH=tile_width(shape.head_dim),
+            WIDTH_V=tile_width(shape.head_dim_v),
+            PAGE_SIZE=shape.features.page_size,
+            CAUSAL=shape.causal is not Causal.NONE,
+            FROM_START=shape.causal is Causal.UPPER_LEFT,
+            ROWS=rows_of_tile(shape),
+            BLOCK_N=config.block_n,
+            SPLITS=config.parameters["splits"],
+            STREAM=bool(config.parameters["stream"]),
+            OF_TOKENS=shape.features.token_scales,
+        )
 
     def leading(
         self, counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float,
@@ -255,7 +257,7 @@ class FlashDecodeHopper(AttentionKernel):
             self.function,
             (shape.num_heads_kv, splits, shape.batch),
             partial(self.leading, *needed),
-            partial(trailing, (*sizes(shape).values(), *self.constants(config, shape).values())),
+            partial(trailing, (*sizes(shape).values(), self.options(config, shape))),
             {"num_warps": config.num_warps},
         )
 

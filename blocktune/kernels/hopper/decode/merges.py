@@ -11,6 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
+from blocktune.kernels.hopper.decode.arguments import Found
 from blocktune.kernels.hopper.decode.tiles import finite
 
 # Triton 3.7 renamed the barrier of a block.
@@ -19,14 +20,14 @@ block_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
 
 @gluon.constexpr_function
 def result_layout(warps, rows):
-    """Of results [parts, rows, dim], so that a thread has all parts of an element."""
+    """Return the layout of results [parts, rows, dim], so that a thread has all parts of an element."""
     beside = min(warps, rows)
     return gl.BlockedLayout([1, 1, 4], [1, 1, 32], [1, beside, warps // beside], [2, 1, 0])
 
 
 @gluon.jit
 def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
-    """The triple of the block: o [rows, WIDTH], m and l [rows], of those of its warps, acc [W, rows, WIDTH]."""
+    """Merge what the warps of a block have: acc [W, rows, WIDTH], maxima and sums [W, rows]."""
     W: gl.constexpr = acc.shape[0]
     ROWS: gl.constexpr = acc.shape[1]
     WIDTH: gl.constexpr = acc.shape[2]
@@ -43,35 +44,35 @@ def merge_warps(acc, maximum, sums, OUT: gl.constexpr):
     best = gl.max(m, 0)
     # [W, rows]
     weights = gl.exp2(m - finite(best)[None, :])
-    return (
-        gl.sum(outputs.load(OUT) * weights[:, :, None], 0),
-        best,
-        gl.sum(totals.load(gl.SliceLayout(2, OUT)) * weights, 0),
+    return Found(
+        o=gl.sum(outputs.load(OUT) * weights[:, :, None], 0),
+        m=best,
+        l=gl.sum(totals.load(gl.SliceLayout(2, OUT)) * weights, 0),
     )
 
 
 @gluon.jit
-def store_part(work, o, m, l, place, rows, total_rows, WIDTH: gl.constexpr, SPLITS: gl.constexpr):
-    """This block's triple, at rows place .. place + rows - 1 of its share in the workspace."""
-    ROWS: gl.constexpr = o.shape[0]
-    LAYOUT: gl.constexpr = o.type.layout
-    start = gl.program_id(1) * total_rows + place
-    statistics = work + SPLITS * total_rows * WIDTH + place * SPLITS + gl.program_id(1)
+def store_part(work, found, rows, total_rows, WIDTH: gl.constexpr, SPLITS: gl.constexpr):
+    """Store what this block found at its rows of its share in the workspace."""
+    ROWS: gl.constexpr = found.o.shape[0]
+    LAYOUT: gl.constexpr = found.o.type.layout
+    start = gl.program_id(1) * total_rows + rows.place
+    statistics = work + SPLITS * total_rows * WIDTH + rows.place * SPLITS + gl.program_id(1)
     own = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
     # [ROWS, WIDTH]
-    inside = (own < rows)[:, None] & (columns >= 0)[None, :]
-    gl.store(work + start * WIDTH + own[:, None] * WIDTH + columns[None, :], o, mask=inside)
+    inside = (own < rows.count)[:, None] & (columns >= 0)[None, :]
+    gl.store(work + start * WIDTH + own[:, None] * WIDTH + columns[None, :], found.o, mask=inside)
     # [ROWS]
-    once = gl.arange(0, ROWS, m.type.layout)
-    gl.store(statistics + once * SPLITS, m, mask=once < rows)
-    gl.store(statistics + SPLITS * total_rows + once * SPLITS, l, mask=once < rows)
+    once = gl.arange(0, ROWS, found.m.type.layout)
+    gl.store(statistics + once * SPLITS, found.m, mask=once < rows.count)
+    gl.store(statistics + SPLITS * total_rows + once * SPLITS, found.l, mask=once < rows.count)
 
 
 @gluon.constexpr_function
 def shares_at_once(splits, elements_per_thread):
-    """How many shares the merge loads together: all if 128 registers hold them, else what 64 hold, since the loop over
-    the others takes some, too."""
+    """Return how many shares the merge loads together: all if 128 registers hold them, else what 64 hold, since the
+    loop over the others takes some, too."""
     if splits * elements_per_thread <= 128:
         return splits
     return max(1, 64 // elements_per_thread)
@@ -79,7 +80,8 @@ def shares_at_once(splits, elements_per_thread):
 
 @gluon.constexpr_function
 def statistics_layout(shares, rows, warps):
-    """Of [shares, rows]: a thread has all shares of a row, side by side, as it has all parts in `result_layout`."""
+    """Return the layout of [shares, rows]: a thread has all shares of a row, side by side, as it has all parts in
+    `result_layout`."""
     beside = min(warps, rows)
     registers = [[1 << bit, 0] for bit in range(shares.bit_length() - 1)]
     registers += [[0, 1 << bit] for bit in range(beside.bit_length() - 1, rows.bit_length() - 1)]
@@ -90,9 +92,9 @@ def statistics_layout(shares, rows, warps):
 
 @gluon.jit
 def merge_parts(
-    work, place, rows, total_rows, ROWS: gl.constexpr, WIDTH: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr
+    work, rows, total_rows, ROWS: gl.constexpr, WIDTH: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr
 ):
-    """The triple of all shares, of rows place .. place + rows - 1, past the first-level cache: others wrote them."""
+    """Merge what all shares have of the rows, past the first-level cache: others wrote them."""
     CHUNK: gl.constexpr = shares_at_once(SPLITS, ROWS * WIDTH // (32 * gl.num_warps()))
     PAIRS: gl.constexpr = gl.SliceLayout(2, OUT)
     SIDE_BY_SIDE: gl.constexpr = statistics_layout(CHUNK, ROWS, gl.num_warps())
@@ -100,14 +102,14 @@ def merge_parts(
     own = gl.arange(0, ROWS, gl.SliceLayout(0, SIDE_BY_SIDE))
     shares = gl.arange(0, CHUNK, gl.SliceLayout(1, SIDE_BY_SIDE))
     # [CHUNK, ROWS]: statistics of CHUNK shares
-    known = (own < rows)[None, :] & (shares >= 0)[:, None]
-    maxima = work + SPLITS * total_rows * WIDTH + place * SPLITS + (own[None, :] * SPLITS + shares[:, None])
+    known = (own < rows.count)[None, :] & (shares >= 0)[:, None]
+    maxima = work + SPLITS * total_rows * WIDTH + rows.place * SPLITS + (own[None, :] * SPLITS + shares[:, None])
     own = gl.arange(0, ROWS, gl.SliceLayout(0, PAIRS))
     shares = gl.arange(0, CHUNK, gl.SliceLayout(1, PAIRS))
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(1, OUT)))
     # [CHUNK, ROWS], and of outputs [CHUNK, ROWS, WIDTH]
-    inside = (own < rows)[None, :] & (shares >= 0)[:, None]
-    parts = work + place * WIDTH + (shares[:, None] * (total_rows * WIDTH) + own[None, :] * WIDTH)[:, :, None]
+    inside = (own < rows.count)[None, :] & (shares >= 0)[:, None]
+    parts = work + rows.place * WIDTH + (shares[:, None] * (total_rows * WIDTH) + own[None, :] * WIDTH)[:, :, None]
     parts = parts + columns[None, None, :]
     # [ROWS], [ROWS], [ROWS, WIDTH]
     best = gl.full([ROWS], float("-inf"), gl.float32, gl.SliceLayout(0, PAIRS))
@@ -130,58 +132,57 @@ def merge_parts(
         best = new
         maxima += CHUNK
         parts += CHUNK * total_rows * WIDTH
-    return o, best, total
+    return Found(o=o, m=best, l=total)
 
 
 @gluon.jit
-def store_result(
-    out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, DIM: gl.constexpr, WIDTH: gl.constexpr,
-):  # fmt: skip
-    """The finished rows, DIM columns of them, divided by their sums; zeros and -inf where a row saw no key. out is the
-    output of the first query head of the group; lse may be None. sinks: of the rows, like l, or None."""
+def store_result(output, found, rows, DIM: gl.constexpr):
+    """Store the finished rows, DIM columns of them, divided by their sums; zeros and -inf where a row saw no key."""
     LN_2: gl.constexpr = 0.6931471805599453
-    ROWS: gl.constexpr = o.shape[0]
-    LAYOUT: gl.constexpr = o.type.layout
+    ROWS: gl.constexpr = found.o.shape[0]
+    WIDTH: gl.constexpr = found.o.shape[1]
+    LAYOUT: gl.constexpr = found.o.type.layout
     PER_ROW: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    m, l = found.m, found.l
     # [ROWS], [WIDTH]
     own = gl.arange(0, ROWS, PER_ROW)
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
-    if sinks is not None:
-        l = sum_with_sink(l, m, sinks)
+    if output.sinks is not None:
+        l = sum_with_sink(l, m, output.sinks)
     # [ROWS]
     total = gl.where(l == 0.0, 1.0, l)
-    head, query = own // seqlen_q, own % seqlen_q
-    offsets = head.to(gl.int64) * stride_h + query.to(gl.int64) * stride_m
+    head, query = own // rows.seqlen_q, own % rows.seqlen_q
+    offsets = head.to(gl.int64) * output.strides.head + query.to(gl.int64) * output.strides.row
     # [ROWS, WIDTH]
-    result = o / gl.convert_layout(total, PER_ROW)[:, None]
-    inside = (own < rows)[:, None] & ((columns >= 0) if DIM == WIDTH else (columns < DIM))[None, :]
-    gl.store(out + offsets[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=inside)
-    if lse is not None:
+    result = found.o / gl.convert_layout(total, PER_ROW)[:, None]
+    inside = (own < rows.count)[:, None] & ((columns >= 0) if DIM == WIDTH else (columns < DIM))[None, :]
+    pointers = output.out + offsets[:, None] + columns[None, :]
+    gl.store(pointers, result.to(output.out.dtype.element_ty), mask=inside)
+    if output.lse is not None:
         once = gl.arange(0, ROWS, l.type.layout)
-        if sinks is None:
-            found = gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2)
+        if output.sinks is None:
+            lse = gl.where(l == 0.0, float("-inf"), (m + gl.log2(total)) * LN_2)
         else:
-            found = log2_with_sink(m + gl.log2(total), l, sinks) * LN_2
-        gl.store(lse + place + once, found, mask=once < rows)
+            lse = log2_with_sink(m + gl.log2(total), l, output.sinks) * LN_2
+        gl.store(output.lse + rows.place + once, lse, mask=once < rows.count)
 
 
 @gluon.jit
 def finish_share(
-    work, counter, out, lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_h, stride_m,
-    DIM: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr,
-):  # fmt: skip
-    """Store what this block found, o [ROWS, WIDTH], m and l [ROWS]: DIM columns of the result, or its share, which the
-    last of the tile's blocks merges with those of all others."""
-    ROWS: gl.constexpr = o.shape[0]
-    WIDTH: gl.constexpr = o.shape[1]
+    work, counter, output, found, rows, total_rows, DIM: gl.constexpr, SPLITS: gl.constexpr, OUT: gl.constexpr
+):
+    """Store what this block found: DIM columns of the result, or its share, which the last of the tile's blocks merges
+    with those of all others."""
+    ROWS: gl.constexpr = found.o.shape[0]
+    WIDTH: gl.constexpr = found.o.shape[1]
     finished = SPLITS == 1
     if SPLITS > 1:
-        store_part(work, o, m, l, place, rows, total_rows, WIDTH, SPLITS)
+        store_part(work, found, rows, total_rows, WIDTH, SPLITS)
         block_barrier()  # all of this block is written before the counter says so
         counter += gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
         finished = gl.atomic_add(counter, 1, sem="acq_rel") == SPLITS - 1
     if finished:
         if SPLITS > 1:
             gl.store(counter, 0)
-            o, m, l = merge_parts(work, place, rows, total_rows, ROWS, WIDTH, SPLITS, OUT)
-        store_result(out, lse, o, m, l, sinks, seqlen_q, rows, place, stride_h, stride_m, DIM, WIDTH)
+            found = merge_parts(work, rows, total_rows, ROWS, WIDTH, SPLITS, OUT)
+        store_result(output, found, rows, DIM)

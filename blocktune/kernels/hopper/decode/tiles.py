@@ -22,37 +22,39 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.common.sinks import sink_of
+from blocktune.kernels.hopper.decode.arguments import Share, Strides
 
 # ---- where everything is
 
 
 @gluon.constexpr_function
 def product_layout(warps):
-    """Of both products' results: a matrix of 16 x 8 tiles for every warp."""
+    """Return the layout of both products' results: a matrix of 16 x 8 tiles for every warp."""
     return gl.NVMMADistributedLayout(version=[2, 0], warps_per_cta=[warps, 1, 1], instr_shape=[1, 16, 8])
 
 
 @gluon.constexpr_function
 def key_layout(warps):
-    """Of the words of K [warps, keys, dim / 32, 4, 4]: operand A of a product that has eight elements a thread."""
+    """Return the layout of K words [warps, keys, dim / 32, 4, 4] as MMA operand A, eight elements per thread."""
     return gl.BlockedLayout([1, 1, 1, 1, 4], [1, 8, 1, 4, 1], [warps, 1, 1, 1, 1], [4, 3, 1, 2, 0])
 
 
 @gluon.constexpr_function
 def value_layout(warps):
-    """Of the words of V [warps, keys, dim / 64, 8, 4]: operand A of a product with V^T, but for the order of rows."""
+    """Return the layout of V words [warps, keys, dim / 64, 8, 4] as MMA operand A of a product with V^T, but for the
+    order of its rows."""
     return gl.BlockedLayout([1, 2, 1, 1, 4], [1, 4, 1, 8, 1], [warps, 1, 1, 1, 1], [4, 1, 3, 2, 0])
 
 
 @gluon.constexpr_function
 def outer_layout(layout):
-    """Of the first two dimensions of five."""
+    """Return the layout of the first two dimensions of five."""
     return gl.SliceLayout(2, gl.SliceLayout(3, gl.SliceLayout(4, layout)))
 
 
 @gluon.constexpr_function
 def inner_layout(layout, dim):
-    """Of one of the last three dimensions of five."""
+    """Return the layout of one of the last three dimensions of five."""
     for other in (4, 3, 2, 1, 0):
         if other != dim:
             layout = gl.SliceLayout(other, layout)
@@ -61,7 +63,7 @@ def inner_layout(layout, dim):
 
 @gluon.jit
 def keys_in_sight(lengths, batch, seqlen_q, seqlen_k, CAUSAL: gl.constexpr, FROM_START: gl.constexpr):
-    """(where the keys that any row sees end, what is added to a query for the last key that it sees)."""
+    """Return (where the keys that any row sees end, what is added to a query for the last key that it sees)."""
     length = seqlen_k
     if lengths is not None:
         length = gl.minimum(gl.load(lengths + batch), seqlen_k)
@@ -75,70 +77,67 @@ def keys_in_sight(lengths, batch, seqlen_q, seqlen_k, CAUSAL: gl.constexpr, FROM
 
 
 @gluon.jit
-def key_range(stop_key, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr):
-    """(first, stop): the tiles of this block's share of so many keys."""
+def share_of(stop_key, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr):
+    """Return this block's share of the keys, which end at stop_key."""
     split = gl.program_id(1)
     tiles = (gl.maximum(stop_key, 0) + BLOCK_N - 1) // BLOCK_N
-    return tiles * split // SPLITS, tiles * (split + 1) // SPLITS
+    return Share(first=tiles * split // SPLITS, stop=tiles * (split + 1) // SPLITS, stop_key=stop_key)
 
 
 @gluon.jit
 def in_words(stride_b, stride_h, stride_n, UNIT: gl.constexpr):
-    """Strides of (batch, head, row) of keys or values in words, of those in units (kernels/base/specialize.py):
-    products of which the compiler knows that UNIT divides them. The keys of an entry are counted with 32 bits."""
+    """Return the strides of keys or values in words, of those in units (kernels/base/specialize.py): products of which
+    the compiler knows that UNIT divides them. The keys of an entry are counted with 32 bits."""
     if UNIT == 1:
-        return stride_b, stride_h, stride_n
+        return Strides(stride_b, stride_h, stride_n)
     else:
-        return gl.cast(stride_b, gl.int64) * UNIT, gl.cast(stride_h, gl.int64) * UNIT, stride_n * UNIT
+        return Strides(gl.cast(stride_b, gl.int64) * UNIT, gl.cast(stride_h, gl.int64) * UNIT, stride_n * UNIT)
 
 
 @gluon.jit
 def in_elements(stride_b, stride_h, stride_m, UNIT: gl.constexpr):
-    """Strides of (batch, head, row) in elements, of those in units."""
+    """Return the strides of queries or outputs in elements, of those in units."""
     if UNIT == 1:
-        return stride_b, stride_h, stride_m
+        return Strides(stride_b, stride_h, stride_m)
     else:
-        return (
-            gl.cast(stride_b, gl.int64) * UNIT,
-            gl.cast(stride_h, gl.int64) * UNIT,
-            gl.cast(stride_m, gl.int64) * UNIT,
+        return Strides(
+            gl.cast(stride_b, gl.int64) * UNIT, gl.cast(stride_h, gl.int64) * UNIT, gl.cast(stride_m, gl.int64) * UNIT
         )
 
 
 @gluon.jit
-def words_of_head(tensor, batch, head_kv, stride_b, stride_h, PAGE_SIZE: gl.constexpr):
-    """Where the words of a key head begin, in its entry, or in the whole cache if it has pages."""
-    words = tensor.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * stride_h
+def words_of_head(tensor, batch, head_kv, strides, PAGE_SIZE: gl.constexpr):
+    """Return where the words of a key head begin, in its entry, or in the whole cache if it has pages."""
+    words = tensor.to(gl.pointer_type(gl.int32), bitcast=True) + head_kv.to(gl.int64) * strides.head
     if PAGE_SIZE == 0:
-        words += batch * stride_b
+        words += batch * strides.batch
     return words
 
 
 @gluon.jit
-def query_offsets(
-    batch, head_kv, group_size, seqlen_q, stride_b, stride_h, stride_m, ROWS: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """[ROWS]: where the packed rows of the queries begin; beyond the last one the last row again, which is not
+def query_offsets(batch, head_kv, sizes, strides, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Return where the packed rows of the queries [ROWS] begin; beyond the last one the last row again, which is not
     stored."""
+    seqlen_q = sizes.seqlen_q
     # [ROWS]
-    packed = gl.minimum(gl.arange(0, ROWS, LAYOUT), group_size * seqlen_q - 1)
-    head = head_kv * group_size + packed // seqlen_q
-    return batch * stride_b + head.to(gl.int64) * stride_h + (packed % seqlen_q).to(gl.int64) * stride_m
+    packed = gl.minimum(gl.arange(0, ROWS, LAYOUT), sizes.group_size * seqlen_q - 1)
+    head = head_kv * sizes.group_size + packed // seqlen_q
+    return batch * strides.batch + head.to(gl.int64) * strides.head + (packed % seqlen_q).to(gl.int64) * strides.row
 
 
 @gluon.jit
-def sinks_of_rows(sinks, head_kv, group_size, seqlen_q, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
-    """[ROWS]: the sinks of the packed rows."""
+def sinks_of_rows(sinks, head_kv, sizes, ROWS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the sinks [ROWS] of the packed rows."""
     # [ROWS]
-    row = gl.minimum(gl.arange(0, ROWS, LAYOUT), group_size * seqlen_q - 1)
-    return sink_of(sinks, head_kv * group_size + row // seqlen_q)
+    row = gl.minimum(gl.arange(0, ROWS, LAYOUT), sizes.group_size * sizes.seqlen_q - 1)
+    return sink_of(sinks, head_kv * sizes.group_size + row // sizes.seqlen_q)
 
 
 @gluon.jit
 def last_keys(
     stop_key, diagonal, seqlen_q, CAUSAL: gl.constexpr, W: gl.constexpr, ROWS: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """[W, ROWS]: the last key that a row sees."""
+    """Return the last key that a row sees [W, ROWS]."""
     last = gl.full([W, ROWS], stop_key - 1, gl.int32, LAYOUT)
     if CAUSAL:
         # [ROWS]
@@ -149,7 +148,7 @@ def last_keys(
 
 @gluon.jit
 def tile_keys(tile, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
-    """[W, KEYS]: every warp's keys of a tile."""
+    """Return every warp's keys of a tile [W, KEYS]."""
     # [W], [KEYS]
     warps = gl.arange(0, W, gl.SliceLayout(1, LAYOUT))
     keys = gl.arange(0, KEYS, gl.SliceLayout(0, LAYOUT))
@@ -158,43 +157,40 @@ def tile_keys(tile, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def read_keys(tile, stop_key, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
-    """The keys that are read for those of a tile: instead of what lies behind the last key, which may be NaN that no
-    probability of zero would undo, that key is read again."""
+    """Return the keys that are read for those of a tile: instead of what lies right of the last key, which may be NaN
+    that no probability of zero would undo, that key is read again."""
     return gl.maximum(gl.minimum(tile_keys(tile, W, KEYS, LAYOUT), stop_key - 1), 0)
 
 
 @gluon.jit
 def key_offsets(
-    tile, stop_key, pages, stride_b, stride_n, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):  # fmt: skip
-    """Where the keys of a tile begin, in words from the first of the entry, or of the cache if it has pages."""
+    tile, stop_key, pages, strides, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr
+):
+    """Return where the keys of a tile begin, in words from the first of the entry, or of the cache if it has pages."""
     # [W, KEYS]
     keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
     if PAGE_SIZE == 0:
-        return keys * stride_n
+        return keys * strides.row
     elif PAGE_SIZE % KEYS == 0:
-        return (pages.to(gl.int64) * stride_b)[:, None] + (keys % PAGE_SIZE) * stride_n
+        return (pages.to(gl.int64) * strides.batch)[:, None] + (keys % PAGE_SIZE) * strides.row
     else:
-        return pages.to(gl.int64) * stride_b + (keys % PAGE_SIZE).to(gl.int64) * stride_n
+        return pages.to(gl.int64) * strides.batch + (keys % PAGE_SIZE).to(gl.int64) * strides.row
 
 
 @gluon.jit
-def load_pages(
-    table, tile, stop, stop_key, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """The page of every key of a tile: [W] where the keys of a warp share one, else [W, KEYS]. Behind the share, where
-    the table may hold anything, none is read."""
+def load_pages(table, tile, share, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Load the page of every key of a tile: [W] where the keys of a warp share one, else [W, KEYS]. Right of the share,
+    where the table may hold anything, none is read."""
     if PAGE_SIZE == 0:
         return 0
     elif PAGE_SIZE % KEYS == 0:
         # [W]: as `read_keys`, of which the last key has the page of the first, or both are the last key of all
         keys = (tile * W + gl.arange(0, W, gl.SliceLayout(1, LAYOUT))) * KEYS
-        keys = gl.maximum(gl.minimum(keys, stop_key - 1), 0)
-        return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)
+        keys = gl.maximum(gl.minimum(keys, share.stop_key - 1), 0)
+        return gl.load(table + keys // PAGE_SIZE, mask=tile < share.stop, other=0)
     else:
-        keys = read_keys(tile, stop_key, W, KEYS, LAYOUT)
-        return gl.load(table + keys // PAGE_SIZE, mask=tile < stop, other=0)
+        keys = read_keys(tile, share.stop_key, W, KEYS, LAYOUT)
+        return gl.load(table + keys // PAGE_SIZE, mask=tile < share.stop, other=0)
 
 
 # ---- loads
@@ -202,7 +198,7 @@ def load_pages(
 
 @gluon.jit
 def load_queries(base, offsets, W: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.constexpr, LAYOUT: gl.constexpr):
-    """Q^T [W, WIDTH, rows], the same for every warp, zeros from column DIM on; offsets [rows]."""
+    """Load Q^T [W, WIDTH, rows], the same for every warp, zeros from column DIM on; offsets [rows]."""
     # [WIDTH]
     columns = gl.arange(0, WIDTH, gl.SliceLayout(0, gl.SliceLayout(2, LAYOUT)))
     # [W, WIDTH]
@@ -216,8 +212,8 @@ def load_queries(base, offsets, W: gl.constexpr, DIM: gl.constexpr, WIDTH: gl.co
 
 @gluon.jit
 def load_words(base, offsets, DIM: gl.constexpr, PARTS: gl.constexpr, STREAM: gl.constexpr, LAYOUT: gl.constexpr):
-    """[W, keys, PARTS, lanes, 4]: the keys at these offsets [W, keys], two elements a word; zeros from element DIM on,
-    a multiple of 8, which are not read.
+    """Load [W, keys, PARTS, lanes, 4]: the keys at these offsets [W, keys], two elements a word; zeros from element DIM
+    on, a multiple of 8, which are not read.
 
     As words, because Triton keeps 16-bit elements that go round a loop each on its own, and to take a word apart is to
     wait for it: that belongs into the next iteration."""
@@ -239,7 +235,7 @@ def load_words(base, offsets, DIM: gl.constexpr, PARTS: gl.constexpr, STREAM: gl
 
 @gluon.jit
 def elements(words, dtype: gl.constexpr):
-    """[.., 8] of 16 bits of words [.., 4]."""
+    """Return [.., 8] of 16 bits of words [.., 4]."""
     # [W, keys, PARTS, lanes, 4]
     low = words.to(gl.int16).to(dtype, bitcast=True)
     high = (words >> 16).to(gl.int16).to(dtype, bitcast=True)
@@ -249,7 +245,7 @@ def elements(words, dtype: gl.constexpr):
 
 @gluon.jit
 def keys_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
-    """K [W, keys, WIDTH]."""
+    """Return K [W, keys, WIDTH] as an operand."""
     SHAPE: gl.constexpr = words.shape
     k = gl.reshape(elements(words, dtype), [SHAPE[0], SHAPE[1], 32 * SHAPE[2]])
     return gl.convert_layout(k, OPERAND, assert_trivial=True)
@@ -257,7 +253,7 @@ def keys_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
 
 @gluon.jit
 def values_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
-    """V^T [W, WIDTH_V, keys], its rows in the order that `in_order` undoes."""
+    """Return V^T [W, WIDTH_V, keys] as an operand, its rows in the order that `in_order` undoes."""
     SHAPE: gl.constexpr = words.shape
     # [W, PARTS, 8, lanes, keys]
     v = gl.permute(elements(words, dtype), (0, 2, 4, 3, 1))
@@ -266,7 +262,7 @@ def values_of(words, dtype: gl.constexpr, OPERAND: gl.constexpr):
 
 @gluon.jit
 def in_order(acc):
-    """The second product [W, WIDTH, rows] as [W, rows, WIDTH], its columns in their own order."""
+    """Return the second product [W, WIDTH, rows] as [W, rows, WIDTH], its columns in their own order."""
     W: gl.constexpr = acc.shape[0]
     WIDTH: gl.constexpr = acc.shape[1]
     ROWS: gl.constexpr = acc.shape[2]
@@ -280,15 +276,16 @@ def in_order(acc):
 
 @gluon.jit
 def finite(maximum):
-    """What a row is compared with: one that has seen no key keeps -inf, and -inf minus -inf would be NaN."""
+    """Return what a row is compared with: one that has seen no key keeps -inf, and -inf minus -inf would be NaN."""
     return gl.where(maximum == float("-inf"), 0.0, maximum)
 
 
 @gluon.jit
 def probabilities(scores, last, maximum, sums, tile, scale_log2, W: gl.constexpr, KEYS: gl.constexpr):
-    """One step of the online softmax, in base 2, for scores [W, keys, rows] of which row r sees the keys up to last[r].
+    """Take one step of the online softmax, in base 2, for scores [W, keys, rows] of which row r sees the keys up to
+    last[r].
 
-    Returns the probabilities, the new maximum and sum, and the factor of what was accumulated, all [W, rows]."""
+    Return the probabilities, the new maximum and sum, and the factor of what was accumulated, all [W, rows]."""
     LAYOUT: gl.constexpr = scores.type.layout
     # [W, keys]
     keys = tile_keys(tile, W, KEYS, gl.SliceLayout(2, LAYOUT))

@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from blocktune.kernels.hopper.decode.arguments import Found, Output, Rows, Sizes, Strides
 from blocktune.kernels.hopper.decode.device_kernel import SIZES
 from blocktune.kernels.hopper.decode.merges import finish_share, merge_warps, result_layout
 from blocktune.kernels.hopper.decode.tiles import (
@@ -14,13 +15,13 @@ from blocktune.kernels.hopper.decode.tiles import (
     in_words,
     key_layout,
     key_offsets,
-    key_range,
     keys_in_sight,
     last_keys,
     load_pages,
     outer_layout,
     product_layout,
     query_offsets,
+    share_of,
     sinks_of_rows,
     words_of_head,
 )
@@ -46,9 +47,7 @@ def flash_decode8_hopper_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
-    WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
-    ROWS: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, STREAM: gl.constexpr, OF_TOKENS: gl.constexpr,
-    UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
+    OPTIONS: gl.constexpr, UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
 ):  # fmt: skip
     """`flash_decode_hopper_kernel` over K and V of e4m3 or int8.
 
@@ -57,7 +56,14 @@ def flash_decode8_hopper_kernel(
     the batch.
     """
     W: gl.constexpr = gl.num_warps()
-    KEYS: gl.constexpr = BLOCK_N // W
+    KEYS: gl.constexpr = OPTIONS.BLOCK_N // W
+    WIDTH: gl.constexpr = OPTIONS.WIDTH
+    WIDTH_V: gl.constexpr = OPTIONS.WIDTH_V
+    PAGE_SIZE: gl.constexpr = OPTIONS.PAGE_SIZE
+    ROWS: gl.constexpr = OPTIONS.ROWS
+    SPLITS: gl.constexpr = OPTIONS.SPLITS
+    STREAM: gl.constexpr = OPTIONS.STREAM
+    OF_TOKENS: gl.constexpr = OPTIONS.OF_TOKENS
     INT8: gl.constexpr = K.dtype.element_ty == gl.int8
     PRODUCT: gl.constexpr = product_layout(W)
     K_A: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 8)
@@ -71,30 +77,31 @@ def flash_decode8_hopper_kernel(
     PER_KEY: gl.constexpr = gl.SliceLayout(2, PRODUCT)
     PER_ROW: gl.constexpr = gl.SliceLayout(1, PRODUCT)
     OUT: gl.constexpr = result_layout(W, ROWS)
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    stride_kb, stride_kh, stride_kn = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
-    stride_vb, stride_vh, stride_vn = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    k_strides = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
+    v_strides = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
-    rows = group_size * seqlen_q
-    stop_key, diagonal = keys_in_sight(Lengths, batch, seqlen_q, seqlen_k, CAUSAL, FROM_START)
-    first, stop = key_range(stop_key, BLOCK_N, SPLITS)
-    k_base = words_of_head(K, batch, head_kv, stride_kb, stride_kh, PAGE_SIZE)
-    v_base = words_of_head(V, batch, head_kv, stride_vb, stride_vh, PAGE_SIZE)
+    sizes = Sizes(num_heads, group_size, total_rows, seqlen_q, seqlen_k)
+    count = group_size * seqlen_q
+    stop_key, diagonal = keys_in_sight(Lengths, batch, seqlen_q, seqlen_k, OPTIONS.CAUSAL, OPTIONS.FROM_START)
+    share = share_of(stop_key, OPTIONS.BLOCK_N, SPLITS)
+    first, stop = share.first, share.stop
+    k_base = words_of_head(K, batch, head_kv, k_strides, PAGE_SIZE)
+    v_base = words_of_head(V, batch, head_kv, v_strides, PAGE_SIZE)
     table = Table
     if PAGE_SIZE > 0:
         table += batch * stride_table
     # [ROWS]
-    q_offsets = query_offsets(
-        batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS,
-        gl.SliceLayout(0, gl.SliceLayout(1, Q_B)),
-    )  # fmt: skip
+    q_offsets = query_offsets(batch, head_kv, sizes, q_strides, ROWS, gl.SliceLayout(0, gl.SliceLayout(1, Q_B)))
+    k_scale_strides = Strides(stride_ksb, stride_ksh, stride_ksn)
+    v_scale_strides = Strides(stride_vsb, stride_vsh, stride_vsn)
     k_scale, v_scale = 1.0, 1.0
     if KScales is not None:
-        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+        KScales, k_scale = scales_of_head(KScales, batch, head_kv, k_scale_strides, PAGE_SIZE > 0, OF_TOKENS)
     if VScales is not None:
-        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+        VScales, v_scale = scales_of_head(VScales, batch, head_kv, v_scale_strides, PAGE_SIZE > 0, OF_TOKENS)
 
     # The queries and the first tile are on their way before anything else is done, and branches keep loads where they
     # are, as in the kernel over 16 bits.
@@ -106,26 +113,22 @@ def flash_decode8_hopper_kernel(
     # [W, KEYS]
     k_scales = gl.full([W, KEYS], 1.0, gl.float32, PER_KEY)
     v_scales = gl.full([W, KEYS], 1.0, gl.float32, PER_KEY)
-    k_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
-    v_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+    k_pages = load_pages(table, first, share, PAGE_SIZE, W, KEYS, K_ROWS)
+    v_pages = load_pages(table, first, share, PAGE_SIZE, W, KEYS, V_ROWS)
     scale_pages = 0
     if OF_TOKENS:
-        scale_pages = load_pages(table, first, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+        scale_pages = load_pages(table, first, share, PAGE_SIZE, W, KEYS, PER_KEY)
     if first < stop:
-        k_offsets = key_offsets(first, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
-        v_offsets = key_offsets(first, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+        k_offsets = key_offsets(first, stop_key, k_pages, k_strides, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_offsets = key_offsets(first, stop_key, v_pages, v_strides, PAGE_SIZE, W, KEYS, V_ROWS)
         k = load_words(k_base, k_offsets, WIDTH // 64, 4, STREAM, K_L)
         v = load_words(v_base, v_offsets, 1, WIDTH_V // 32, STREAM, V_L)
-        k_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
-        v_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+        k_pages = load_pages(table, first + 1, share, PAGE_SIZE, W, KEYS, K_ROWS)
+        v_pages = load_pages(table, first + 1, share, PAGE_SIZE, W, KEYS, V_ROWS)
         if OF_TOKENS:
-            k_scales = load_scales(
-                KScales, first, stop_key, scale_pages, stride_ksb, stride_ksn, PAGE_SIZE, W, KEYS, PER_KEY
-            )
-            v_scales = load_scales(
-                VScales, first, stop_key, scale_pages, stride_vsb, stride_vsn, PAGE_SIZE, W, KEYS, PER_KEY
-            )
-            scale_pages = load_pages(table, first + 1, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+            k_scales = load_scales(KScales, first, stop_key, scale_pages, k_scale_strides, PAGE_SIZE, W, KEYS, PER_KEY)
+            v_scales = load_scales(VScales, first, stop_key, scale_pages, v_scale_strides, PAGE_SIZE, W, KEYS, PER_KEY)
+            scale_pages = load_pages(table, first + 1, share, PAGE_SIZE, W, KEYS, PER_KEY)
 
     # [W, WIDTH, ROWS] in float16, [W, ROWS]
     q, row_scale = in_range(queries)
@@ -133,7 +136,7 @@ def flash_decode8_hopper_kernel(
     sinks = None
     if Sinks is not None:
         # [ROWS]
-        sinks = sinks_of_rows(Sinks, head_kv, group_size, seqlen_q, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT)))
+        sinks = sinks_of_rows(Sinks, head_kv, sizes, ROWS, gl.SliceLayout(0, gl.SliceLayout(2, OUT)))
 
     # [W, KEYS, ROWS] of scores, [W, ROWS] of rows, [W, WIDTH_V, ROWS] of the output
     nothing = gl.zeros([W, KEYS, ROWS], gl.float32, PRODUCT)
@@ -141,16 +144,16 @@ def flash_decode8_hopper_kernel(
     sums = gl.zeros([W, ROWS], gl.float32, PER_ROW)
     acc = gl.zeros([W, WIDTH_V, ROWS], gl.float32, PRODUCT)
     # [W, ROWS]
-    last = last_keys(stop_key, diagonal, seqlen_q, CAUSAL, W, ROWS, PER_ROW)
+    last = last_keys(stop_key, diagonal, seqlen_q, OPTIONS.CAUSAL, W, ROWS, PER_ROW)
     for tile in range(first, stop):
         # [W, KEYS, ROWS]
         scores = mma_v2(keys_of(k, INT8, K_A), q, nothing) * row_scale[:, None, :]
         if OF_TOKENS:
             scores *= k_scales[:, :, None]
         if tile + 1 < stop:
-            k_offsets = key_offsets(tile + 1, stop_key, k_pages, stride_kb, stride_kn, PAGE_SIZE, W, KEYS, K_ROWS)
+            k_offsets = key_offsets(tile + 1, stop_key, k_pages, k_strides, PAGE_SIZE, W, KEYS, K_ROWS)
             k = load_words(k_base, k_offsets, WIDTH // 64, 4, STREAM, K_L)
-            k_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, K_ROWS)
+            k_pages = load_pages(table, tile + 2, share, PAGE_SIZE, W, KEYS, K_ROWS)
         scores = visible_scores(scores, last, tile, W, KEYS)
         if OF_TOKENS:
             heights = scores + magnitude_log2(v_scales)[:, :, None]
@@ -163,24 +166,21 @@ def flash_decode8_hopper_kernel(
         # [W, WIDTH_V, ROWS]
         acc = mma_v2(values_of(v, INT8, V_A), p, acc * factor[:, None, :])
         if tile + 1 < stop:
-            v_offsets = key_offsets(tile + 1, stop_key, v_pages, stride_vb, stride_vn, PAGE_SIZE, W, KEYS, V_ROWS)
+            v_offsets = key_offsets(tile + 1, stop_key, v_pages, v_strides, PAGE_SIZE, W, KEYS, V_ROWS)
             v = load_words(v_base, v_offsets, 1, WIDTH_V // 32, STREAM, V_L)
-            v_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, V_ROWS)
+            v_pages = load_pages(table, tile + 2, share, PAGE_SIZE, W, KEYS, V_ROWS)
             if OF_TOKENS:
                 k_scales = load_scales(
-                    KScales, tile + 1, stop_key, scale_pages, stride_ksb, stride_ksn, PAGE_SIZE, W, KEYS, PER_KEY
+                    KScales, tile + 1, stop_key, scale_pages, k_scale_strides, PAGE_SIZE, W, KEYS, PER_KEY
                 )
                 v_scales = load_scales(
-                    VScales, tile + 1, stop_key, scale_pages, stride_vsb, stride_vsn, PAGE_SIZE, W, KEYS, PER_KEY
+                    VScales, tile + 1, stop_key, scale_pages, v_scale_strides, PAGE_SIZE, W, KEYS, PER_KEY
                 )
-                scale_pages = load_pages(table, tile + 2, stop, stop_key, PAGE_SIZE, W, KEYS, PER_KEY)
+                scale_pages = load_pages(table, tile + 2, share, PAGE_SIZE, W, KEYS, PER_KEY)
 
-    # [ROWS, WIDTH_V], [ROWS], [ROWS]
-    o, m, l = merge_warps(in_order(acc), maximum, sums, OUT)
-    o *= v_scale / 16384.0  # of the probabilities
+    found = merge_warps(in_order(acc), maximum, sums, OUT)
+    found = Found(o=found.o * (v_scale / 16384.0), m=found.m, l=found.l)  # of the probabilities
     place = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
-    out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-    finish_share(
-        Work, Counter, out, Lse, o, m, l, sinks, place, rows, total_rows, seqlen_q, stride_oh, stride_om, WIDTH_V,
-        SPLITS, OUT,
-    )  # fmt: skip
+    out = Out + batch * o_strides.batch + head_kv.to(gl.int64) * group_size * o_strides.head
+    output = Output(out, o_strides, Lse, sinks)
+    finish_share(Work, Counter, output, found, Rows(count, place, seqlen_q), total_rows, WIDTH_V, SPLITS, OUT)

@@ -45,10 +45,6 @@ class FlashDecode8Hopper(FlashDecodeHopper):
         arguments = super().example_arguments(config, shape) | {"K": keys, "V": keys}
         return arguments | {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
 
-    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-        own = super().constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
-        return {name: value for name, value in own.items() if not name.startswith("HEAD_DIM")}
-
     def leading(
         self, counters: int, floats: int, q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float,
         extras: Extras = NO_EXTRAS,

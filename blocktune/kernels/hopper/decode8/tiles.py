@@ -59,12 +59,12 @@ def in_range(q):
 
 
 @gluon.jit
-def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: gl.constexpr, OF_TOKENS: gl.constexpr):
+def scales_of_head(scales, batch, head, strides, IN_PAGES: gl.constexpr, OF_TOKENS: gl.constexpr):
     """(where the scales of a key head begin, what all of its numbers are multiplied with): the first counts where every
     token has one, the second where the head has."""
-    scales += head * stride_h
+    scales += head * strides.head
     if not (IN_PAGES and OF_TOKENS):
-        scales += batch * stride_b
+        scales += batch * strides.batch
     if OF_TOKENS:
         return scales, 1.0
     else:
@@ -73,11 +73,11 @@ def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: gl.constex
 
 @gluon.jit
 def load_scales(
-    base, tile, stop_key, pages, stride_b, stride_n, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr,
+    base, tile, stop_key, pages, strides, PAGE_SIZE: gl.constexpr, W: gl.constexpr, KEYS: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """[W, KEYS]: the scales of a tile's keys."""
-    return gl.load(base + key_offsets(tile, stop_key, pages, stride_b, stride_n, PAGE_SIZE, W, KEYS, LAYOUT))
+    return gl.load(base + key_offsets(tile, stop_key, pages, strides, PAGE_SIZE, W, KEYS, LAYOUT))
 
 
 @gluon.jit

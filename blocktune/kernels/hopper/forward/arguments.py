@@ -1,6 +1,23 @@
-"""What the warps of the Hopper forwards get, by name: memory and barriers, sizes, and what is known at compile time."""
+"""What the warps of the Hopper forwards get, by name: tensors, memory and barriers, sizes, biases and constants."""
 
 from typing import Any, NamedTuple
+
+
+class Tensors(NamedTuple):
+    """The tensors of a launch: descriptors of q, k, v and the output, and pointers, None for what it has not."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    counter: Any
+    """Two int32 zeros, and zeros again at the end."""
+    cu_q: Any
+    cu_k: Any
+    """int32 [batch + 1] of packed sequences."""
+    sinks: Any
+    """A logit for each of num_heads."""
 
 
 class Memory(NamedTuple):
@@ -27,7 +44,8 @@ class Memory(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The integers of a launch; right and left: bounds of the keys that query 0 sees."""
+    """The integers of a launch; right and left: bounds of the keys that query 0 sees; lse_rows: a head's rows of the
+    log-sum-exp."""
 
     seqlen_q: Any
     seqlen_k: Any
@@ -37,6 +55,14 @@ class Sizes(NamedTuple):
     head_group: Any
     right: Any
     left: Any
+    lse_rows: Any = None
+
+
+class Scaling(NamedTuple):
+    """The factors of scores: the softmax scale times log2(e), and what a soft cap bends by."""
+
+    scale_log2: Any
+    bend: Any = None
 
 
 class Biases(NamedTuple):
@@ -64,44 +90,74 @@ class Biases(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Constants of `flash_fwd_hopper_kernel` that its warps know."""
+    """The constants of `flash_fwd_hopper_kernel`.
 
-    BLOCK_N: Any
-    STAGES: Any
-    CONSUMERS: Any
-    QK_PANELS: Any
-    V_PANELS: Any
-    RAGGED: Any
-    RIGHT: Any
-    LEFT: Any
-    LOWER_RIGHT: Any
-    ALIGNED: Any
-    SOFTCAP: Any
-    ALIBI: Any
-    LINES: Any
-    MASK: Any
-    DROPOUT: Any
-    SPLIT_RELEASE: Any
-    ONE_RING: Any
-    EARLY_P: Any
-    KEEP_P: Any
-    Q_REGISTERS: Any
-    FREE_Q: Any
-    SHARE_O: Any
-    O_SLOTS: Any
+    Query i sees the keys i + left .. i + right (RIGHT, LEFT: where there are such bounds; LOWER_RIGHT: of each packed
+    sequence, plus its seqlen_k - seqlen_q).
+    """
+
+    BLOCK_N: int
+    """Keys of a block."""
+    STAGES: int
+    """Slots of K and V."""
+    CONSUMERS: int
+    """Warpgroups of 64 query rows."""
+    QK_PANELS: int
+    V_PANELS: int
+    """Panels of a tile of Q or K, and of V or the output: 1 or 3."""
+    RAGGED: bool
+    """The last block may reach beyond the keys."""
+    RIGHT: bool
+    LEFT: bool
+    LOWER_RIGHT: bool
+    ALIGNED: bool
+    """In the one block that has to be masked every row sees a key."""
+    SOFTCAP: bool
+    """Scores are tanh(bend * q k^T), and scale_log2 is the cap times log2(e)."""
+    ALIBI: int
+    """1 where no query sees a key right of its place, 2 where one does, 0 without ALiBi."""
+    MASK: int
+    """1 boolean, 2 additive (then scale_log2 is log2(e)), 0 without a mask tensor."""
+    DROPOUT: bool
+    LINES: bool
+    """ALiBi is a product of the tensor cores (kernels/hopper/forward/lines.py)."""
+    SPLIT_RELEASE: bool
+    """K and V of a slot are given back apart."""
+    ONE_RING: bool
+    """Every tile of K or V has a slot of its own."""
+    EARLY_P: bool
+    """Probabilities are converted before the next scores are issued, otherwise during them."""
+    KEEP_P: bool
+    """Probabilities are named in the wait for their product, which changes nothing but ptxas' schedule."""
+    Q_REGISTERS: int
+    """Columns of the queries that a consumer has in registers."""
+    FREE_Q: bool
+    """All of them are there, so that the next tile's may come."""
+    SHARE_O: bool
+    """The output leaves where Q was."""
+    O_SLOTS: int
+    """Places of a consumer for panels of the output, or 0: it leaves whole through memory of its own."""
+    CONSUMER_REGS: int
+    PRODUCER_REGS: int
+    """Registers of a thread."""
 
 
 class ShortOptions(NamedTuple):
-    """Constants of `flash_fwd_hopper_short_kernel` that its warps know."""
+    """The constants of `flash_fwd_hopper_short_kernel`, which `Options` explains."""
 
-    BLOCK_N: Any
-    STAGES: Any
-    CONSUMERS: Any
-    RAGGED: Any
-    RIGHT: Any
-    ALIGNED: Any
-    SPLIT_RELEASE: Any
-    EARLY_P: Any
-    KEEP_P: Any
-    O_SLOTS: Any
-    JOINED: Any
+    BLOCK_N: int
+    STAGES: int
+    CONSUMERS: int
+    RAGGED: bool
+    RIGHT: bool
+    ALIGNED: bool
+    SPLIT_RELEASE: bool
+    EARLY_P: bool
+    KEEP_P: bool
+    O_SLOTS: int
+    JOINED: bool
+    """Tiles meet in a step."""
+    CONSUMER_REGS: int
+    PRODUCER_REGS: int
+    LEFT: bool = False
+    """No window."""

@@ -31,7 +31,7 @@ Why nothing hangs, whatever the lengths:
   is that very number.
 - ONE_RING: a tile takes 2 (last - first + 1) slots in the order of use: K of the first step, then K of a block and V of
   the one before, then V. The first K is given back as the V before the second block would be, so that all steps are
-  alike. Of blocks that a consumer does not see, one tile lies among its own (`passed_over`): V of the last one after
+  alike. Of blocks that a consumer does not see, one tile lies among its own (`unseen_slots`): V of the last one after
   its first K, K of the first one ahead of its last V. It then holds one tile, passes over another, and awaits a third,
   which takes three slots; two would hang.
 - With one block only there are two slots: scores, product. Two stages of pairs are enough for any number: a consumer
@@ -47,39 +47,44 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, tanh
+from blocktune.kernels.hopper.common.device_functions import locate, tanh
+from blocktune.kernels.hopper.common.sequences import KeyBlocks, hide, key_range, mask_bounds, row_bounds
 from blocktune.kernels.hopper.common.sinks import sink_of
-from blocktune.kernels.hopper.common.slots import receive
+from blocktune.kernels.hopper.common.slots import first_slot, next_slot, receive
 from blocktune.kernels.hopper.forward.biases import (
+    TileBiases,
+    add_biases,
     begins_with_mask,
-    biased,
-    biases_of_block,
-    biases_of_tile,
+    biases_of_rows,
     binary_part,
     distance_of_block,
     dropped,
     first_natural_softmax,
     is_crossed,
     kept_of_block,
+    line_of_keys,
     loaded_of_block,
     natural_scales,
 )
-from blocktune.kernels.hopper.forward.bounds import (
-    hide,
-    key_range,
-    row_bounds,
-    sequence,
-    stretch,
-    walk_start,
-    walks_round,
+from blocktune.kernels.hopper.forward.bounds import sequence_of, stretch, walk_start, walks_round
+from blocktune.kernels.hopper.forward.copies import (
+    HeadRows,
+    hand_back,
+    release,
+    release_values,
+    store_rows,
+    unseen_slots,
 )
-from blocktune.kernels.hopper.forward.copies import hand_back, passed_over, release, store_rows, values_read
 from blocktune.kernels.hopper.forward.output import in_place_of, send_panels, write
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums, scales_of
 from blocktune.kernels.hopper.forward.steps import (
+    Block,
+    State,
+    Tile,
     add_product,
     biased_scores,
     finished,
+    layouts_of,
     no_sums,
     queries,
     rescaled,
@@ -87,208 +92,187 @@ from blocktune.kernels.hopper.forward.steps import (
 )
 
 
-@gluon.jit
-def consumer(
-    o_desc, lse, sinks, memory, cu_q, cu_k, scale, bend, biases, sizes, lse_rows, C: gl.constexpr,
-    OPTIONS: gl.constexpr,
-):  # fmt: skip
-    """Computes rows 64 C .. 64 C + 63 of every tile of this block.
+@gluon.constexpr_function
+def skips_blocks(options):
+    """Return whether rows of a consumer may see fewer blocks on the right than their tile does."""
+    return options.RIGHT and not (options.ALIGNED and 64 * options.CONSUMERS == options.BLOCK_N)
 
-    EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
-    the wait for their product, which changes nothing but ptxas' schedule.
+
+@gluon.jit
+def walk_blocks(tile, seen, slot, previous, state, start, own, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Take the steps of a walk after its first block `start`: the scores of a block beside the second product of the
+    one before. Return the state, the slot and the place of the one before.
+
+    A loop carries names in the order of their appearance: with the state before the slot the machine code is another.
     """
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
+    if walks_round(OPTIONS):
+        for part in range(3):
+            block, steps, over, hidden = stretch(part, start, own.last, tile.bias.place, BLOCK_N)
+            line = line_of_keys(block * BLOCK_N, tile.bias, OPTIONS)
+            for i in range(steps):
+                at = Block(column=(block - i) * BLOCK_N, line=line, crossed=i < over, hidden=i < hidden)
+                state, slot, previous = step(tile, seen, state, slot, previous, at, OPTIONS, LAYOUTS)
+    else:
+        for i in range(own.last - own.first):
+            column = (own.last - 1 - i) * BLOCK_N
+            line = line_of_keys(column, tile.bias, OPTIONS)
+            crossed = is_crossed(column, tile.bias, OPTIONS)
+            hidden = (column > seen.highest) | (column < seen.lowest)
+            at = Block(column=column, line=line, crossed=crossed, hidden=hidden)
+            state, slot, previous = step(tile, seen, state, slot, previous, at, OPTIONS, LAYOUTS)
+    return state, slot, previous
+
+
+@gluon.jit
+def send_output(acc, total, rows, row, memory, C: gl.constexpr, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Send the accumulators over the sums `total` of their rows on their way to the rows from `row` on."""
+    ALIGNED: gl.constexpr = OPTIONS.ALIGNED and not OPTIONS.MASK
+    if OPTIONS.O_SLOTS > 0:
+        send_panels(acc[0], total, rows, row, memory.o[0], C, OPTIONS.O_SLOTS, ALIGNED, LAYOUTS.out)
+    else:
+        tma.store_wait(0)
+        if OPTIONS.SHARE_O:
+            tiles = in_place_of(memory.q, C, memory.v)
+            place = 0
+        else:
+            tiles = memory.o
+            place = C
+        write(acc, total, tiles, place, ALIGNED, LAYOUTS)
+        fence_async_shared()
+        store_rows(rows, row, tiles, place)
+
+
+@gluon.jit
+def consumer(tensors, memory, scaling, biases, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
+    """Compute rows 64 C .. 64 C + 63 of every tile of this block."""
     ROWS: gl.constexpr = 64
-    O_WIDTH: gl.constexpr = memory.v[0].shape[2]
+    WIDTH: gl.constexpr = memory.v[0].shape[2]
     BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    STAGES: gl.constexpr = OPTIONS.STAGES
-    RAGGED: gl.constexpr = OPTIONS.RAGGED
-    RIGHT: gl.constexpr = OPTIONS.RIGHT
-    LEFT: gl.constexpr = OPTIONS.LEFT
-    ALIGNED: gl.constexpr = OPTIONS.ALIGNED
-    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
-    ONE_RING: gl.constexpr = OPTIONS.ONE_RING
-    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
-    VARLEN: gl.constexpr = cu_q is not None
-    LONGEST_FIRST: gl.constexpr = RIGHT and not LEFT
-    SKIPS: gl.constexpr = RIGHT and not (ALIGNED and BLOCK_M == BLOCK_N)
-    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    W: gl.constexpr = O_WIDTH if V_PANELS == 1 else O_WIDTH // 2
-    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, O_WIDTH, 16])
-    REST_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, W, 16])
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
-    head_group = sizes.head_group
-    batch_heads = sizes.batch_heads
+    LAYOUTS: gl.constexpr = layouts_of(BLOCK_N, WIDTH, OPTIONS.V_PANELS)
+    VARLEN: gl.constexpr = tensors.cu_q is not None
+    LONGEST_FIRST: gl.constexpr = OPTIONS.RIGHT and not OPTIONS.LEFT
     num_heads = sizes.num_heads
     if OPTIONS.MASK == 2:
-        scales = natural_scales(scale, biases.unit, OPTIONS)
+        scales = natural_scales(scaling.scale_log2, biases.unit, OPTIONS)
     else:
-        scales = scales_of(scale)
+        scales = scales_of(scaling.scale_log2)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
     # [64, BLOCK_N]
-    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
-    slot = 0
-    phase = 0
-    q_phase = 0
-    tile_slot = 0
-    tile_phase = 0
-    tile = gl.program_id(0)
+    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUTS.scores)
+    slot = first_slot(0)
+    q_parity = 0
+    tile_slot = first_slot(0)
+    number = gl.program_id(0)
     if VARLEN:
-        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
-    while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, head_group, batch_heads, LONGEST_FIRST)
+        number, tile_slot = receive(memory.ring, tile_slot)
+    while number < q_tiles * sizes.batch_heads:
+        m, batch_head = locate(number, q_tiles, sizes.head_group, sizes.batch_heads, LONGEST_FIRST)
         batch = batch_head // num_heads
         head = batch_head % num_heads
-        row_start = m * BLOCK_M + C * ROWS
-        if VARLEN:
-            begin_q, _, length_q, length_k, high, low = sequence(
-                batch, sizes.right, sizes.left, cu_q, cu_k, OPTIONS.LOWER_RIGHT
-            )
-        else:
-            begin_q = 0
-            length_q, length_k, high, low = sizes.seqlen_q, sizes.seqlen_k, sizes.right, sizes.left
-        moved = 0
-        if OPTIONS.LOWER_RIGHT:
-            moved = length_k - length_q
-        tile_biases = biases_of_tile(biases, batch, head, row_start, length_q, no_acc, OPTIONS, S_L)
-        first, last = key_range(m * BLOCK_M, length_q, length_k, high, low, BLOCK_M, BLOCK_N, RIGHT, LEFT)
-        own_first, own_last = key_range(row_start, length_q, length_k, high, low, ROWS, BLOCK_N, RIGHT, LEFT)
-        if LEFT:
-            own_first = gl.maximum(own_first, first)
-            own_last = gl.maximum(own_last, first)
-        if SKIPS:  # blocks wholly right of what these rows see
-            count = passed_over(last - own_last, ONE_RING)
-            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
+        row = m * BLOCK_M + C * ROWS
+        sequence = sequence_of(batch, tensors, sizes, OPTIONS.LOWER_RIGHT)
+        of_rows = biases_of_rows(biases, batch, head, row, sequence, no_acc, OPTIONS, LAYOUTS.scores)
+        bias = TileBiases(biases, batch_head, row, *of_rows)
+        blocks = key_range(m * BLOCK_M, sequence, BLOCK_M, OPTIONS)
+        own = key_range(row, sequence, ROWS, OPTIONS)
+        if OPTIONS.LEFT:
+            own = KeyBlocks(first=gl.maximum(own.first, blocks.first), last=gl.maximum(own.last, blocks.first))
+        if skips_blocks(OPTIONS):  # blocks wholly right of what these rows see
+            slot = hand_back(unseen_slots(blocks.last - own.last, OPTIONS.ONE_RING), memory, slot, OPTIONS)
 
         # [64, BLOCK_N], step 0: the scores of the first block
-        start = walk_start(m * BLOCK_M, biases.diagonal, own_last, BLOCK_M, OPTIONS)
-        of_block = biases_of_block(start * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
-        bias = biases, of_block, row_start, moved, batch_head
-        loaded = loaded_of_block(tile_biases, start * BLOCK_N, OPTIONS, S_L)
-        kept = kept_of_block(biases, tile_biases, row_start, start * BLOCK_N, batch_head, OPTIONS)
-        mbarrier.wait(memory.q_full.index(C), q_phase)
-        q = queries(memory.q, C, OPTIONS.Q_REGISTERS, OPTIONS.QK_PANELS, S_L)
+        start = walk_start(m * BLOCK_M, biases.diagonal, own.last, BLOCK_M, OPTIONS)
+        column = start * BLOCK_N
+        line = line_of_keys(column, bias, OPTIONS)
+        loaded = loaded_of_block(bias, column, OPTIONS, LAYOUTS.scores)
+        kept = kept_of_block(bias, column, OPTIONS)
+        mbarrier.wait(memory.q_full.index(C), q_parity)
+        q = queries(memory.q, C, OPTIONS.Q_REGISTERS, LAYOUTS.scores)
         if begins_with_mask(OPTIONS):
             q = ((q[0] * binary_part(biases.unit)).to(memory.q[0].dtype),)
         if OPTIONS.FREE_Q and not OPTIONS.MASK:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
-        mbarrier.wait(memory.full.index(slot), phase)
-        qk_t = biased_scores(memory, q, C, slot, start * BLOCK_N, no_acc, loaded, bias, OPTIONS, S_L)
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        tile = Tile(memory=memory, C=C, q=q, scales=scales, bend=scaling.bend, bias=bias, no_acc=no_acc)
+        block = Block(column=column, line=line, crossed=is_crossed(column, bias, OPTIONS), hidden=True)
+        qk_t = biased_scores(tile, slot.place, block, loaded, OPTIONS, LAYOUTS.scores)
         # Loads of queries may stand behind those of the mask until a product has them.
         if OPTIONS.FREE_Q and OPTIONS.MASK:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
         qk = warpgroup_mma_wait(0, deps=(qk_t,))
-        # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
-        previous = slot + 0
-        slot, phase = advance(slot, phase, STAGES)
-        if SPLIT_RELEASE:
+        # not the slot itself: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
+        previous = slot.place + 0
+        slot = next_slot(slot, OPTIONS.STAGES)
+        if OPTIONS.SPLIT_RELEASE:
             mbarrier.arrive(memory.k_empty.index(previous), count=1)
-        if ONE_RING and SKIPS:  # V of the last of these blocks
-            slot, phase = hand_back(gl.minimum(last - own_last, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
+        if OPTIONS.ONE_RING and skips_blocks(OPTIONS):  # V of the last of these blocks
+            slot = hand_back(gl.minimum(blocks.last - own.last, 1), memory, slot, OPTIONS)
         if OPTIONS.SOFTCAP:
-            qk = tanh(qk * bend)
-        crossed = is_crossed(start * BLOCK_N, row_start, moved, biases, OPTIONS)
-        qk = biased(qk, start * BLOCK_N, crossed, row_start, moved, loaded, no_acc, biases, of_block, OPTIONS, S_L)
-        last_seen, first_seen = row_bounds(row_start, length_k, high, low, ROWS, RAGGED, RIGHT, LEFT, ROW_S)
-        qk = hide(qk, last_seen, first_seen, start * BLOCK_N, RAGGED or RIGHT, LEFT, S_L)
+            qk = tanh(qk * scaling.bend)
+        qk = add_biases(qk, block, loaded, bias, no_acc, OPTIONS, LAYOUTS.scores)
+        bounds = row_bounds(row, sequence, ROWS, OPTIONS, LAYOUTS.rows)
+        qk = hide(qk, bounds, start * BLOCK_N, OPTIONS, LAYOUTS.scores)
         # [64, BLOCK_N], its sums [64, 4]
         if OPTIONS.MASK == 2:
-            p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, S_L)
+            p, top, factor, sums = first_natural_softmax(qk, no_acc, scales, LAYOUTS.scores)
         else:
             distance = None
             if OPTIONS.LINES:
-                distance = distance_of_block(start * BLOCK_N, row_start, moved, biases, of_block)
-            p, top, factor, sums = first_softmax(qk, no_acc, scales, S_L, distance)
-        p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
-        loaded = loaded_of_block(tile_biases, gl.maximum(own_last - 1, 0) * BLOCK_N, OPTIONS, S_L)
+                distance = distance_of_block(column, line.slope, bias)
+            p, top, factor, sums = first_softmax(qk, no_acc, scales, LAYOUTS.scores, distance)
+        p = dropped(p, kept, OPTIONS.DROPOUT, LAYOUTS.scores)
+        loaded = loaded_of_block(bias, gl.maximum(own.last - 1, 0) * BLOCK_N, OPTIONS, LAYOUTS.scores)
         if OPTIONS.EARLY_P:
-            p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
+            p = gl.convert_layout(p.to(memory.q[0].dtype), LAYOUTS.p)
         # [64, head_dim_v]
-        acc = no_sums(ROWS, V_PANELS, W, O_L, REST_L)
-        mbarrier.wait(memory.full.index(slot), phase)
-        state = acc, p, factor, top, sums, loaded
-        # blocks of keys from `lowest` to `highest` on are wholly visible
-        highest = length_k - BLOCK_N
-        if RIGHT:
-            highest = gl.minimum(length_k, row_start + high + 1) - BLOCK_N
-        lowest = 0
-        if LEFT:
-            lowest = row_start + ROWS - 1 + low
-        seen = last_seen, first_seen
+        acc = no_sums(ROWS, WIDTH, OPTIONS.V_PANELS, LAYOUTS)
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        state = State(acc=acc, p=p, factor=factor, top=top, sums=sums, loaded=loaded)
 
-        # steps 1 ..: the scores of this block beside the second product of the one before
-        if walks_round(OPTIONS):
-            for part in range(3):
-                block, steps, over, hidden = stretch(part, start, own_last, row_start + biases.diagonal, BLOCK_N)
-                side = biases_of_block(block * BLOCK_N, row_start, moved, biases, tile_biases, OPTIONS)
-                for i in range(steps):
-                    state, slot, phase, previous = step(
-                        memory, q, C, state, slot, phase, previous, ((block - i) * BLOCK_N, i < over, i < hidden), seen,
-                        scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
-                    )  # fmt: skip
-        else:
-            for i in range(own_last - own_first):
-                column = (own_last - 1 - i) * BLOCK_N
-                side = biases_of_block(column, row_start, moved, biases, tile_biases, OPTIONS)
-                over = is_crossed(column, row_start, moved, biases, OPTIONS)
-                state, slot, phase, previous = step(
-                    memory, q, C, state, slot, phase, previous,
-                    (column, over, (column > highest) | (column < lowest)), seen,
-                    scales, bend, no_acc, (biases, side, row_start, moved, batch_head), OPTIONS, S_L, O_L, REST_L,
-                )  # fmt: skip
-        acc, p, factor, top, sums, _ = state
-        if ONE_RING and LEFT:  # K of the first block that these rows do not see
-            slot, phase = hand_back(gl.minimum(own_first - first, 1), memory, slot, phase, STAGES, SPLIT_RELEASE)
-            mbarrier.wait(memory.full.index(slot), phase)
+        # steps 1 ..
+        seen = mask_bounds(bounds, row, sequence, ROWS, OPTIONS)
+        state, slot, previous = walk_blocks(tile, seen, slot, previous, state, start, own, OPTIONS, LAYOUTS)
+        if OPTIONS.ONE_RING and OPTIONS.LEFT:  # K of the first block that these rows do not see
+            slot = hand_back(gl.minimum(own.first - blocks.first, 1), memory, slot, OPTIONS)
+            mbarrier.wait(memory.full.index(slot.place), slot.parity)
 
         # [64, head_dim_v], last step: the second product alone
-        acc = rescaled(acc, factor, V_PANELS, O_L, REST_L)
+        acc = rescaled(state.acc, state.factor, LAYOUTS)
+        p = state.p
         if not OPTIONS.EARLY_P:
-            p = gl.convert_layout(p.to(memory.q[0].dtype), P_L)
-        acc_t = add_product(p, memory.v, slot, acc, V_PANELS, REST_P)
+            p = gl.convert_layout(p.to(memory.q[0].dtype), LAYOUTS.p)
+        acc_t = add_product(p, memory.v, slot.place, acc, LAYOUTS)
         sink = None
-        if sinks is not None:
-            sink = sink_of(sinks, head)  # on its way during the product
-        values_read(memory, previous, SPLIT_RELEASE)
+        if tensors.sinks is not None:
+            sink = sink_of(tensors.sinks, head)  # on its way during the product
+        release_values(memory, previous, OPTIONS)
         if not OPTIONS.SHARE_O and not OPTIONS.FREE_Q:
             mbarrier.arrive(memory.q_empty.index(C), count=1)
-        q_phase ^= 1
-        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
+        q_parity ^= 1
+        number, tile_slot = receive(memory.ring, tile_slot)
         # [64]
-        total = row_sums(sums, top, sink, scales, ROW_S)
-        acc = finished(acc_t, V_PANELS)
-        release(memory, slot, SPLIT_RELEASE)
-        slot, phase = advance(slot, phase, STAGES)
-        if LEFT:  # blocks wholly left of what these rows see
-            count = passed_over(own_first - first, ONE_RING)
-            slot, phase = hand_back(count, memory, slot, phase, STAGES, SPLIT_RELEASE)
-        o_tiles = memory.o
-        o_place = C
-        if OPTIONS.SHARE_O:
-            o_tiles = in_place_of(memory.q, C, memory.v, V_PANELS)
-            o_place = 0
-        if row_start < length_q:
+        total = row_sums(state.sums, state.top, sink, scales, LAYOUTS.rows)
+        acc = finished(acc_t)
+        release(memory, slot.place, OPTIONS)
+        slot = next_slot(slot, OPTIONS.STAGES)
+        if OPTIONS.LEFT:  # blocks wholly left of what these rows see
+            slot = hand_back(unseen_slots(own.first - blocks.first, OPTIONS.ONE_RING), memory, slot, OPTIONS)
+        if row < sequence.seqlen_q:
             divisor = total
             if OPTIONS.DROPOUT:
                 divisor = total * biases.kept_share
-            if OPTIONS.O_SLOTS > 0:
-                goal = o_desc, batch, head, row_start, begin_q, length_q
-                send_panels(acc[0], divisor, goal, memory.o[0], C, OPTIONS, VARLEN, O_L)
-            else:
-                tma.store_wait(0)
-                write(acc, divisor, o_tiles, o_place, ALIGNED and not OPTIONS.MASK, V_PANELS, O_L, REST_L)
-                fence_async_shared()
-                store_rows(o_desc, batch, head, row_start, begin_q, length_q, o_tiles, o_place, V_PANELS, VARLEN)
-            if lse is not None:
-                row = batch_head.to(gl.int64) * lse_rows
+            rows = HeadRows(tensors.o, batch, head, sequence.begin_q, sequence.seqlen_q)
+            send_output(acc, divisor, rows, row, memory, C, OPTIONS, LAYOUTS)
+            if tensors.lse is not None:
+                at = batch_head.to(gl.int64) * sizes.lse_rows
                 if VARLEN:
-                    row = head.to(gl.int64) * lse_rows + begin_q
+                    at = head.to(gl.int64) * sizes.lse_rows + sequence.begin_q
                 # [64]
-                rows = row_start + gl.arange(0, ROWS, ROW_S)
-                sums_of_rows = log_sum_exp(top, total, sink, scales, ROW_S, OPTIONS.MASK == 2)
-                gl.store(lse + row + rows, sums_of_rows, mask=rows < length_q)
+                own_rows = row + gl.arange(0, ROWS, LAYOUTS.rows)
+                lse = log_sum_exp(state.top, total, sink, scales, LAYOUTS.rows, OPTIONS.MASK == 2)
+                gl.store(tensors.lse + at + own_rows, lse, mask=own_rows < sequence.seqlen_q)
         if OPTIONS.SHARE_O:  # the output has left, and the next Q may come
             tma.store_wait(0)
             mbarrier.arrive(memory.q_empty.index(C), count=1)

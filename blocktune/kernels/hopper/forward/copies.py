@@ -6,17 +6,39 @@ together and then the third. Copies move one panel at a time; a swizzle is as wi
 lies in memory as two of them do.
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, copy_out, reinterpret
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_in, copy_out, reinterpret
+from blocktune.kernels.hopper.common.slots import next_slot
+
+
+class HeadRows(NamedTuple):
+    """The rows of a head of a sequence in a tensor that has a descriptor.
+
+    begin: the sequence's first token among packed ones, whose descriptor has five dimensions. length: its rows.
+    """
+
+    desc: Any
+    batch: Any
+    head: Any
+    begin: Any
+    length: Any
+
+
+@gluon.constexpr_function
+def panels(memory):
+    """Return how many copies a tile takes."""
+    return 1 if len(memory) == 1 else 3
 
 
 @gluon.jit
-def panel(memory, place, PART: gl.constexpr, PANELS: gl.constexpr):
-    """What one copy moves of tile `place`."""
-    if PANELS == 1:
+def panel(memory, place, PART: gl.constexpr):
+    """Return what one copy moves of tile `place`."""
+    if len(memory) == 1:
         return memory[0].index(place)
     elif PART == 2:
         return memory[1].index(place)
@@ -28,75 +50,75 @@ def panel(memory, place, PART: gl.constexpr, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def load_rows(
-    desc, batch, head, row, begin, length, barrier, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
-):  # fmt: skip
-    """Copies a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
+def load_rows(rows, row, barrier, memory, place):
+    """Copy a tile of a head from `row` on into tile `place` of shared memory; zeros beyond the end.
 
     The end of a packed sequence is inside the tensor. Its descriptor (`describe_packed` in
     kernels/hopper/common/descriptors.py) has a dimension of 2^30 rows that ends where the sequence ends, so that the
     copy engine clips there, too.
     """
+    desc = rows.desc
     W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
-    for part in gl.static_range(PANELS):
-        block = as_block(desc, panel(memory, place, part, PANELS))
-        if VARLEN:
-            copy_in(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, part * W], barrier, block)
+    for part in gl.static_range(panels(memory)):
+        block = as_block(desc, panel(memory, place, part))
+        if len(desc.block_type.shape) == 4:
+            copy_in(desc, [rows.batch, rows.head, row, part * W], barrier, block)
         else:
-            copy_in(desc, [batch, head, row, part * W], barrier, block)
+            end = rows.begin + rows.length
+            copy_in(desc, [1 << 30, end, rows.head, (1 << 30) - rows.length + row, part * W], barrier, block)
 
 
 @gluon.jit
-def store_rows(
-    desc, batch, head, row, begin, length, memory, place, PANELS: gl.constexpr, VARLEN: gl.constexpr,
-):  # fmt: skip
-    """The way back of `load_rows`: what lies beyond the end is not written."""
-    W: gl.constexpr = desc.block_type.shape[len(desc.block_type.shape) - 1]
-    for part in gl.static_range(PANELS):
-        store_panel(desc, batch, head, row, begin, length, part * W, panel(memory, place, part, PANELS), VARLEN)
+def store_rows(rows, row, memory, place):
+    """Copy a tile back as `load_rows` brought it: what lies beyond the end is not written."""
+    W: gl.constexpr = rows.desc.block_type.shape[len(rows.desc.block_type.shape) - 1]
+    for part in gl.static_range(panels(memory)):
+        store_panel(rows, row, part * W, panel(memory, place, part))
 
 
 @gluon.jit
-def store_panel(desc, batch, head, row, begin, length, column, tile, VARLEN: gl.constexpr):
-    """Copies a tile of shared memory to a head's rows from `row` and columns from `column` on."""
-    if VARLEN:
-        copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], as_block(desc, tile))
+def store_panel(rows, row, column, tile):
+    """Copy a tile of shared memory to a head's rows from `row` and columns from `column` on."""
+    desc = rows.desc
+    if len(desc.block_type.shape) == 4:
+        copy_out(desc, [rows.batch, rows.head, row, column], as_block(desc, tile))
     else:
-        copy_out(desc, [batch, head, row, column], as_block(desc, tile))
+        end = rows.begin + rows.length
+        copy_out(desc, [1 << 30, end, rows.head, (1 << 30) - rows.length + row, column], as_block(desc, tile))
 
 
 @gluon.jit
-def release(memory, slot, SPLIT_RELEASE: gl.constexpr):
-    """Gives a whole slot back."""
-    mbarrier.arrive(memory.k_empty.index(slot), count=1)
-    if SPLIT_RELEASE:
-        mbarrier.arrive(memory.v_empty.index(slot), count=1)
+def release(memory, place, OPTIONS: gl.constexpr):
+    """Give a whole slot back."""
+    mbarrier.arrive(memory.k_empty.index(place), count=1)
+    if OPTIONS.SPLIT_RELEASE:
+        mbarrier.arrive(memory.v_empty.index(place), count=1)
 
 
 @gluon.jit
-def values_read(memory, slot, SPLIT_RELEASE: gl.constexpr):
-    """Gives a slot back whose V is read: all of it, or with separate releases what its K left."""
-    if SPLIT_RELEASE:
-        mbarrier.arrive(memory.v_empty.index(slot), count=1)
+def release_values(memory, place, OPTIONS: gl.constexpr):
+    """Give a slot back whose V is read: all of it, or with separate releases what its K left."""
+    if OPTIONS.SPLIT_RELEASE:
+        mbarrier.arrive(memory.v_empty.index(place), count=1)
     else:
-        mbarrier.arrive(memory.k_empty.index(slot), count=1)
+        mbarrier.arrive(memory.k_empty.index(place), count=1)
 
 
 @gluon.jit
-def hand_back(count, memory, slot, phase, STAGES: gl.constexpr, SPLIT_RELEASE: gl.constexpr):
-    """Gives slots back unused. Each is awaited first: an arrival ahead of its turn would count for the slot's use
-    before, which other warpgroups may not have finished."""
+def hand_back(count, memory, slot, OPTIONS: gl.constexpr):
+    """Give slots back unused, and return the next one. Each is awaited first: an arrival ahead of its turn would count
+    for the slot's use before, which other warpgroups may not have finished."""
     for i in range(count):
-        mbarrier.wait(memory.full.index(slot), phase)
-        release(memory, slot, SPLIT_RELEASE)
-        slot, phase = advance(slot, phase, STAGES)
-    return slot, phase
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        release(memory, slot.place, OPTIONS)
+        slot = next_slot(slot, OPTIONS.STAGES)
+    return slot
 
 
 @gluon.jit
-def passed_over(blocks, ONE_RING: gl.constexpr):
-    """How many slots are before the first step, or after the last one, of a warpgroup that sees fewer blocks than
-    its tile. In one ring, one tile of these blocks is among its own: it is given back there."""
+def unseen_slots(blocks, ONE_RING: gl.constexpr):
+    """Return how many slots are before the first step, or after the last one, of a warpgroup that sees fewer blocks
+    than its tile. In one ring, one tile of these blocks is among its own: it is given back there."""
     if ONE_RING:
         return gl.maximum(2 * blocks - 1, 0)
     else:

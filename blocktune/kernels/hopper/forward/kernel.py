@@ -18,10 +18,11 @@ from blocktune.kernels.base.on_chip import OnChip, Tile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hopper.biases.arguments import mask_code
+from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
+from blocktune.kernels.hopper.forward.arguments import Options
 from blocktune.kernels.hopper.forward.defaults import default_values
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
 from blocktune.kernels.hopper.forward.launch import (
@@ -43,7 +44,6 @@ from blocktune.kernels.hopper.forward.layout import (
     WIDTHS,
     blocks_of,
     draws_lines,
-    feature_codes,
     has_one_ring,
     leaves_in_panels,
     line_bytes,
@@ -167,7 +167,7 @@ class FlashForwardHopper(AttentionKernel):
         arguments |= {"lse": None, "counter": TensorArgument("int32"), "cu_q": lengths, "cu_k": lengths}
         arguments |= {"sinks": None, "scale_log2": 1.0, "bend": 1.0, "lse_rows": shape.seqlen_q}
         arguments |= example_biases(shape)
-        arguments |= sizes_of(config, shape) | _constants(config, shape)
+        arguments |= sizes_of(config, shape) | {"OPTIONS": options_of(config, shape)}
         return specialize(flash_fwd_hopper_kernel, arguments, {"num_warps": WARPS})
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -182,7 +182,7 @@ class FlashForwardHopper(AttentionKernel):
     def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> Launch:
         tiles = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
         make = _describe_packed if shape.features.varlen else describe_rows
-        fixed = (*sizes_of(config, shape).values(), *_constants(config, shape).values())
+        fixed = (*sizes_of(config, shape).values(), options_of(config, shape))
         grid, options = (min(multiprocessors(), tiles), 1, 1), {"num_warps": WARPS}
         described = tuple((slot, partial(make, *block)) for slot, block in enumerate(blocks_of(config, shape)))
         if mask_code(shape):
@@ -197,30 +197,34 @@ class FlashForwardHopper(AttentionKernel):
         )
 
 
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of a config."""
     consumers, own = config.block_m // ROWS, config.parameters
     consumer_regs, producer_regs = REGISTERS[consumers]
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
-    return {
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "CONSUMERS": consumers,
-        "QK_PANELS": panels_of(width),
-        "V_PANELS": panels_of(width_v),
+    return Options(
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        CONSUMERS=consumers,
+        QK_PANELS=panels_of(width),
+        V_PANELS=panels_of(width_v),
         **mask_constants(config.block_n, shape),
-        **feature_codes(shape),
-        "LINES": draws_lines(config, shape),
-        "SPLIT_RELEASE": own["split_release"] == 1,
-        "ONE_RING": has_one_ring(config),
-        "EARLY_P": bool(own["early_p"]),
-        "KEEP_P": bool(own["keep_p"]),
-        "Q_REGISTERS": own["q_registers"],
-        "FREE_Q": own["q_registers"] >= width and not shares_memory(config, shape),
-        "SHARE_O": shares_memory(config, shape),
-        "O_SLOTS": PANEL_SLOTS * leaves_in_panels(config),
-        "CONSUMER_REGS": consumer_regs,
-        "PRODUCER_REGS": producer_regs,
-    }
+        SOFTCAP=shape.features.softcap,
+        ALIBI=alibi_code(shape),
+        MASK=mask_code(shape),
+        DROPOUT=shape.features.dropout,
+        LINES=draws_lines(config, shape),
+        SPLIT_RELEASE=own["split_release"] == 1,
+        ONE_RING=has_one_ring(config),
+        EARLY_P=bool(own["early_p"]),
+        KEEP_P=bool(own["keep_p"]),
+        Q_REGISTERS=own["q_registers"],
+        FREE_Q=own["q_registers"] >= width and not shares_memory(config, shape),
+        SHARE_O=shares_memory(config, shape),
+        O_SLOTS=PANEL_SLOTS * leaves_in_panels(config),
+        CONSUMER_REGS=consumer_regs,
+        PRODUCER_REGS=producer_regs,
+    )
 
 
 def describe_rows(rows: int, columns: int, tensor: Any) -> Any:

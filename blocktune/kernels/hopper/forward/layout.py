@@ -2,7 +2,7 @@
 
 from blocktune.kernels.base.flash_kernel import heads_per_group
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
-from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
+from blocktune.kernels.hopper.biases.arguments import mask_code
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
 from blocktune.kernels.values.config import KernelConfig
@@ -150,17 +150,6 @@ def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
         "LEFT": left is not None,
         "LOWER_RIGHT": lower_right,
         "ALIGNED": not varlen and left is None and starts_a_block,
-    }
-
-
-def feature_codes(shape: AttentionShape) -> dict[str, int | bool]:
-    """Return the constants that say what scores are more than products."""
-    features = shape.features
-    return {
-        "SOFTCAP": features.softcap,
-        "ALIBI": alibi_code(shape),
-        "MASK": mask_code(shape),
-        "DROPOUT": features.dropout,
     }
 
 

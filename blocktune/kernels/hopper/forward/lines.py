@@ -16,7 +16,8 @@ LINE_COLUMNS = gl.constexpr(16)
 
 @gluon.jit
 def places_of_keys(BLOCK_N: gl.constexpr):
-    """Shared memory [BLOCK_N, LINE_COLUMNS] with a key's place in the columns of the terms, exact in bfloat16."""
+    """Allocate shared memory [BLOCK_N, LINE_COLUMNS] with a key's place in the columns of the terms, exact in
+    bfloat16."""
     L: gl.constexpr = gl.BlockedLayout([1, 8], [16, 2], [4, 1], [1, 0])
     PLACES_L: gl.constexpr = gl.NVMMASharedLayout(2 * LINE_COLUMNS, element_bitwidth=16, rank=2)
     keys = gl.expand_dims(gl.arange(0, BLOCK_N, gl.SliceLayout(1, L)), 1)
@@ -28,7 +29,7 @@ def places_of_keys(BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def terms_of_slope(slope, S_L: gl.constexpr):
-    """The slope of a head as an operand [64, LINE_COLUMNS] of products like the scores."""
+    """Return the slope of a head as an operand [64, LINE_COLUMNS] of products like the scores."""
     L: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, LINE_COLUMNS, 16]
     )
@@ -43,7 +44,7 @@ def terms_of_slope(slope, S_L: gl.constexpr):
 
 @gluon.jit
 def turned_if(ahead, terms):
-    """The terms, of the other sign for keys ahead of the rows."""
+    """Return the terms, of the other sign for keys ahead of the rows."""
     signs = gl.where(ahead, -0x7FFF8000, 0)  # of a pair
     return gl.inline_asm_elementwise(
         "xor.b32 $0, $1, $2;", "=r,r,r,r", [terms, signs], dtype=gl.bfloat16, is_pure=True, pack=2
@@ -52,5 +53,5 @@ def turned_if(ahead, terms):
 
 @gluon.jit
 def line_of_block(terms, places, no_acc):
-    """Issues the line [64, BLOCK_N] that the scores of a block begin with."""
+    """Issue the line [64, BLOCK_N] that the scores of a block begin with."""
     return warpgroup_mma(terms, places.permute((1, 0)), no_acc, use_acc=False, is_async=True)

@@ -13,23 +13,23 @@ it only compares, each thread the scores that it has.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.rows import beside, by_thread, extreme_asm, of_threads, thread_sum
+from blocktune.kernels.hopper.common.rows import broadcast_rows, by_thread, extreme_asm, of_threads, thread_sum
 from blocktune.kernels.hopper.common.sinks import log2_with_sink, sum_with_sink
 
 
 @gluon.jit
 def scales_of(scale):
-    """(scale, the power of two at or above it), of a scale above zero."""
+    """Return (scale, the power of two at or above it), of a scale above zero."""
     bits = scale.to(gl.int32, bitcast=True)
     return scale, ((bits + 0x7FFFFF) & -0x800000).to(gl.float32, bitcast=True)
 
 
 @gluon.constexpr_function
 def raise_asm(count, apart, natural):
-    """Assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised_top`, skipped by
-    a warp that has nothing to raise. Operands, `count` of each: maxima, scales and factors as results, and bases if the
-    scores stand apart; maxima, scales, scores and both scales of `scales_of` as arguments, and distances if they do. Of
-    what belongs to rows those at the places 0 and 2 count.
+    """Return assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised_top`,
+    skipped by a warp that has nothing to raise. Operands, `count` of each: maxima, scales and factors as results, and
+    bases if the scores stand apart; maxima, scales, scores and both scales of `scales_of` as arguments, and distances
+    if they do. Of what belongs to rows those at the places 0 and 2 count.
 
     Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
     that of the numbers, and below it is enough that they are below, unless the maximum is low as well. Then zero itself
@@ -74,15 +74,16 @@ def raise_asm(count, apart, natural):
 
 @gluon.constexpr_function
 def raise_constraints(count, apart):
+    """Return the constraints of `raise_asm`."""
     return ",".join(["=&f"] * (3 + apart) * count + ["f"] * (5 + apart) * count)
 
 
 @gluon.jit
 def raised_top(s, top, scales, distance=None, NATURAL: gl.constexpr = False):
-    """((maximum, scale), base, factor) of the rows, [64, 4] each, after a further block of scores [64, N / 8, 4, 2],
-    which are scaled here. What was added up before has to be multiplied by the factor: 1 unless the maximum was raised.
-    base: what exponents of this block are relative to, the maximum and the `distance` of the scores, if they have one.
-    """
+    """Return ((maximum, scale), base, factor) of the rows, [64, 4] each, after a further block of scores [64, N / 8, 4,
+    2], which are scaled here. What was added up before has to be multiplied by the factor: 1 unless the maximum was
+    raised. base: what exponents of this block are relative to, the maximum and the `distance` of the scores, if they
+    have one."""
     COUNT: gl.constexpr = s.shape[1] * 4
     APART: gl.constexpr = distance is not None
     ASM: gl.constexpr = raise_asm(COUNT, APART, NATURAL)
@@ -90,14 +91,15 @@ def raised_top(s, top, scales, distance=None, NATURAL: gl.constexpr = False):
     maximum, scale = top
     own, above = scales
     if APART:
+        old = broadcast_rows(maximum, s), broadcast_rows(scale, s)
         maximum, scale, factor, base = gl.inline_asm_elementwise(
-            ASM, CONSTRAINTS, [beside(maximum, s), beside(scale, s), s, own, above, beside(distance, s)],
+            ASM, CONSTRAINTS, [old[0], old[1], s, own, above, broadcast_rows(distance, s)],
             dtype=(gl.float32, gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
         )  # fmt: skip
         return (of_threads(maximum), of_threads(scale)), of_threads(base), of_threads(factor)
     else:
         maximum, scale, factor = gl.inline_asm_elementwise(
-            ASM, CONSTRAINTS, [beside(maximum, s), beside(scale, s), s, own, above],
+            ASM, CONSTRAINTS, [broadcast_rows(maximum, s), broadcast_rows(scale, s), s, own, above],
             dtype=(gl.float32, gl.float32, gl.float32), is_pure=False, pack=COUNT,
         )  # fmt: skip
         maximum = of_threads(maximum)
@@ -106,26 +108,26 @@ def raised_top(s, top, scales, distance=None, NATURAL: gl.constexpr = False):
 
 @gluon.jit
 def of_scaled_scores(s, scale, maximum):
-    """2^(s * scale - maximum)."""
+    """Compute 2^(s * scale - maximum)."""
     return gl.exp2(s * scale - maximum)
 
 
 @gluon.jit
 def softmax(qk, top, scales, S_L: gl.constexpr, distance=None, NATURAL: gl.constexpr = False):
-    """Of a block of scores [64, BLOCK_N], which are scaled here: probabilities like them, the rows' maximum and scale,
-    the factor of what was added up before, and the probabilities' sums [64, 4]. distance: what the scores of a row
-    [64, 4] are too high by. NATURAL: scores and scales are those of an additive mask (`raise_asm`)."""
+    """Return the probabilities of a block of scores [64, BLOCK_N], which are scaled here, the rows' maximum and scale,
+    the factor of what was added up before, and the probabilities' sums [64, 4]. distance: what the scores of a row [64,
+    4] are too high by. NATURAL: scores and scales are those of an additive mask (`raise_asm`)."""
     # [64, BLOCK_N / 8, 4, 2]
     s = by_thread(qk)
     top, base, factor = raised_top(s, top, scales, distance, NATURAL)
     _, scale = top
-    p = of_scaled_scores(s, beside(scale, s), beside(base, s))
+    p = of_scaled_scores(s, broadcast_rows(scale, s), broadcast_rows(base, s))
     return gl.convert_layout(gl.reshape(p, qk.shape), S_L), top, factor, thread_sum(p)
 
 
 @gluon.jit
 def first_softmax(qk, no_acc, scales, S_L: gl.constexpr, distance=None):
-    """`softmax` of a row's first block, with factors of 1. no_acc: zeros like the scores.
+    """Compute `softmax` of a row's first block, with factors of 1. no_acc: zeros like the scores.
 
     The maximum is finite where there is none: infinities in the keys, or keys that it does not see, leave scores of
     -inf alone, and -inf minus -inf would be NaN. All later maxima are then finite too.
@@ -140,7 +142,8 @@ def first_softmax(qk, no_acc, scales, S_L: gl.constexpr, distance=None):
 
 @gluon.jit
 def row_maxima(top, scales, ROW_S: gl.constexpr):
-    """The maxima [64] of rows that probabilities are relative to, in units of log2 and of the scale of all rows."""
+    """Return the maxima [64] of rows that probabilities are relative to, in units of log2 and of the scale of all
+    rows."""
     maximum, scale = top
     own, _ = scales
     return gl.convert_layout(gl.max(maximum * (own / scale), 1), ROW_S)
@@ -148,7 +151,7 @@ def row_maxima(top, scales, ROW_S: gl.constexpr):
 
 @gluon.jit
 def row_sums(sums, top, sink, scales, ROW_S: gl.constexpr):
-    """The sums [64] of the probabilities of rows, of [64, 4]; with a sink as `sum_with_sink` has them."""
+    """Return the sums [64] of the probabilities of rows, of [64, 4]; with a sink as `sum_with_sink` has them."""
     # [64]
     total = gl.convert_layout(gl.sum(sums, 1), ROW_S)
     if sink is not None:
@@ -158,8 +161,8 @@ def row_sums(sums, top, sink, scales, ROW_S: gl.constexpr):
 
 @gluon.jit
 def log_sum_exp(top, total, sink, scales, ROW_S: gl.constexpr, ADDITIVE: gl.constexpr = False):
-    """The log-sum-exp [64] in natural units of the rows with these `row_sums`. ADDITIVE: that of a masked row is as
-    kernels/portable/forward/masked_rows.py has it."""
+    """Return the log-sum-exp [64] in natural units of the rows with these `row_sums`. ADDITIVE: that of a masked row is
+    as kernels/portable/forward/masked_rows.py has it."""
     LN_2: gl.constexpr = 0.6931471805599453
     # [64]
     log2_sum = row_maxima(top, scales, ROW_S) + gl.log2(total)

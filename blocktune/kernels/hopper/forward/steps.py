@@ -3,32 +3,102 @@
 Tiles of shared memory are those of kernels/hopper/forward/copies.py.
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, pin, reinterpret, tanh
+from blocktune.kernels.hopper.common.device_functions import pin, reinterpret, tanh
 from blocktune.kernels.hopper.common.rows import times_factor
+from blocktune.kernels.hopper.common.sequences import hide
+from blocktune.kernels.hopper.common.slots import next_slot
 from blocktune.kernels.hopper.forward.biases import (
+    add_biases,
     alibi_of_block,
     begins_with_alibi,
     begins_with_mask,
-    biased,
     distance_of_block,
     dropped,
     kept_of_block,
     loaded_of_block,
     mask_of_block,
 )
-from blocktune.kernels.hopper.forward.bounds import hide, walks_round
-from blocktune.kernels.hopper.forward.copies import values_read
+from blocktune.kernels.hopper.forward.bounds import walks_round
+from blocktune.kernels.hopper.forward.copies import release_values
 from blocktune.kernels.hopper.forward.lines import line_of_block
 from blocktune.kernels.hopper.forward.row_maxima import softmax
 
 
+class Layouts(NamedTuple):
+    """Register layouts of a consumer: scores, the numbers of their rows, accumulators (of all panels or the first two,
+    and of the third), and probabilities as operands of both products."""
+
+    scores: Any
+    rows: Any
+    out: Any
+    rest: Any
+    p: Any
+    rest_p: Any
+
+
+@gluon.constexpr_function
+def layouts_of(block_n, width, panels):
+    """Return the layouts of tiles of block_n keys and of `width` columns of values in one memory."""
+    scores, out, rest = (
+        gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, 16])
+        for columns in (block_n, width, width if panels == 1 else width // 2)
+    )
+    p, rest_p = gl.DotOperandLayout(0, out, 2), gl.DotOperandLayout(0, rest, 2)
+    # as constexprs, since Triton makes these of numbers alone where they are arguments
+    return Layouts(*map(gl.constexpr, (scores, gl.SliceLayout(1, scores), out, rest, p, rest_p)))
+
+
+class Tile(NamedTuple):
+    """What all steps of a consumer's tile have in common.
+
+    q: the operands that `queries` gives. scales: as `scales_of` has them. bend: of a
+    soft cap. bias: `TileBiases`. no_acc: zeros like the scores [64, BLOCK_N].
+    """
+
+    memory: Any
+    C: Any
+    q: Any
+    scales: Any
+    bend: Any
+    bias: Any
+    no_acc: Any
+
+
+class Block(NamedTuple):
+    """A block of keys: its first one, its ALiBi (`Line`), whether it is `is_crossed`, and whether rows may not see all
+    of it."""
+
+    column: Any
+    line: Any
+    crossed: Any
+    hidden: Any
+
+
+class State(NamedTuple):
+    """What a step leaves to the next one.
+
+    acc: accumulators of the second product. p: probabilities, converted if EARLY_P, whose product is still to be
+    added. factor: of the accumulators. top: the running maximum with its scale. sums: of the probabilities. loaded:
+    what the next block needs of a mask tensor.
+    """
+
+    acc: Any
+    p: Any
+    factor: Any
+    top: Any
+    sums: Any
+    loaded: Any
+
+
 @gluon.jit
 def columns_of(memory, PART: gl.constexpr, COLUMNS: gl.constexpr):
-    """Part PART of a tile [rows, width] that is cut into parts of COLUMNS: it lies in memory as these do."""
+    """Return part PART of a tile [rows, width] that is cut into parts of COLUMNS: it lies in memory as these do."""
     ROWS: gl.constexpr = memory.shape[0]
     PARTS: gl.constexpr = memory.shape[1] // COLUMNS
     if PARTS == 1:
@@ -38,15 +108,15 @@ def columns_of(memory, PART: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
-def queries(q_smem, place, COLUMNS: gl.constexpr, PANELS: gl.constexpr, S_L: gl.constexpr):
-    """The operands of the first product, one for every part of a tile: the first COLUMNS columns of a warpgroup's
-    queries in registers, which leaves shared memory to others, the rest where it is."""
+def queries(q_smem, place, COLUMNS: gl.constexpr, S_L: gl.constexpr):
+    """Return the operands of the first product, one for every part of a tile: the first COLUMNS columns of a
+    warpgroup's queries in registers, which leaves shared memory to others, the rest where it is."""
     Q_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
     first = q_smem[0].index(place)
     WIDTH: gl.constexpr = first.shape[1]
     if COLUMNS > 0:
         first = columns_of(first, 0, COLUMNS if COLUMNS < WIDTH else WIDTH).load(Q_L)
-    if PANELS == 1:
+    if len(q_smem) == 1:
         return (first,)
     else:
         rest = q_smem[1].index(place)
@@ -56,69 +126,69 @@ def queries(q_smem, place, COLUMNS: gl.constexpr, PANELS: gl.constexpr, S_L: gl.
 
 
 @gluon.jit
-def scores(q, q_smem, q_place, k_smem, slot, acc, UPON: gl.constexpr, PANELS: gl.constexpr):
-    """Issues Q K^T [64, BLOCK_N], upon an accumulator or (not UPON) alone. q: what `queries` gives."""
-    q_tile, k_tile = q_smem[0].index(q_place), k_smem[0].index(slot)
+def scores(q, memory, C: gl.constexpr, place, acc, UPON: gl.constexpr):
+    """Issue Q K^T [64, BLOCK_N], upon an accumulator or (not UPON) alone. q: what `queries` gives."""
+    q_tile, k_tile = memory.q[0].index(C), memory.k[0].index(place)
     COLUMNS: gl.constexpr = q[0].shape[1]
     qk = warpgroup_mma(q[0], columns_of(k_tile, 0, COLUMNS).permute((1, 0)), acc, use_acc=UPON, is_async=True)
     for part in gl.static_range(1, q_tile.shape[1] // COLUMNS):
         k_part = columns_of(k_tile, part, COLUMNS).permute((1, 0))
         qk = warpgroup_mma(columns_of(q_tile, part, COLUMNS), k_part, qk, is_async=True)
-    if PANELS == 3:
-        qk = warpgroup_mma(q[1], k_smem[1].index(slot).permute((1, 0)), qk, is_async=True)
+    if len(q) == 2:
+        qk = warpgroup_mma(q[1], memory.k[1].index(place).permute((1, 0)), qk, is_async=True)
     return qk
 
 
 @gluon.jit
-def biased_scores(memory, q, place, slot, column, no_acc, loaded, bias, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """Issues the scores [64, BLOCK_N] of the keys from `column` on, upon ALiBi where that is possible."""
-    biases, tile_biases, row_start, moved, _ = bias
+def biased_scores(tile, place, block, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Issue the scores [64, BLOCK_N] of a block in slot `place`, upon ALiBi or a mask where that is possible."""
     if OPTIONS.LINES:
-        _, _, _, terms, _ = tile_biases
-        line = line_of_block(terms, memory.places, no_acc)
-        return scores(q, memory.q, place, memory.k, slot, line, True, OPTIONS.QK_PANELS)
+        acc = line_of_block(block.line.terms, tile.memory.places, tile.no_acc)
+        return scores(tile.q, tile.memory, tile.C, place, acc, True)
     elif begins_with_mask(OPTIONS):
-        acc = mask_of_block(loaded, biases.unit)
-        return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
+        acc = mask_of_block(loaded, tile.bias.launch.unit)
+        return scores(tile.q, tile.memory, tile.C, place, acc, True)
     elif begins_with_alibi(OPTIONS):
-        acc = alibi_of_block(column, row_start, moved, no_acc, biases, tile_biases, S_L)
-        return scores(q, memory.q, place, memory.k, slot, acc, True, OPTIONS.QK_PANELS)
+        acc = alibi_of_block(block.column, block.line.slope, tile.bias, tile.no_acc, S_L)
+        return scores(tile.q, tile.memory, tile.C, place, acc, True)
     else:
-        return scores(q, memory.q, place, memory.k, slot, no_acc, False, OPTIONS.QK_PANELS)
+        return scores(tile.q, tile.memory, tile.C, place, tile.no_acc, False)
 
 
 @gluon.jit
-def no_sums(ROWS: gl.constexpr, PANELS: gl.constexpr, W: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
-    """The accumulators of the second product: one, or two where V has three panels."""
+def no_sums(ROWS: gl.constexpr, WIDTH: gl.constexpr, PANELS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Return the accumulators of the second product: one, or two where V has three panels."""
     if PANELS == 1:
-        return (gl.zeros([ROWS, W], gl.float32, O_L),)
+        return (gl.zeros([ROWS, WIDTH], gl.float32, LAYOUTS.out),)
     else:
-        return gl.zeros([ROWS, 2 * W], gl.float32, O_L), gl.zeros([ROWS, W], gl.float32, REST_L)
+        first = gl.zeros([ROWS, WIDTH], gl.float32, LAYOUTS.out)
+        return first, gl.zeros([ROWS, WIDTH // 2], gl.float32, LAYOUTS.rest)
 
 
 @gluon.jit
-def rescaled(acc, factor, PANELS: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr):
-    """The accumulators times the factors of their rows [64, 4]."""
-    if PANELS == 1:
-        return (times_factor(acc[0], factor, O_L),)
+def rescaled(acc, factor, LAYOUTS: gl.constexpr):
+    """Return the accumulators times the factors of their rows [64, 4]."""
+    if len(acc) == 1:
+        return (times_factor(acc[0], factor, LAYOUTS.out),)
     else:
-        return times_factor(acc[0], factor, O_L), times_factor(acc[1], factor, REST_L)
+        return times_factor(acc[0], factor, LAYOUTS.out), times_factor(acc[1], factor, LAYOUTS.rest)
 
 
 @gluon.jit
-def add_product(p, v_smem, slot, acc, PANELS: gl.constexpr, REST_P: gl.constexpr):
-    """Issues acc += P V."""
-    if PANELS == 1:
-        return (warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True),)
+def add_product(p, v_smem, place, acc, LAYOUTS: gl.constexpr):
+    """Issue acc += P V."""
+    if len(acc) == 1:
+        return (warpgroup_mma(p, v_smem[0].index(place), acc[0], is_async=True),)
     else:
-        first = warpgroup_mma(p, v_smem[0].index(slot), acc[0], is_async=True)
-        return first, warpgroup_mma(gl.convert_layout(p, REST_P), v_smem[1].index(slot), acc[1], is_async=True)
+        first = warpgroup_mma(p, v_smem[0].index(place), acc[0], is_async=True)
+        rest_p = gl.convert_layout(p, LAYOUTS.rest_p)
+        return first, warpgroup_mma(rest_p, v_smem[1].index(place), acc[1], is_async=True)
 
 
 @gluon.jit
-def finished(acc, PANELS: gl.constexpr):
-    """The accumulators, once no product is in flight."""
-    if PANELS == 1:
+def finished(acc):
+    """Return the accumulators, once no product is in flight."""
+    if len(acc) == 1:
         return (warpgroup_mma_wait(0, deps=(acc[0],)),)
     else:
         first, rest = warpgroup_mma_wait(0, deps=(acc[0], acc[1]))
@@ -126,9 +196,9 @@ def finished(acc, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def finished_and_kept(acc, p, PANELS: gl.constexpr):
-    """`finished`, with P named in the wait, which changes nothing but ptxas' schedule."""
-    if PANELS == 1:
+def finished_and_kept(acc, p):
+    """Return `finished` accumulators, with P named in the wait, which changes nothing but ptxas' schedule."""
+    if len(acc) == 1:
         first, p = warpgroup_mma_wait(0, deps=(acc[0], p))
         return (first,)
     else:
@@ -137,71 +207,58 @@ def finished_and_kept(acc, p, PANELS: gl.constexpr):
 
 
 @gluon.jit
-def step(
-    memory, q, q_place, state, slot, phase, previous, block, seen, scales, bend, no_acc, bias,
-    OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr, REST_L: gl.constexpr,
-):  # fmt: skip
-    """The scores of one block beside the second product of the block before, and its softmax beside that product.
-
-    state: accumulators, probabilities (already converted if EARLY_P), factor of the accumulators, running maximum with
-    its scale, and sums of the block before; what this block needs of a mask tensor. block: its first key, whether it
-    is `is_crossed`, and whether rows may not see all of it. seen: each row's last and first key. bias: `Biases`,
-    `biases_of_block`, the first row, the distance of the tile's diagonal from that of all, and batch * num_heads +
-    head.
-    """
-    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
-    acc, p, factor, top, sums, loaded = state
+def step(tile, seen, state, slot, previous, block, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Compute the scores of one block beside the second product of the block before, and its softmax beside that
+    product. seen: `MaskBounds` of the rows. previous: the place of the slot that is given back. Return the new state,
+    slot and previous place."""
+    memory, bias = tile.memory, tile.bias
     dtype: gl.constexpr = memory.q[0].dtype
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    REST_P: gl.constexpr = gl.DotOperandLayout(0, REST_L, 2)
-    biases, tile_biases, row_start, moved, batch_head = bias
-    column, crossed, hides = block
+    loaded = state.loaded
     # [64, BLOCK_N]
-    qk_t = biased_scores(memory, q, q_place, slot, column, no_acc, loaded, bias, OPTIONS, S_L)
+    qk_t = biased_scores(tile, slot.place, block, loaded, OPTIONS, LAYOUTS.scores)
     if begins_with_mask(OPTIONS):
-        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
+        loaded = loaded_of_block(bias, gl.maximum(block.column - OPTIONS.BLOCK_N, 0), OPTIONS, LAYOUTS.scores)
     # [64, head_dim_v], beside the scores: rescale the accumulator, convert P, give the previous slot back
-    acc = rescaled(acc, pin(factor), V_PANELS, O_L, REST_L)
+    acc = rescaled(state.acc, pin(state.factor), LAYOUTS)
     if OPTIONS.EARLY_P:
-        p_low = p
+        p_low = state.p
     else:
-        p_low = gl.convert_layout(pin(p).to(dtype), P_L)
-    values_read(memory, previous, OPTIONS.SPLIT_RELEASE)
-    v_slot = slot + 0
+        p_low = gl.convert_layout(pin(state.p).to(dtype), LAYOUTS.p)
+    release_values(memory, previous, OPTIONS)
+    v_slot = slot
     if OPTIONS.ONE_RING:
-        v_slot, phase = advance(slot, phase, OPTIONS.STAGES)
-        mbarrier.wait(memory.full.index(v_slot), phase)
-    acc_t = add_product(p_low, memory.v, v_slot, acc, V_PANELS, REST_P)
-    kept = kept_of_block(biases, tile_biases, row_start, column, batch_head, OPTIONS)
+        v_slot = next_slot(slot, OPTIONS.STAGES)
+        mbarrier.wait(memory.full.index(v_slot.place), v_slot.parity)
+    acc_t = add_product(p_low, memory.v, v_slot.place, acc, LAYOUTS)
+    kept = kept_of_block(bias, block.column, OPTIONS)
     # [64, BLOCK_N]: softmax, while the second product runs
-    qk = warpgroup_mma_wait(1 if V_PANELS == 1 else 2, deps=(qk_t,))
+    qk = warpgroup_mma_wait(len(acc), deps=(qk_t,))
     if OPTIONS.SPLIT_RELEASE or OPTIONS.ONE_RING:
-        mbarrier.arrive(memory.k_empty.index(slot), count=1)
+        mbarrier.arrive(memory.k_empty.index(slot.place), count=1)
     if OPTIONS.SOFTCAP:
-        qk = tanh(qk * bend)
-    qk = biased(qk, column, crossed, row_start, moved, loaded, no_acc, biases, tile_biases, OPTIONS, S_L)
+        qk = tanh(qk * tile.bend)
+    qk = add_biases(qk, block, loaded, bias, tile.no_acc, OPTIONS, LAYOUTS.scores)
     if not begins_with_mask(OPTIONS):
-        loaded = loaded_of_block(tile_biases, gl.maximum(column - OPTIONS.BLOCK_N, 0), OPTIONS, S_L)
+        loaded = loaded_of_block(bias, gl.maximum(block.column - OPTIONS.BLOCK_N, 0), OPTIONS, LAYOUTS.scores)
     # a walk that goes round comes to the last block late
     if (walks_round(OPTIONS) and OPTIONS.RAGGED) or ((OPTIONS.RIGHT or OPTIONS.LEFT) and not OPTIONS.ALIGNED):
-        if hides:
-            last, first = seen
-            qk = hide(qk, last, first, column, OPTIONS.RAGGED or OPTIONS.RIGHT, OPTIONS.LEFT, S_L)
+        if block.hidden:
+            qk = hide(qk, seen.rows, block.column, OPTIONS, LAYOUTS.scores)
     # [64, BLOCK_N], its sums [64, 4]
     distance = None
     if OPTIONS.LINES:
-        distance = distance_of_block(column, row_start, moved, biases, tile_biases)
-    p, top, factor, added = softmax(qk, top, scales, S_L, distance, OPTIONS.MASK == 2)
-    p = dropped(p, kept, OPTIONS.DROPOUT, S_L)
-    sums = sums * factor + added
-    previous = v_slot + 0
-    slot, phase = advance(v_slot, phase, OPTIONS.STAGES)
+        distance = distance_of_block(block.column, block.line.slope, bias)
+    p, top, factor, added = softmax(qk, state.top, tile.scales, LAYOUTS.scores, distance, OPTIONS.MASK == 2)
+    p = dropped(p, kept, OPTIONS.DROPOUT, LAYOUTS.scores)
+    sums = state.sums * factor + added
+    previous = v_slot.place + 0
+    slot = next_slot(v_slot, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
-    mbarrier.wait(memory.full.index(slot), phase)
+    mbarrier.wait(memory.full.index(slot.place), slot.parity)
     if OPTIONS.KEEP_P:
-        acc = finished_and_kept(acc_t, p_low, V_PANELS)
+        acc = finished_and_kept(acc_t, p_low)
     else:
-        acc = finished(acc_t, V_PANELS)
+        acc = finished(acc_t)
     if OPTIONS.EARLY_P:
-        p = gl.convert_layout(pin(p).to(dtype), P_L)
-    return (acc, p, factor, top, sums, loaded), slot, phase, previous
+        p = gl.convert_layout(pin(p).to(dtype), LAYOUTS.p)
+    return State(acc=acc, p=p, factor=factor, top=top, sums=sums, loaded=loaded), slot, previous

@@ -4,6 +4,18 @@ time."""
 from typing import Any, NamedTuple
 
 
+class Tensors(NamedTuple):
+    """The tensors of a launch: descriptors of q, k, v and the output; lse or None; and two int32
+    zeros to count tiles with."""
+
+    q: Any
+    k: Any
+    v: Any
+    o: Any
+    lse: Any
+    counter: Any
+
+
 class Memory(NamedTuple):
     """Shared memory of a block."""
 
@@ -43,14 +55,61 @@ class Scales(NamedTuple):
     vh: Any
 
 
-class Options(NamedTuple):
-    """Constants of `flash_fwd_fp8_kernel` that its warps know."""
+class Tile(NamedTuple):
+    """What all steps of a consumer's tile have in common.
 
-    BLOCK_N: Any
-    STAGES: Any
-    CONSUMERS: Any
-    RAGGED: Any
-    RIGHT: Any
-    ALIGNED: Any
-    Q_REGISTERS: Any
-    ONE_STRETCH: Any
+    q: the operand that `queries` gives. seen: `MaskBounds` of the rows. scale: of scores. no_acc: zeros like the scores
+    [64, BLOCK_N].
+    """
+
+    memory: Any
+    q: Any
+    seen: Any
+    scale: Any
+    no_acc: Any
+
+
+class State(NamedTuple):
+    """What a step leaves to the next one.
+
+    due: the factor that the sums of earlier stretches are due. acc: the accumulator of this stretch. p: probabilities
+    as `packed` made them, whose product is still to be added. factor: of the accumulator. base: of exponents. sums: as
+    `softmax` gave them.
+    """
+
+    due: Any
+    acc: Any
+    p: Any
+    factor: Any
+    base: Any
+    sums: Any
+
+
+class Options(NamedTuple):
+    """The constants of `flash_fwd_fp8_kernel`.
+
+    Query i sees the keys .. i + right (RIGHT: where there is such a bound) that there are.
+    """
+
+    BLOCK_N: int
+    """Keys of a block."""
+    STAGES: int
+    """Slots of K and V."""
+    CONSUMERS: int
+    """Warpgroups of 64 query rows."""
+    RAGGED: bool
+    """The last block may reach beyond the keys."""
+    RIGHT: bool
+    ALIGNED: bool
+    """In the one block that has to be masked every row sees a key."""
+    Q_REGISTERS: bool
+    """Queries are operands in registers."""
+    TURNS: bool
+    """Values are transposed by warps of the kernel, otherwise by a pass before it."""
+    ONE_STRETCH: bool
+    """No sums are taken over from the accumulators before the last key."""
+    CONSUMER_REGS: int
+    PRODUCER_REGS: int
+    """Registers of a thread."""
+    LEFT: bool = False
+    """No window."""

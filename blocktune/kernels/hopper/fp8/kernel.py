@@ -25,6 +25,7 @@ from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.forward.kernel import describe_rows
 from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
+from blocktune.kernels.hopper.fp8.arguments import Options
 from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
 from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
 from blocktune.kernels.hopper.fp8.launch import TurnedLaunch
@@ -165,25 +166,31 @@ def _options(config: KernelConfig) -> dict[str, int]:
 
 
 def _rest(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the sizes and constants of a launch. A row that sees its last key at most needs no check of the end of the
-    keys, and one block is masked alone if the diagonal meets the edge of one."""
-    heads, right, causal = shape.batch * shape.num_heads, shape.causal_offset, shape.causal is not Causal.NONE
+    """Return the sizes and constants of a launch."""
+    heads, right = shape.batch * shape.num_heads, shape.causal_offset
     values = (shape.seqlen_q, shape.seqlen_k, shape.num_heads, shape.group_size, heads, heads_per_group(shape), right)
-    consumers = config.block_m // ROWS
+    return dict(zip(SIZES, values, strict=True)) | {"OPTIONS": _constants(config, shape)}
+
+
+def _constants(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of a config. A row that sees its last key at most needs no check of the end of the keys, and
+    one block is masked alone if the diagonal meets the edge of one."""
+    right, causal, consumers = shape.causal_offset, shape.causal is not Causal.NONE, config.block_m // ROWS
     inside = causal and right <= shape.seqlen_k - shape.seqlen_q
-    return dict(zip(SIZES, values, strict=True)) | {
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "CONSUMERS": consumers,
-        "RAGGED": shape.seqlen_k % config.block_n != 0 and not inside,
-        "RIGHT": causal,
-        "ALIGNED": not causal or (right >= 0 and right % config.block_n == 0),
-        "Q_REGISTERS": bool(config.parameters["q_registers"]),
-        "TURNS": turns_values(config),
-        "ONE_STRETCH": shape.seqlen_k <= STRETCH_KEYS,
-        "CONSUMER_REGS": REGISTERS[consumers][0],
-        "PRODUCER_REGS": REGISTERS[consumers][1],
-    }
+    consumer_regs, producer_regs = REGISTERS[consumers]
+    return Options(
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        CONSUMERS=consumers,
+        RAGGED=shape.seqlen_k % config.block_n != 0 and not inside,
+        RIGHT=causal,
+        ALIGNED=not causal or (right >= 0 and right % config.block_n == 0),
+        Q_REGISTERS=bool(config.parameters["q_registers"]),
+        TURNS=turns_values(config),
+        ONE_STRETCH=shape.seqlen_k <= STRETCH_KEYS,
+        CONSUMER_REGS=consumer_regs,
+        PRODUCER_REGS=producer_regs,
+    )
 
 
 def _leading(

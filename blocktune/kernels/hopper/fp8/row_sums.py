@@ -18,13 +18,14 @@ SHARES_COLUMNS = gl.constexpr(8)
 
 @gluon.jit
 def as_numbers(bytes_, dtype: gl.constexpr):
+    """View bytes as 8-bit numbers."""
     return bytes_.to(dtype, bitcast=True)
 
 
 @gluon.jit
 def shares_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Shared memory [SHARES_COLUMNS, BLOCK_N] of what makes a product of a row's sum: a quarter everywhere, since four
-    threads get it and are added up in the end, as they are where threads add.
+    """Fill shared memory [SHARES_COLUMNS, BLOCK_N] with 0.25, which turns a product with P into sums of rows, since
+    four threads get it and are added up in the end, as they are where threads add.
 
     Bytes are written, as ptxas converts a constant wrong: it packs a pair of e4m3 with what a register happens to hold.
     """
@@ -38,7 +39,7 @@ def shares_of(dtype: gl.constexpr, BLOCK_N: gl.constexpr):
 
 @gluon.jit
 def add_up(p, shares):
-    """Issues the sums [64, SHARES_COLUMNS] of the rows of P, of every thread its share. They begin at zero in every
+    """Issue the sums [64, SHARES_COLUMNS] of the rows of P, of every thread its share. They begin at zero in every
     block: what 8-bit wgmma cuts off stays small, and sums of blocks are added in float32."""
     N: gl.constexpr = SHARES_COLUMNS
     L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, N, 32])
@@ -47,5 +48,5 @@ def add_up(p, shares):
 
 @gluon.jit
 def joined(sums, factor, added):
-    """Sums of rows [64, 4] times a factor, with those that `add_up` gave."""
+    """Return the sums of rows [64, 4] times a factor, with those that `add_up` gave."""
     return sums * factor + gl.convert_layout(of_threads(by_thread(added)), sums.type.layout)

@@ -6,14 +6,14 @@ Numbers of rows stand as [64, 4] (kernels/hopper/common/rows.py).
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.common.rows import beside, extreme_asm, of_threads
+from blocktune.kernels.hopper.common.rows import broadcast_rows, extreme_asm, of_threads
 
 
 @gluon.constexpr_function
 def raise_asm(count, shift, tau):
-    """Assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised`, skipped by a
-    warp that has nothing to raise. Operands: bases and factors as results, bases, scores and their scale as arguments,
-    `count` of each; of what belongs to rows those at the places 0 and 2 count.
+    """Return assembly for the `count` scores of a thread, two of row r and two of row r + 8 in turns: `raised`, skipped
+    by a warp that has nothing to raise. Operands: bases and factors as results, bases, scores and their scale as
+    arguments, `count` of each; of what belongs to rows those at the places 0 and 2 count.
 
     Scores are compared as integers, which the hardware does three at a time, and with zero: above zero the order is
     that of the numbers, and below it is enough that they are below, unless the base is low as well. Then zero itself
@@ -43,13 +43,14 @@ def raise_asm(count, shift, tau):
 
 @gluon.constexpr_function
 def raise_constraints(count):
+    """Return the constraints of `raise_asm`."""
     return ",".join(["=&f"] * 2 * count + ["f"] * 3 * count)
 
 
 @gluon.jit
 def raised(base, s, scale):
-    """What is subtracted from the scaled scores of rows [64, 4] from this block of keys on, and the factor of what was
-    summed up before.
+    """Return what is subtracted from the scaled scores of rows [64, 4] from this block of keys on, and the factor of
+    what was summed up before.
 
     s: the block's scores, which are scaled here. A base is SHIFT less than the running maximum when it was raised, and
     the maximum may have grown by TAU before it is raised again. So most warps only compare: they exchange no numbers,
@@ -62,6 +63,6 @@ def raised(base, s, scale):
     CONSTRAINTS: gl.constexpr = raise_constraints(COUNT)
     # [64, N / 8, 4, 2]
     base, factor = gl.inline_asm_elementwise(
-        ASM, CONSTRAINTS, [beside(base, s), s, scale], dtype=(gl.float32, gl.float32), is_pure=False, pack=COUNT
+        ASM, CONSTRAINTS, [broadcast_rows(base, s), s, scale], dtype=(gl.float32, gl.float32), is_pure=False, pack=COUNT
     )
     return of_threads(base), of_threads(factor)

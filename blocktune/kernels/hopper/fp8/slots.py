@@ -9,43 +9,46 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from blocktune.kernels.hopper.common.device_functions import advance
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
+from blocktune.kernels.hopper.common.slots import next_slot
 
 # Triton 3.9 renamed it: all threads of a warpgroup wait for each other.
 meet = getattr(gl, "barrier", None) or gl.thread_barrier
 
-
-@gluon.jit
-def give_back(slot, CONSUMERS: gl.constexpr):
-    """A consumer has no more use for a slot. Named barriers up to 7 are Triton's own."""
-    bar_arrive(8 + slot, 128 * CONSUMERS + 32)
+FIRST_BARRIER = gl.constexpr(8)
+"""Named barriers up to 7 are Triton's own."""
 
 
 @gluon.jit
-def await_slot(slot, CONSUMERS: gl.constexpr):
-    """The producer's warp waits until all consumers have given a slot back."""
-    bar_sync(8 + slot, 128 * CONSUMERS + 32)
+def give_back(place, CONSUMERS: gl.constexpr):
+    """Give a slot back that a consumer has no more use for."""
+    bar_arrive(FIRST_BARRIER + place, 128 * CONSUMERS + 32)
+
+
+@gluon.jit
+def await_slot(place, CONSUMERS: gl.constexpr):
+    """Let the producer's warp wait until all consumers have given a slot back."""
+    bar_sync(FIRST_BARRIER + place, 128 * CONSUMERS + 32)
 
 
 @gluon.jit
 def await_pass():
-    """Waits until the kernel before, beside whose last programs this one may run, has written the values."""
+    """Wait until the kernel before, beside whose last programs this one may run, has written the values."""
     ASM: gl.constexpr = "griddepcontrol.wait; mov.b32 $0, 0;"
     gl.inline_asm_elementwise(ASM, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def announce(memory, slot, K_BYTES: gl.constexpr, V_BYTES: gl.constexpr):
-    """The producer names the bytes that it copies into a slot. Returns the barriers of its keys and of its values: the
+def announce(memory, place, K_BYTES: gl.constexpr, V_BYTES: gl.constexpr):
+    """Name the bytes that the producer copies into a slot. Return the barriers of its keys and of its values: the
     same one, unless these are still to be transposed. Their own barrier completes in every use of a slot, with or
     without bytes, so that both sides count the same parities."""
-    full = memory.full.index(slot)
+    full = memory.full.index(place)
     if memory.raw_full is None:
         mbarrier.expect(full, K_BYTES + V_BYTES)
         return full, full
     else:
-        raw_full = memory.raw_full.index(slot)
+        raw_full = memory.raw_full.index(place)
         if K_BYTES > 0:
             mbarrier.expect(full, K_BYTES)
         else:
@@ -58,19 +61,20 @@ def announce(memory, slot, K_BYTES: gl.constexpr, V_BYTES: gl.constexpr):
 
 
 @gluon.jit
-def following(slot, STAGES: gl.constexpr):
-    slot += 1
-    if slot == STAGES:
-        slot = 0
-    return slot
+def next_place(place, STAGES: gl.constexpr):
+    """Return the place of the slot after this one."""
+    place += 1
+    if place == STAGES:
+        place = 0
+    return place
 
 
 @gluon.jit
-def hand_back(count, full, slot, phase, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
-    """Gives slots back unused. Each is awaited first: an arrival ahead of its turn would count for the slot's use
-    before, which other warpgroups may not have finished."""
+def hand_back(count, memory, slot, OPTIONS: gl.constexpr):
+    """Give slots back unused, and return the next one. Each is awaited first: an arrival ahead of its turn would count
+    for the slot's use before, which other warpgroups may not have finished."""
     for i in range(count):
-        mbarrier.wait(full.index(slot), phase)
-        give_back(slot, CONSUMERS)
-        slot, phase = advance(slot, phase, STAGES)
-    return slot, phase
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        give_back(slot.place, OPTIONS.CONSUMERS)
+        slot = next_slot(slot, OPTIONS.STAGES)
+    return slot

@@ -13,9 +13,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, pin
-from blocktune.kernels.hopper.common.rows import beside, by_thread, thread_sum, times_factor
-from blocktune.kernels.hopper.forward.bounds import hide
+from blocktune.kernels.hopper.common.device_functions import pin
+from blocktune.kernels.hopper.common.rows import broadcast_rows, by_thread, thread_sum, times_factor
+from blocktune.kernels.hopper.common.sequences import hide
+from blocktune.kernels.hopper.common.slots import next_slot
+from blocktune.kernels.hopper.fp8.arguments import State
 from blocktune.kernels.hopper.fp8.row_sums import add_up, as_numbers, joined
 from blocktune.kernels.hopper.fp8.rows import raised
 from blocktune.kernels.hopper.fp8.slots import give_back, meet
@@ -23,7 +25,7 @@ from blocktune.kernels.hopper.fp8.slots import give_back, meet
 
 @gluon.jit
 def scale_of(scales, stride_b, stride_h, batch, head):
-    """The scale of a head; 1 without any."""
+    """Return the scale of a head; 1 without any."""
     if scales is None:
         return 1.0
     else:
@@ -32,25 +34,26 @@ def scale_of(scales, stride_b, stride_h, batch, head):
 
 @gluon.jit
 def half_word(c, d):
-    """Two float32 as e4m3, c in the lower byte."""
+    """Return two float32 as e4m3, c in the lower byte."""
     ASM: gl.constexpr = "cvt.rn.satfinite.e4m3x2.f32 $0, $2, $1;"
     return gl.inline_asm_elementwise(ASM, "=h,f,f", [c, d], dtype=gl.uint16, is_pure=True, pack=1)
 
 
 @gluon.jit
 def whole_word(a, b, high):
-    """Four e4m3 in a register, a in its lowest byte, and what `half_word` gave in its upper half. Nothing moves it up:
-    ptxas lets no other instruction than a wgmma write registers that a wgmma in flight reads, nor any that will be read
-    in their place in the next round, or it waits for each wgmma (C7513). Values of Triton's 8-bit type that are carried
-    through a loop are taken apart and put together in every round: 176 instructions of 641."""
+    """Return four e4m3 in a register, a in its lowest byte, and what `half_word` gave in its upper half. Nothing moves
+    it up: ptxas lets no other instruction than a wgmma write registers that a wgmma in flight reads, nor any that will
+    be read in their place in the next round, or it waits for each wgmma (C7513). Values of Triton's 8-bit type that are
+    carried through a loop are taken apart and put together in every round: 176 instructions of 641."""
     ASM: gl.constexpr = "{ .reg .b16 low; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1; mov.b32 $0, {low, $3}; }"
     return gl.inline_asm_elementwise(ASM, "=r,f,f,h", [a, b, high], dtype=gl.uint32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def half_packed(p):
-    """Probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of kernels/hopper/fp8/transpose_values.py
-    two as they are and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value leaves its thread."""
+    """Return probabilities [64, BLOCK_N / 8, 4, 2], of every four in the order of
+    kernels/hopper/fp8/transpose_values.py two as they are and two as e4m3: three times [64, BLOCK_N / 16, 4]. No value
+    leaves its thread."""
     ROWS: gl.constexpr = p.shape[0]
     HALF: gl.constexpr = p.shape[1] // 2
     # [64, BLOCK_N / 16, 4, 2]
@@ -63,14 +66,15 @@ def half_packed(p):
 
 @gluon.jit
 def packed(p):
-    """What `half_packed` left, four in a register [64, BLOCK_N / 16, 4], once no product reads such registers."""
+    """Return what `half_packed` left, four in a register [64, BLOCK_N / 16, 4], once no product reads such
+    registers."""
     a, b, high = p
     return whole_word(a, b, high)
 
 
 @gluon.jit
 def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
-    """The four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
+    """Return the four numbers of every register [64, BLOCK_N / 16, 4] as the operand of the second product."""
     ROWS: gl.constexpr = words.shape[0]
     KEYS: gl.constexpr = words.shape[1] * 16
     # [64, BLOCK_N / 16, 4, 2]: bytes 0 and 2, 1 and 3
@@ -83,8 +87,8 @@ def as_operand(words, dtype: gl.constexpr, P_L: gl.constexpr):
 
 @gluon.jit
 def queries(memory, IN_REGISTERS: gl.constexpr, S_L: gl.constexpr):
-    """The queries of a warpgroup as an operand. In registers they leave shared memory to others, which the scores of
-    64 keys would read through all the time that they take."""
+    """Return the queries of a warpgroup as an operand. In registers they leave shared memory to others, which the
+    scores of 64 keys would read through all the time that they take."""
     if IN_REGISTERS:
         return memory.load(gl.DotOperandLayout(0, S_L, 4))
     else:
@@ -92,15 +96,15 @@ def queries(memory, IN_REGISTERS: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def scores(q, k_smem, slot, zeros):
-    """Issues Q K^T [64, BLOCK_N]."""
-    return warpgroup_mma(q, k_smem.index(slot).permute((1, 0)), zeros, use_acc=False, is_async=True)
+def scores(q, k_smem, place, zeros):
+    """Issue Q K^T [64, BLOCK_N]."""
+    return warpgroup_mma(q, k_smem.index(place).permute((1, 0)), zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def add_values(p, memory, slot, acc):
-    """Issues acc += P V and, unless threads add them up, the sums of the rows of P: one product, or both."""
-    acc = warpgroup_mma(p, memory.v.index(slot).permute((1, 0)), acc, is_async=True)
+def add_values(p, memory, place, acc):
+    """Issue acc += P V and, unless threads add them up, the sums of the rows of P: one product, or both."""
+    acc = warpgroup_mma(p, memory.v.index(place).permute((1, 0)), acc, is_async=True)
     if memory.shares is None:
         return (acc,)
     else:
@@ -109,8 +113,8 @@ def add_values(p, memory, slot, acc):
 
 @gluon.jit
 def finished(products, sums, factor, THREADS_ADD: gl.constexpr):
-    """The accumulator and the sums of rows [64, 4], once no product is in flight. sums: of threads, or of the blocks
-    before, still to be multiplied by the factor."""
+    """Return the accumulator and the sums of rows [64, 4], once no product is in flight. sums: of threads, or of the
+    blocks before, still to be multiplied by the factor."""
     if THREADS_ADD:
         return warpgroup_mma_wait(0, deps=products), sums
     else:
@@ -120,13 +124,13 @@ def finished(products, sums, factor, THREADS_ADD: gl.constexpr):
 
 @gluon.jit
 def rescaled(due, acc, factor, O_L: gl.constexpr):
-    """What the sums of earlier stretches are due [64, 4], and the accumulator, times factors of rows [64, 4]."""
+    """Return what the sums of earlier stretches are due [64, 4], and the accumulator, times factors of rows [64, 4]."""
     return due * factor, times_factor(acc, factor, O_L)
 
 
 @gluon.jit
 def softmax(qk, base, sums, scale, THREADS_ADD: gl.constexpr):
-    """(`half_packed` probabilities, factor of older sums, base of the exponents, sums of rows).
+    """Return (`half_packed` probabilities, factor of older sums, base of the exponents, sums of rows).
 
     THREADS_ADD: the sums are those of all blocks; otherwise `finished` adds this block's."""
     # [64, BLOCK_N / 8, 4, 2]
@@ -134,43 +138,37 @@ def softmax(qk, base, sums, scale, THREADS_ADD: gl.constexpr):
     # [64, 4]
     base, factor = raised(base, s, scale)
     # [64, BLOCK_N / 8, 4, 2]
-    p = gl.exp2(s * scale - beside(base, s))
+    p = gl.exp2(s * scale - broadcast_rows(base, s))
     if THREADS_ADD:
         sums = sums * factor + thread_sum(p)
     return half_packed(p), factor, base, sums
 
 
 @gluon.jit
-def step(
-    memory, q, state, slot, phase, previous, column, mask, scale, no_acc,
-    OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr,
-):  # fmt: skip
-    """The scores of one block beside the second product of the block before, and its softmax beside that product.
-
-    state: the factor that the sums of earlier stretches are due, the accumulator of this stretch, probabilities as
-    `packed` made them, factor of the accumulator, base of the block before, and the sums that `softmax` gave.
-    """
-    due, acc, p, factor, base, sums = state
+def step(tile, state, slot, previous, column, OPTIONS: gl.constexpr, S_L: gl.constexpr, O_L: gl.constexpr):
+    """Compute the scores of the block of keys from `column` on beside the second product of the block before, and its
+    softmax beside that product. previous: the place of the slot that is given back. Return the new state, slot and
+    previous place."""
+    memory = tile.memory
     THREADS_ADD: gl.constexpr = memory.shares is None
     dtype: gl.constexpr = memory.v.dtype
     P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 4)
     # [64, BLOCK_N]
-    qk_t = scores(q, memory.k[0], slot, no_acc)
+    qk_t = scores(tile.q, memory.k[0], slot.place, tile.no_acc)
     # [64, head_dim_v], beside the scores: rescale the accumulator, give the previous slot back
-    due, acc = rescaled(due, acc, pin(factor), O_L)
+    due, acc = rescaled(state.due, state.acc, pin(state.factor), O_L)
     give_back(previous, OPTIONS.CONSUMERS)
-    products = add_values(as_operand(p, dtype, P_L), memory, slot, acc)
+    products = add_values(as_operand(state.p, dtype, P_L), memory, slot.place, acc)
     meet()
     # [64, BLOCK_N]: softmax, while the second product runs: beside it probabilities are converted as well
     qk = warpgroup_mma_wait(1 if THREADS_ADD else 2, deps=(qk_t,))
     if OPTIONS.RIGHT and not OPTIONS.ALIGNED:
-        last, first, highest = mask
-        if column > highest:
-            qk = hide(qk, last, first, column, True, False, S_L)
-    p, next_factor, base, sums = softmax(qk, base, sums, scale, THREADS_ADD)
-    previous = slot + 0
-    slot, phase = advance(slot, phase, OPTIONS.STAGES)
+        if column > tile.seen.highest:
+            qk = hide(qk, tile.seen.rows, column, OPTIONS, S_L)
+    p, factor, base, sums = softmax(qk, state.base, state.sums, tile.scale, THREADS_ADD)
+    previous = slot.place + 0
+    slot = next_slot(slot, OPTIONS.STAGES)
     # operands of the next step; also the branch that keeps the wait for the product below the softmax
-    mbarrier.wait(memory.full.index(slot), phase)
-    acc, sums = finished(products, sums, factor, THREADS_ADD)
-    return (due, acc, packed(p), next_factor, base, sums), slot, phase, previous
+    mbarrier.wait(memory.full.index(slot.place), slot.parity)
+    acc, sums = finished(products, sums, state.factor, THREADS_ADD)
+    return State(due=due, acc=acc, p=packed(p), factor=factor, base=base, sums=sums), slot, previous

@@ -24,7 +24,7 @@ TURNING = {"num_warps": 4}
 
 @triton.jit
 def turned_words(a, b, c, d):
-    """Words with four numbers of the keys a, b, c, d: four words with the numbers of all of them."""
+    """Return words with four numbers of the keys a, b, c, d: four words with the numbers of all of them."""
     return tl.inline_asm_elementwise(
         """{
 .reg .b32 low, high;
@@ -50,8 +50,8 @@ def transpose_values_kernel(
     V, VT, stride_vb, stride_vh, stride_vn, num_heads_kv, seqlen_k, tiles,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """VT [batch, num_heads_kv, HEAD_DIM, tiles * BLOCK] of V [batch, num_heads_kv, seqlen_k, HEAD_DIM] with strides of
-    (batch, head, key) that 4 divides; VT is contiguous. This program turns BLOCK keys of one head.
+    """Write VT [batch, num_heads_kv, HEAD_DIM, tiles * BLOCK] of V [batch, num_heads_kv, seqlen_k, HEAD_DIM] with
+    strides of (batch, head, key) that 4 divides; VT is contiguous. This program turns BLOCK keys of one head.
 
     Numbers change places in registers, four keys by four dims, so that only words go through shared memory. Once all
     programs run, the attention's may be placed beside them.

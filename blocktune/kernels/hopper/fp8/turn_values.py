@@ -11,9 +11,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, locate, reinterpret
-from blocktune.kernels.hopper.common.slots import receive
-from blocktune.kernels.hopper.forward.bounds import key_range
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_in, locate, reinterpret
+from blocktune.kernels.hopper.common.sequences import key_range, whole_sequence
+from blocktune.kernels.hopper.common.slots import first_slot, next_slot, receive
 
 TURNERS = gl.constexpr(2)
 """Warps that transpose."""
@@ -25,8 +25,8 @@ UNIT_DIMS = gl.constexpr(128)
 
 @gluon.constexpr_function
 def unit_layout(pairs):
-    """The registers of a unit [32 keys, pairs of dims]: a word has two neighbouring keys, and its thread the word eight
-    keys on as well."""
+    """Return the registers of a unit [32 keys, pairs of dims]: a word has two neighbouring keys, and its thread the
+    word eight keys on as well."""
     registers = [[1, 0], [8, 0], [16, 0], *([0, 2**i] for i in range(3, (pairs // 2).bit_length() - 1))]
     lanes = [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]]
     return gl.DistributedLinearLayout(registers, lanes, [[0, pairs // 2]], [], [32, pairs])
@@ -37,7 +37,8 @@ def values(
     dtype: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, BLOCK_N: gl.constexpr, COPIED: gl.constexpr,
     TURNS: gl.constexpr,
 ):  # fmt: skip
-    """Shared memory of transposed values [STAGES, WIDTH, BLOCK_N], with the alignment of what is copied there."""
+    """Allocate shared memory of transposed values [STAGES, WIDTH, BLOCK_N], with the alignment of what is copied
+    there."""
     if TURNS:
         DIMS: gl.constexpr = min(WIDTH, UNIT_DIMS)
         copied = gl.allocate_shared_memory(dtype, [STAGES, WIDTH * BLOCK_N // DIMS, DIMS], COPIED)
@@ -48,8 +49,9 @@ def values(
 
 
 @gluon.jit
-def load_values(desc, batch, head, key, barrier, memory, place):
-    """Copies keys key .. of all dimensions of a head into tile `place` of values; zeros beyond the last."""
+def load_values(rows, key, barrier, memory, place):
+    """Copy keys key .. of all dimensions of a head into tile `place` of values; zeros beyond the last."""
+    desc, batch, head = rows.desc, rows.batch, rows.head
     tile = memory.v.index(place)
     if memory.raw_full is None:
         copy_in(desc, [batch, head, 0, key], barrier, as_block(desc, tile))
@@ -64,8 +66,8 @@ def load_values(desc, batch, head, key, barrier, memory, place):
 
 @gluon.constexpr_function
 def turned_layout(dims):
-    """Memory of a turned unit [dims, 16 pairs of keys] as a panel with a swizzle of 32 bytes, but row 8 i + j of every
-    odd i stands for dim 8 i + (j ^ 1): `stmatrix` then writes eight rows that share no bank."""
+    """Return memory of a turned unit [dims, 16 pairs of keys] as a panel with a swizzle of 32 bytes, but row 8 i + j of
+    every odd i stands for dim 8 i + (j ^ 1): `stmatrix` then writes eight rows that share no bank."""
     pairs = [[0, 1], [0, 2], [0, 4], [0, 8]]
     rows = [[1, 0], [2, 0], [4, 8], [9, 0], *([2**i, 0] for i in range(4, dims.bit_length() - 1))]
     return gl.SharedLinearLayout(pairs + rows)
@@ -73,7 +75,8 @@ def turned_layout(dims):
 
 @gluon.jit
 def dims_apart(low, high):
-    """Words of two dims of two keys: of each dim the word of all four keys, the odd one first in the upper lanes."""
+    """Return words of two dims of two keys: of each dim the word of all four keys, the odd one first in the upper
+    lanes."""
     ASM: gl.constexpr = """{
 .reg .b32 lane, first, second;
 mov.u32 lane, %laneid;
@@ -90,7 +93,7 @@ prmt.b32 $1, $2, $3, second;
 
 @gluon.jit
 def turn_unit(raw, turned):
-    """Reads [32 keys, pairs of dims] and writes [dims, 16 pairs of keys] to the same memory."""
+    """Read [32 keys, pairs of dims] and write [dims, 16 pairs of keys] to the same memory."""
     PAIRS: gl.constexpr = raw.shape[1]
     # [32, PAIRS]
     x = raw.load(unit_layout(PAIRS))
@@ -103,7 +106,7 @@ def turn_unit(raw, turned):
 
 @gluon.jit
 def turn_tile(tile):
-    """Transposes [BLOCK_N, head_dim_v] as it was copied to [head_dim_v, BLOCK_N]."""
+    """Transpose [BLOCK_N, head_dim_v] as it was copied to [head_dim_v, BLOCK_N]."""
     KEYS: gl.constexpr = UNIT_KEYS
     DIMS: gl.constexpr = min(tile.shape[0], UNIT_DIMS)
     UNITS: gl.constexpr = tile.shape[0] * tile.shape[1] // (DIMS * KEYS)
@@ -118,33 +121,27 @@ def turn_tile(tile):
 
 @gluon.jit
 def turner(memory, sizes, OPTIONS: gl.constexpr):
-    """Transposes the values of every tile of this block, unless they come transposed."""
+    """Transpose the values of every tile of this block, unless they come transposed."""
     if memory.raw_full is not None:
         turn_slots(memory, sizes, OPTIONS)
 
 
 @gluon.jit
 def turn_slots(memory, sizes, OPTIONS: gl.constexpr):
-    """Transposes slot by slot, and says of each that it is full: of the first of a tile, which has no values, as
-    well."""
+    """Transpose slot by slot, and say of each that it is full: of the first of a tile, which has no values, as well."""
     BLOCK_M: gl.constexpr = 64 * OPTIONS.CONSUMERS
-    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    RIGHT: gl.constexpr = OPTIONS.RIGHT
-    seqlen_q, batch_heads = sizes.seqlen_q, sizes.batch_heads
-    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
-    slot = 0
-    phase = 0
-    tile_slot = 0
-    tile_phase = 0
+    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
+    slot = first_slot(0)
+    tile_slot = first_slot(0)
     tile = gl.program_id(0)
-    while tile < q_tiles * batch_heads:
-        m, _ = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
-        first, last = key_range(m * BLOCK_M, seqlen_q, sizes.seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
-        for i in range(last - first + 2):
-            mbarrier.wait(memory.raw_full.index(slot), phase)
+    while tile < q_tiles * sizes.batch_heads:
+        m, _ = locate(tile, q_tiles, sizes.head_group, sizes.batch_heads, OPTIONS.RIGHT)
+        blocks = key_range(m * BLOCK_M, whole_sequence(sizes), BLOCK_M, OPTIONS)
+        for i in range(blocks.last - blocks.first + 2):
+            mbarrier.wait(memory.raw_full.index(slot.place), slot.parity)
             if i > 0:
-                turn_tile(memory.v.index(slot))
+                turn_tile(memory.v.index(slot.place))
                 fence_async_shared()
-            mbarrier.arrive(memory.full.index(slot), count=1)
-            slot, phase = advance(slot, phase, OPTIONS.STAGES)
-        tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
+            mbarrier.arrive(memory.full.index(slot.place), count=1)
+            slot = next_slot(slot, OPTIONS.STAGES)
+        tile, tile_slot = receive(memory.ring, tile_slot)

@@ -12,13 +12,14 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from blocktune.kernels.hopper.decode.arguments import Strides
 from blocktune.kernels.hopper.decode.strides import word_stride
 from blocktune.kernels.hopper.decode.tiles import (
     key_layout,
     key_offsets,
-    key_range,
     load_words,
     outer_layout,
+    share_of,
     value_layout,
     words_of_head,
 )
@@ -48,26 +49,29 @@ def reading_kernel(
     K_ROWS: gl.constexpr = outer_layout(K_L)
     V_ROWS: gl.constexpr = outer_layout(V_L)
     batch = gl.program_id(2).to(gl.int64)
-    k_base = words_of_head(K, batch, gl.program_id(0), stride_kb, stride_kh, 0)
-    v_base = words_of_head(V, batch, gl.program_id(0), stride_vb, stride_vh, 0)
-    first, stop = key_range(seqlen_k, BLOCK_N, SPLITS)
+    k_strides = Strides(stride_kb, stride_kh, stride_kn)
+    v_strides = Strides(stride_vb, stride_vh, stride_vn)
+    k_base = words_of_head(K, batch, gl.program_id(0), k_strides, 0)
+    v_base = words_of_head(V, batch, gl.program_id(0), v_strides, 0)
+    share = share_of(seqlen_k, BLOCK_N, SPLITS)
+    first, stop = share.first, share.stop
     # [W, KEYS, WIDTH / 32, 4, 4], [W, KEYS, WIDTH_V / 64, 8, 4]
     k = gl.zeros([W, KEYS, WIDTH // 32, 4, 4], gl.int32, K_L)
     v = gl.zeros([W, KEYS, WIDTH_V // 64, 8, 4], gl.int32, V_L)
     k_sum, v_sum = k, v
     if first < stop:
-        k_offsets = key_offsets(first, seqlen_k, 0, stride_kb, stride_kn, 0, W, KEYS, K_ROWS)
-        v_offsets = key_offsets(first, seqlen_k, 0, stride_vb, stride_vn, 0, W, KEYS, V_ROWS)
+        k_offsets = key_offsets(first, seqlen_k, 0, k_strides, 0, W, KEYS, K_ROWS)
+        v_offsets = key_offsets(first, seqlen_k, 0, v_strides, 0, W, KEYS, V_ROWS)
         k = load_words(k_base, k_offsets, WIDTH, WIDTH // 32, STREAM, K_L)
         v = load_words(v_base, v_offsets, WIDTH_V, WIDTH_V // 64, STREAM, V_L)
     for tile in range(first, stop):
         k_sum += k
         if tile + 1 < stop:
-            k_offsets = key_offsets(tile + 1, seqlen_k, 0, stride_kb, stride_kn, 0, W, KEYS, K_ROWS)
+            k_offsets = key_offsets(tile + 1, seqlen_k, 0, k_strides, 0, W, KEYS, K_ROWS)
             k = load_words(k_base, k_offsets, WIDTH, WIDTH // 32, STREAM, K_L)
         v_sum += v
         if tile + 1 < stop:
-            v_offsets = key_offsets(tile + 1, seqlen_k, 0, stride_vb, stride_vn, 0, W, KEYS, V_ROWS)
+            v_offsets = key_offsets(tile + 1, seqlen_k, 0, v_strides, 0, W, KEYS, V_ROWS)
             v = load_words(v_base, v_offsets, WIDTH_V, WIDTH_V // 64, STREAM, V_L)
     keep(Out, k_sum)
     keep(Out, v_sum)

@@ -343,8 +343,8 @@ PLAIN = {"LEFT": False, "LOWER_RIGHT": False}
 )
 def test_bounds_of_every_mask(problem: AttentionShape, bounds: tuple[int, int], constants: dict[str, bool]) -> None:
     spec = KERNEL.compile_spec(config(), problem)
-    found = {name: spec.constexprs[(place,)] for place, name in enumerate(spec.function.arg_names) if name in constants}
-    assert found == constants
+    options = spec.constexprs[(spec.function.arg_names.index("OPTIONS"),)]
+    assert {name: getattr(options, name) for name in constants} == constants
     arguments = KERNEL.bind(config(), problem).trailing(*[torch.empty(1, 8, 5, 64)] * 4)
     rows = () if problem.features else (5,)  # of the log-sum-exp: of packed sequences they change with every call
     assert arguments[: len(rows)] == rows

@@ -131,9 +131,9 @@ def test_scores_that_grow() -> None:
 
 WRONG: dict[str, Any] = {
     "warpgroup_mma_wait": read_now,
-    "values_read": lambda *arguments: None,  # nothing but unused slots is ever given back
-    "scores_read": lambda *arguments: None,  # nor Q
-    "pass_over": lambda count, memory, slot, phase, *constants: (slot, phase),
+    "release_values": lambda *arguments: None,  # nothing but unused slots is ever given back
+    "release_keys": lambda *arguments: None,  # nor Q
+    "pass_over": lambda count, memory, slot, options: slot,
     "pin": lambda x: x * 0,
 }
 

@@ -110,8 +110,8 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
 )
 def test_masks(problem: AttentionShape, constants: tuple[bool, bool, bool]) -> None:
     spec = KERNEL.compile_spec(config(), problem)
-    places = {name: place for place, name in enumerate(spec.function.arg_names)}
-    assert tuple(spec.constexprs[(places[name],)] for name in ("RAGGED", "RIGHT", "ALIGNED")) == constants
+    options = spec.constexprs[(spec.function.arg_names.index("OPTIONS"),)]
+    assert constants == (options.RAGGED, options.RIGHT, options.ALIGNED)
 
 
 def test_tiles_of_the_default_config() -> None:

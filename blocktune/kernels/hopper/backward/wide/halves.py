@@ -45,7 +45,7 @@ from blocktune.kernels.hopper.backward.steps import (
 from blocktune.kernels.hopper.backward.wide.steps import accumulate, hidden_zero
 from blocktune.kernels.hopper.backward.wide.tiles import give_gradient, row_of_head, tile_of_keys
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order, reinterpret
-from blocktune.kernels.hopper.common.slots import receive
+from blocktune.kernels.hopper.common.slots import first_slot, receive
 
 # mypy: disable-error-code="assignment,var-annotated"
 
@@ -231,10 +231,9 @@ def consumer_of_half(
     slot = 0
     phase = 0
     kv_phase = 0
-    tile_slot = 0
-    tile_phase = 0
+    tile_slot = first_slot(0)
     if counts_all_tiles(FORM):
-        number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+        number, tile_slot = receive(ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
@@ -264,7 +263,7 @@ def consumer_of_half(
         last_of_half(steps, slot, phase, before, W, OPTIONS, S_L)
         if OPTIONS.PERSISTENT:
             mbarrier.arrive(ends.kv_empty, count=1)
-            number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+            number, tile_slot = receive(ends.ring, tile_slot)
         else:
             number = key_tiles * sizes.batch_heads
         tma.store_wait(0)

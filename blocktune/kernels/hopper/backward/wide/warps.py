@@ -52,7 +52,7 @@ from blocktune.kernels.hopper.backward.turns import report_added
 from blocktune.kernels.hopper.backward.wide.steps import LATE, give_panel, step_of_gradients, step_of_scores
 from blocktune.kernels.hopper.backward.wide.tiles import give_gradient, row_of_head, tile_of_keys
 from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
-from blocktune.kernels.hopper.common.slots import publish, receive
+from blocktune.kernels.hopper.common.slots import first_slot, publish, receive
 
 # mypy: disable-error-code="assignment,var-annotated"
 
@@ -147,10 +147,9 @@ def wide_consumer(
     do_phase = 0
     parity = 0
     kv_phase = 0
-    tile_slot = 0
-    tile_phase = 0
+    tile_slot = first_slot(0)
     if counts_all_tiles(FORM):
-        number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+        number, tile_slot = receive(ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
@@ -179,7 +178,7 @@ def wide_consumer(
                 W, OPTIONS, S_L,
             )  # fmt: skip
         if OPTIONS.PERSISTENT:
-            number, tile_slot, tile_phase = receive(ends.ring, tile_slot, tile_phase)
+            number, tile_slot = receive(ends.ring, tile_slot)
         else:
             number = key_tiles * sizes.batch_heads
         tma.store_wait(0)
@@ -229,11 +228,10 @@ def wide_producer(
     do_slot = 0
     do_phase = 1
     kv_phase = 1
-    tile_slot = 0
-    tile_phase = 1
+    tile_slot = first_slot(1)
     if counts_all_tiles(FORM):
         number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-        tile_slot, tile_phase = publish(number, ends.ring, tile_slot, tile_phase)
+        tile_slot = publish(number, ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
@@ -264,6 +262,6 @@ def wide_producer(
                 do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
         if OPTIONS.PERSISTENT:
             number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-            tile_slot, tile_phase = publish(number, ends.ring, tile_slot, tile_phase)
+            tile_slot = publish(number, ends.ring, tile_slot)
         else:
             number = key_tiles * sizes.batch_heads

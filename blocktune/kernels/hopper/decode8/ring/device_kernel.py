@@ -13,14 +13,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
+from blocktune.kernels.hopper.decode.arguments import Found, Output, Rows, Sizes, Strides
 from blocktune.kernels.hopper.decode.device_kernel import SIZES
 from blocktune.kernels.hopper.decode.merges import block_barrier, store_result
 from blocktune.kernels.hopper.decode.tiles import (
     in_elements,
     in_words,
-    key_range,
     keys_in_sight,
     query_offsets,
+    share_of,
     words_of_head,
 )
 from blocktune.kernels.hopper.decode8.ring.copies import (
@@ -89,18 +90,24 @@ def flash_decode8_ring_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, total_rows, seqlen_q, seqlen_k,
-    WIDTH: gl.constexpr, PAGE_SIZE: gl.constexpr, CAUSAL: gl.constexpr, FROM_START: gl.constexpr,
-    ROWS: gl.constexpr, KEYS: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr, OVERLAP: gl.constexpr,
-    OF_TOKENS: gl.constexpr, UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
+    OPTIONS: gl.constexpr, UNIT: gl.constexpr, UNIT_KV: gl.constexpr,
 ):  # fmt: skip
     """Program (key head, split, batch): its packed rows, up to ROWS, and one of SPLITS shares of its keys.
 
     Arguments as of `flash_decode8_hopper_kernel`; keys and values have WIDTH columns. With several splits the shares
     are left in Work, as `merge_splits_kernel` reads them; OVERLAP: once all programs run, its programs may start.
     """
-    if OVERLAP:
+    if OPTIONS.OVERLAP:
         launch_merge_early(num_heads)
     W: gl.constexpr = gl.num_warps()
+    WIDTH: gl.constexpr = OPTIONS.WIDTH
+    PAGE_SIZE: gl.constexpr = OPTIONS.PAGE_SIZE
+    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
+    ROWS: gl.constexpr = OPTIONS.ROWS
+    KEYS: gl.constexpr = OPTIONS.KEYS
+    SPLITS: gl.constexpr = OPTIONS.SPLITS
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    OF_TOKENS: gl.constexpr = OPTIONS.OF_TOKENS
     INT8: gl.constexpr = K.dtype.element_ty == gl.int8
     PRODUCT: gl.constexpr = product_layout(W, ROWS)
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, PRODUCT, 2)
@@ -110,34 +117,38 @@ def flash_decode8_ring_kernel(
     K_L: gl.constexpr = key_layout(W, KEYS, WIDTH // 4)
     V_L: gl.constexpr = value_layout(W, KEYS, WIDTH // 4)
     Q_L: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [W, 1], [1, 0])
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    stride_kb, stride_kh, stride_kn = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
-    stride_vb, stride_vh, stride_vn = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    k_strides = in_words(stride_kb, stride_kh, stride_kn, UNIT_KV)
+    v_strides = in_words(stride_vb, stride_vh, stride_vn, UNIT_KV)
     batch = gl.program_id(2).to(gl.int64)
     head_kv = gl.program_id(0)
-    rows = group_size * seqlen_q
-    stop_key, diagonal = keys_in_sight(Lengths, batch, seqlen_q, seqlen_k, CAUSAL, FROM_START)
+    sizes = Sizes(num_heads, group_size, total_rows, seqlen_q, seqlen_k)
+    count = group_size * seqlen_q
+    stop_key, diagonal = keys_in_sight(Lengths, batch, seqlen_q, seqlen_k, CAUSAL, OPTIONS.FROM_START)
     seen_by_all = stop_key  # keys
     if CAUSAL:
         seen_by_all = gl.minimum(stop_key, diagonal + 1)
-    first, stop = key_range(stop_key, KEYS, SPLITS)
+    share = share_of(stop_key, KEYS, SPLITS)
+    first, stop = share.first, share.stop
     table = Table
     if PAGE_SIZE > 0:
         table += batch * stride_table
+    k_scale_strides = Strides(stride_ksb, stride_ksh, stride_ksn)
+    v_scale_strides = Strides(stride_vsb, stride_vsh, stride_vsn)
     k_scale, v_scale = 1.0, 1.0
     if KScales is not None:
-        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+        KScales, k_scale = scales_of_head(KScales, batch, head_kv, k_scale_strides, PAGE_SIZE > 0, OF_TOKENS)
     if VScales is not None:
-        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+        VScales, v_scale = scales_of_head(VScales, batch, head_kv, v_scale_strides, PAGE_SIZE > 0, OF_TOKENS)
     cache = Cache(
-        k=words_of_head(K, batch, head_kv, stride_kb, stride_kh, PAGE_SIZE),
-        v=words_of_head(V, batch, head_kv, stride_vb, stride_vh, PAGE_SIZE),
+        k=words_of_head(K, batch, head_kv, k_strides, PAGE_SIZE),
+        v=words_of_head(V, batch, head_kv, v_strides, PAGE_SIZE),
         k_scales=KScales,
         v_scales=VScales,
         table=table,
-        stride_k=(stride_kb, stride_kn),
-        stride_v=(stride_vb, stride_vn),
+        stride_k=(k_strides.batch, k_strides.row),
+        stride_v=(v_strides.batch, v_strides.row),
         stride_ks=(stride_ksb, stride_ksn),
         stride_vs=(stride_vsb, stride_vsn),
         stop=stop,
@@ -150,9 +161,7 @@ def flash_decode8_ring_kernel(
         v_scales=new_scales(STAGES, KEYS) if OF_TOKENS else None,
     )
     # the queries first: after the tiles they would arrive last, and the first product waits for them
-    q_offsets = query_offsets(
-        batch, head_kv, group_size, seqlen_q, stride_qb, stride_qh, stride_qm, ROWS, gl.SliceLayout(1, Q_L)
-    )
+    q_offsets = query_offsets(batch, head_kv, sizes, q_strides, ROWS, gl.SliceLayout(1, Q_L))
     queries = load_queries(Q, q_offsets, WIDTH, Q_L)
     PAGES: gl.constexpr = gl.SliceLayout(1, COPIES)
     # all pages before any copy, which waits for one
@@ -248,8 +257,9 @@ def flash_decode8_ring_kernel(
     l = gl.convert_layout(gl.sum(gl.sum(sums, 0), 0), OUT_ROWS)
     m = gl.where(l == 0.0, float("-inf"), gl.convert_layout(references, OUT_ROWS))
     start = (gl.program_id(2) * num_heads + head_kv * group_size) * seqlen_q
+    rows, found = Rows(count, start, seqlen_q), Found(o, m, l)
     if SPLITS == 1:
-        out = Out + batch * stride_ob + head_kv.to(gl.int64) * group_size * stride_oh
-        store_result(out, Lse, o, m, l, None, seqlen_q, rows, start, stride_oh, stride_om, WIDTH, WIDTH)
+        out = Out + batch * o_strides.batch + head_kv.to(gl.int64) * group_size * o_strides.head
+        store_result(Output(out, o_strides, Lse, None), found, rows, WIDTH)
     else:
-        store_share(Work, o, m, l, start, rows, total_rows, SPLITS)
+        store_share(Work, found, rows, total_rows, SPLITS)

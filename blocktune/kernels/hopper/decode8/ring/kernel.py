@@ -18,7 +18,7 @@ from blocktune.kernels.hardware.limits import MULTIPROCESSORS, ComputeLimits
 from blocktune.kernels.hopper.decode.kernel import MAX_BATCH, packed_rows, words_problem
 from blocktune.kernels.hopper.decode.strides import example_strides, sizes
 from blocktune.kernels.hopper.decode8.ring.device_kernel import flash_decode8_ring_kernel
-from blocktune.kernels.hopper.decode8.ring.launch import constants, ring_launch
+from blocktune.kernels.hopper.decode8.ring.launch import options_of, ring_launch
 from blocktune.kernels.portable.decode.defaults import visible_keys
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.shares import fastest_splits
@@ -151,7 +151,7 @@ class FlashDecode8Ring(FlashDecode8):
             "stride_table": 0,
         }
         arguments |= {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
-        return arguments | example_strides(shape) | sizes(shape) | constants(config, shape)
+        return arguments | example_strides(shape) | sizes(shape) | {"OPTIONS": options_of(config, shape)}
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return ring_launch(config, shape)

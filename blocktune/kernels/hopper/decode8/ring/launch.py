@@ -8,6 +8,7 @@ from blocktune.kernels.base.flash_kernel import LOG2_E
 from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hopper.decode.kernel import packed_rows
 from blocktune.kernels.hopper.decode.strides import sizes, trailing
+from blocktune.kernels.hopper.decode8.ring.arguments import Options
 from blocktune.kernels.hopper.decode8.ring.device_kernel import flash_decode8_ring_kernel
 from blocktune.kernels.portable.decode.launch import DecodeLaunch, decode_launch, workspace_elements
 from blocktune.kernels.portable.decode8.launch import scale_strides
@@ -25,7 +26,7 @@ def ring_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant:
     rows = packed_rows(shape)
     if rows > config.block_m:
         raise ValueError(f"The tile has {config.block_m} rows, but {shape.label} has {rows}. Take a larger block_m.")
-    fixed = (*sizes(shape).values(), *constants(config, shape).values())
+    fixed = (*sizes(shape).values(), options_of(config, shape))
     return replace(
         decode_launch(config, shape, batch_invariant=batch_invariant),
         function=flash_decode8_ring_kernel,
@@ -36,21 +37,21 @@ def ring_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant:
     )
 
 
-def constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments, in order."""
+def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of a config."""
     splits = config.parameters["splits"]
-    return {
-        "WIDTH": shape.head_dim,
-        "PAGE_SIZE": shape.features.page_size,
-        "CAUSAL": shape.causal is not Causal.NONE,
-        "FROM_START": shape.causal is Causal.UPPER_LEFT,
-        "ROWS": config.block_m,
-        "KEYS": config.block_n,
-        "SPLITS": splits,
-        "STAGES": config.num_stages,
-        "OVERLAP": config.parameters["overlap"] == 1 and splits > 1,
-        "OF_TOKENS": shape.features.token_scales,
-    }
+    return Options(
+        WIDTH=shape.head_dim,
+        PAGE_SIZE=shape.features.page_size,
+        CAUSAL=shape.causal is not Causal.NONE,
+        FROM_START=shape.causal is Causal.UPPER_LEFT,
+        ROWS=config.block_m,
+        KEYS=config.block_n,
+        SPLITS=splits,
+        STAGES=config.num_stages,
+        OVERLAP=config.parameters["overlap"] == 1 and splits > 1,
+        OF_TOKENS=shape.features.token_scales,
+    )
 
 
 def _leading(

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.base.feature_arguments import sinks_of
 from blocktune.kernels.base.flash_kernel import LOG2_E
@@ -24,10 +23,10 @@ from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leaving_tile
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
-from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
-from blocktune.kernels.hopper.forward.arguments import Memory, ShortOptions, Sizes
+from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring
+from blocktune.kernels.hopper.forward.arguments import Memory, Scaling, ShortOptions, Sizes, Tensors
 from blocktune.kernels.hopper.forward.defaults import columns_in_registers, three_are_ahead
-from blocktune.kernels.hopper.forward.device_kernel import SIZES, tiles
+from blocktune.kernels.hopper.forward.device_kernel import SIZES, open_slots, tiles
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper, describe_rows, trailing
 from blocktune.kernels.hopper.forward.layout import (
     BARRIER_BYTES,
@@ -55,20 +54,15 @@ much time as the other one, or up to 3 % more."""
 @gluon.jit(do_not_specialize=["lse_rows", *SIZES[:-1]])
 def flash_fwd_hopper_short_kernel(
     q_desc, k_desc, v_desc, o_desc, lse, sinks, counter, scale_log2, lse_rows,
-    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, RAGGED: gl.constexpr, RIGHT: gl.constexpr,
-    ALIGNED: gl.constexpr, SPLIT_RELEASE: gl.constexpr, EARLY_P: gl.constexpr, KEEP_P: gl.constexpr,
-    O_SLOTS: gl.constexpr, JOINED: gl.constexpr, CONSUMER_REGS: gl.constexpr, PRODUCER_REGS: gl.constexpr,
+    seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, OPTIONS: gl.constexpr,
 ):  # fmt: skip
-    """Descriptors of q, k, v and the output with blocks of 64 rows (q, output) or BLOCK_N (k, v) and a head's columns
-    (q, k, v) or a panel's (output); lse [batch, num_heads, lse_rows] or None; sinks: a logit for each of num_heads that
-    joins the softmax of its rows, or None; counter: two int32 zeros, and zeros again at the end. scale_log2: the
-    softmax scale times log2(e).
+    """Compute attention as `flash_fwd_hopper_kernel` does, of a `ShortOptions`.
 
-    Query i sees the keys up to i + right (RIGHT: where there is such a bound) that there are (RAGGED: the last block
-    may reach beyond them). ALIGNED: in the one block that has to be masked every row sees a key. O_SLOTS: panels of
-    memory that a consumer has for its output. JOINED: tiles meet in a step.
+    Descriptors of q, k, v and the output have blocks of 64 rows (q, output) or BLOCK_N (k, v) and a head's columns (q,
+    k, v) or a panel's (output).
     """
+    CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
+    STAGES: gl.constexpr = OPTIONS.STAGES
     dtype: gl.constexpr = q_desc.dtype
     QK_W: gl.constexpr = q_desc.block_type.shape[3]
     V_W: gl.constexpr = v_desc.block_type.shape[3]
@@ -79,13 +73,13 @@ def flash_fwd_hopper_short_kernel(
     # [CONSUMERS, 64, head_dim]
     q_smem = tiles(dtype, CONSUMERS, 64, QK_W, 1, QK_L)
     # [STAGES, BLOCK_N, head_dim]
-    k_smem = tiles(dtype, STAGES, BLOCK_N, QK_W, 1, QK_L)
-    v_smem = tiles(dtype, STAGES, BLOCK_N, V_W, 1, V_L)
+    k_smem = tiles(dtype, STAGES, OPTIONS.BLOCK_N, QK_W, 1, QK_L)
+    v_smem = tiles(dtype, STAGES, OPTIONS.BLOCK_N, V_W, 1, V_L)
     memory = Memory(
         q=q_smem,
         k=k_smem,
         v=v_smem,
-        o=gl.allocate_shared_memory(dtype, [CONSUMERS * O_SLOTS, 64, O_W], O_L),
+        o=gl.allocate_shared_memory(dtype, [CONSUMERS * OPTIONS.O_SLOTS, 64, O_W], O_L),
         q_full=new_barriers(CONSUMERS),
         q_empty=new_barriers(CONSUMERS),
         full=new_barriers(STAGES),
@@ -93,58 +87,33 @@ def flash_fwd_hopper_short_kernel(
         v_empty=new_barriers(STAGES),
         ring=new_tile_ring(new_tile_numbers()),
     )
-    for i in gl.static_range(CONSUMERS):
-        open_slot(memory.q_full, memory.q_empty, i, 1)
-    for i in gl.static_range(STAGES):
-        open_slot(memory.full, memory.k_empty, i, CONSUMERS)
-        mbarrier.init(memory.v_empty.index(i), count=CONSUMERS)
-    for i in gl.static_range(2):
-        open_slot(memory.ring.full, memory.ring.empty, i, CONSUMERS)
-    fence_async_shared()
-    sizes = Sizes(
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads=num_heads,
-        group_size=group_size,
-        batch_heads=batch_heads,
-        head_group=head_group,
-        right=right,
-        left=None,
-    )
-    OPTIONS: gl.constexpr = ShortOptions(
-        BLOCK_N=BLOCK_N,
-        STAGES=STAGES,
-        CONSUMERS=CONSUMERS,
-        RAGGED=RAGGED,
-        RIGHT=RIGHT,
-        ALIGNED=ALIGNED,
-        SPLIT_RELEASE=SPLIT_RELEASE,
-        EARLY_P=EARLY_P,
-        KEEP_P=KEEP_P,
-        O_SLOTS=O_SLOTS,
-        JOINED=JOINED,
-    )
+    open_slots(memory, CONSUMERS, STAGES)
+    tensors = Tensors(q_desc, k_desc, v_desc, o_desc, lse, counter, None, None, sinks)
+    scaling = Scaling(scale_log2)
+    sizes = Sizes(seqlen_q, seqlen_k, num_heads, group_size, batch_heads, head_group, right, 0, lse_rows)
+    CONSUMER_REGS: gl.constexpr = OPTIONS.CONSUMER_REGS
+    PRODUCER_REGS: gl.constexpr = OPTIONS.PRODUCER_REGS
     gl.static_assert(CONSUMERS >= 2 and CONSUMERS <= 4)
     if CONSUMERS == 2:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 0, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 1, OPTIONS)),
+            (producer, (tensors, memory, sizes, OPTIONS)),
         ], [4, 1], [CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     elif CONSUMERS == 3:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 0, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 1, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 2, OPTIONS)),
+            (producer, (tensors, memory, sizes, OPTIONS)),
         ], [4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 0, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 1, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 2, OPTIONS)),
-            (consumer, (o_desc, lse, sinks, memory, scale_log2, sizes, lse_rows, 3, OPTIONS)),
-            (producer, (q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 0, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 1, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 2, OPTIONS)),
+            (consumer, (tensors, memory, scaling, sizes, 3, OPTIONS)),
+            (producer, (tensors, memory, sizes, OPTIONS)),
         ], [4, 4, 4, 1], [CONSUMER_REGS, CONSUMER_REGS, CONSUMER_REGS, PRODUCER_REGS])  # fmt: skip
 
 
@@ -213,12 +182,12 @@ class FlashForwardHopperShort(FlashForwardHopper):
         arguments: dict[str, Any] = dict(zip(("q_desc", "k_desc", "v_desc", "o_desc"), blocks, strict=True))
         arguments |= {"lse": None, "sinks": None, "counter": TensorArgument("int32"), "scale_log2": 1.0}
         arguments |= {"lse_rows": shape.seqlen_q}
-        arguments |= _sizes(config, shape) | _constants(config, shape)
+        arguments |= _sizes(config, shape) | {"OPTIONS": _options(config, shape)}
         return specialize(flash_fwd_hopper_short_kernel, arguments, {"num_warps": WARPS})
 
     def _bind(self, config: KernelConfig, shape: AttentionShape, *, takes_extras: bool) -> TritonLaunch:
         count = -(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads
-        fixed = (*_sizes(config, shape).values(), *_constants(config, shape).values())
+        fixed = (*_sizes(config, shape).values(), _options(config, shape))
         return (ExtrasLaunch if takes_extras else TritonLaunch)(
             flash_fwd_hopper_short_kernel,
             (min(multiprocessors(), count), 1, 1),
@@ -269,22 +238,22 @@ def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
     return {name: size for name, size in sizes_of(config, shape).items() if name != "left"}
 
 
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+def _options(config: KernelConfig, shape: AttentionShape) -> ShortOptions:
     consumers, own, masks = config.block_m // ROWS, config.parameters, mask_constants(config.block_n, shape)
     consumer_regs, producer_regs = REGISTERS[consumers]
-    return {
-        "BLOCK_N": config.block_n,
-        "STAGES": config.num_stages,
-        "CONSUMERS": consumers,
+    return ShortOptions(
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        CONSUMERS=consumers,
         **{name: masks[name] for name in ("RAGGED", "RIGHT", "ALIGNED")},
-        "SPLIT_RELEASE": bool(own["split_release"]),
-        "EARLY_P": bool(own["early_p"]),
-        "KEEP_P": bool(own["keep_p"]),
-        "O_SLOTS": output_panels(config, shape),
-        "JOINED": joins_tiles(config, shape),
-        "CONSUMER_REGS": consumer_regs,
-        "PRODUCER_REGS": producer_regs,
-    }
+        SPLIT_RELEASE=bool(own["split_release"]),
+        EARLY_P=bool(own["early_p"]),
+        KEEP_P=bool(own["keep_p"]),
+        O_SLOTS=output_panels(config, shape),
+        JOINED=joins_tiles(config, shape),
+        CONSUMER_REGS=consumer_regs,
+        PRODUCER_REGS=producer_regs,
+    )
 
 
 def _leading(q: Any, k: Any, v: Any, out: Any, lse: Any, scale: float, extras: Extras = NO_EXTRAS) -> tuple[Any, ...]:

@@ -39,78 +39,87 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
-from blocktune.kernels.hopper.common.device_functions import advance, locate, pin
-from blocktune.kernels.hopper.common.slots import fetch, receive
-from blocktune.kernels.hopper.forward.bounds import key_range
-from blocktune.kernels.hopper.forward.copies import load_rows, values_read
+from blocktune.kernels.hopper.common.device_functions import locate, pin
+from blocktune.kernels.hopper.common.sequences import key_range, whole_sequence
+from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, receive
+from blocktune.kernels.hopper.forward.consumer import skips_blocks
+from blocktune.kernels.hopper.forward.copies import HeadRows, load_rows, release_values
 from blocktune.kernels.hopper.forward.row_maxima import scales_of
-from blocktune.kernels.hopper.forward.short.steps import pass_over, scores_read, step
-from blocktune.kernels.hopper.forward.short.tile_ends import first_block, located, send
-from blocktune.kernels.hopper.forward.steps import add_product, finished, no_sums, rescaled, scores
+from blocktune.kernels.hopper.forward.short.steps import pass_over, release_keys, step
+from blocktune.kernels.hopper.forward.short.tile_ends import first_block, place_of, send
+from blocktune.kernels.hopper.forward.steps import (
+    State,
+    Tile,
+    add_product,
+    finished,
+    layouts_of,
+    no_sums,
+    queries,
+    rescaled,
+    scores,
+)
 
 
 @gluon.jit
-def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constexpr):
-    """Copies Q, K and V of every tile of this block, and fetches its next tiles from the counter."""
+def producer(tensors, memory, sizes, OPTIONS: gl.constexpr):
+    """Copy Q, K and V of every tile of this block, and fetch its next tiles from the counter."""
     ROWS: gl.constexpr = 64
-    BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
+    CONSUMERS: gl.constexpr = OPTIONS.CONSUMERS
+    BLOCK_M: gl.constexpr = ROWS * CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    STAGES: gl.constexpr = OPTIONS.STAGES
-    RIGHT: gl.constexpr = OPTIONS.RIGHT
-    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
-    Q_BYTES: gl.constexpr = q_desc.block_type.nbytes
-    K_BYTES: gl.constexpr = k_desc.block_type.nbytes
-    V_BYTES: gl.constexpr = v_desc.block_type.nbytes
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    batch_heads, num_heads = sizes.batch_heads, sizes.num_heads
-    q_tiles = (seqlen_q + BLOCK_M - 1) // BLOCK_M
-    slot = 0
-    phase = 1
-    q_phase = 1
-    tile_slot = 0
-    tile_phase = 1
+    Q_BYTES: gl.constexpr = tensors.q.block_type.nbytes
+    K_BYTES: gl.constexpr = tensors.k.block_type.nbytes
+    V_BYTES: gl.constexpr = tensors.v.block_type.nbytes
+    counter, num_heads = tensors.counter, sizes.num_heads
+    q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
+    tiles = q_tiles * sizes.batch_heads
+    slot = first_slot(1)
+    q_parity = 1
+    tile_slot = first_slot(1)
     tile = gl.program_id(0)
-    if tile < q_tiles * batch_heads:
+    if tile < tiles:
         mbarrier.expect(memory.full.index(0), K_BYTES)
-    while tile < q_tiles * batch_heads:
-        m, batch_head = locate(tile, q_tiles, sizes.head_group, batch_heads, RIGHT)
+    while tile < tiles:
+        m, batch_head = locate(tile, q_tiles, sizes.head_group, sizes.batch_heads, OPTIONS.RIGHT)
         batch = batch_head // num_heads
         head = batch_head % num_heads
         head_kv = head // sizes.group_size
-        _, last = key_range(m * BLOCK_M, seqlen_q, seqlen_k, sizes.right, 0, BLOCK_M, BLOCK_N, RIGHT, False)
+        queries = HeadRows(tensors.q, batch, head, 0, sizes.seqlen_q)
+        keys = HeadRows(tensors.k, batch, head_kv, 0, sizes.seqlen_k)
+        values = HeadRows(tensors.v, batch, head_kv, 0, sizes.seqlen_k)
+        last = key_range(m * BLOCK_M, whole_sequence(sizes), BLOCK_M, OPTIONS).last
         # K of the first block, into the slot of the last V of the tile before
-        row = last * BLOCK_N
-        load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, memory.full.index(slot), memory.k, slot, 1, False)
-        slot, phase = advance(slot, phase, STAGES)
-        for c in gl.static_range(OPTIONS.CONSUMERS):
-            mbarrier.wait(memory.q_empty.index(c), q_phase)
+        load_rows(keys, last * BLOCK_N, memory.full.index(slot.place), memory.k, slot.place)
+        slot = next_slot(slot, OPTIONS.STAGES)
+        for c in gl.static_range(CONSUMERS):
+            mbarrier.wait(memory.q_empty.index(c), q_parity)
             q_full = memory.q_full.index(c)
             mbarrier.expect(q_full, Q_BYTES)
-            load_rows(q_desc, batch, head, m * BLOCK_M + c * ROWS, 0, seqlen_q, q_full, memory.q, c, 1, False)
-        q_phase ^= 1
-        if not RIGHT:
-            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
+            load_rows(queries, m * BLOCK_M + c * ROWS, q_full, memory.q, c)
+        q_parity ^= 1
+        if not OPTIONS.RIGHT:
+            tile, tile_slot = fetch(counter, memory.ring, tile_slot)
         for i in range(last):  # K of a block and V of the one before
             row = (last - 1 - i) * BLOCK_N
-            mbarrier.wait(memory.k_empty.index(slot), phase)
-            full = memory.full.index(slot)
+            mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
+            full = memory.full.index(slot.place)
             mbarrier.expect(full, K_BYTES + V_BYTES)
-            load_rows(k_desc, batch, head_kv, row, 0, seqlen_k, full, memory.k, slot, 1, False)
-            if SPLIT_RELEASE:
-                mbarrier.wait(memory.v_empty.index(slot), phase)
-            load_rows(v_desc, batch, head_kv, row + BLOCK_N, 0, seqlen_k, full, memory.v, slot, 1, False)
-            slot, phase = advance(slot, phase, STAGES)
-        if RIGHT:  # tiles differ in length
-            tile, tile_slot, tile_phase = fetch(counter, memory.ring, tile_slot, tile_phase)
+            load_rows(keys, row, full, memory.k, slot.place)
+            if OPTIONS.SPLIT_RELEASE:
+                mbarrier.wait(memory.v_empty.index(slot.place), slot.parity)
+            load_rows(values, row + BLOCK_N, full, memory.v, slot.place)
+            slot = next_slot(slot, OPTIONS.STAGES)
+        if OPTIONS.RIGHT:  # tiles differ in length
+            tile, tile_slot = fetch(counter, memory.ring, tile_slot)
         # V of the last block, beside K of the next tile's first one if there is a next tile
-        mbarrier.wait(memory.k_empty.index(slot), phase)
-        if tile < q_tiles * batch_heads:
-            mbarrier.expect(memory.full.index(slot), K_BYTES + V_BYTES)
+        mbarrier.wait(memory.k_empty.index(slot.place), slot.parity)
+        if tile < tiles:
+            mbarrier.expect(memory.full.index(slot.place), K_BYTES + V_BYTES)
         else:
-            mbarrier.expect(memory.full.index(slot), V_BYTES)
-        if SPLIT_RELEASE:
-            mbarrier.wait(memory.v_empty.index(slot), phase)
-        load_rows(v_desc, batch, head_kv, 0, 0, seqlen_k, memory.full.index(slot), memory.v, slot, 1, False)
+            mbarrier.expect(memory.full.index(slot.place), V_BYTES)
+        if OPTIONS.SPLIT_RELEASE:
+            mbarrier.wait(memory.v_empty.index(slot.place), slot.parity)
+        load_rows(values, 0, memory.full.index(slot.place), memory.v, slot.place)
     # the last block to finish leaves the counters at zero for the next launch
     done = gl.atomic_add(counter + 1, 1)
     if done == gl.num_programs(0) - 1:
@@ -119,108 +128,87 @@ def producer(q_desc, k_desc, v_desc, memory, counter, sizes, OPTIONS: gl.constex
 
 
 @gluon.jit
-def consumer(o_desc, lse, sinks, memory, scale, sizes, lse_rows, C: gl.constexpr, OPTIONS: gl.constexpr):
-    """Computes rows 64 C .. 64 C + 63 of every tile of this block.
-
-    EARLY_P converts the probabilities before the next scores are issued, otherwise beside them; KEEP_P names them in
-    the wait for their product, which changes nothing but ptxas' schedule. O_SLOTS: panels of memory for the output on
-    its way out. JOINED: tiles meet in a step.
-    """
+def consumer(tensors, memory, scaling, sizes, C: gl.constexpr, OPTIONS: gl.constexpr):
+    """Compute rows 64 C .. 64 C + 63 of every tile of this block."""
     ROWS: gl.constexpr = 64
-    O_WIDTH: gl.constexpr = memory.v[0].shape[2]
+    WIDTH: gl.constexpr = memory.v[0].shape[2]
     BLOCK_M: gl.constexpr = ROWS * OPTIONS.CONSUMERS
     BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
-    STAGES: gl.constexpr = OPTIONS.STAGES
-    SPLIT_RELEASE: gl.constexpr = OPTIONS.SPLIT_RELEASE
-    JOINED: gl.constexpr = OPTIONS.JOINED
-    SKIPS: gl.constexpr = OPTIONS.RIGHT and not (OPTIONS.ALIGNED and BLOCK_M == BLOCK_N)
-    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16])
-    O_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, O_WIDTH, 16])
-    P_L: gl.constexpr = gl.DotOperandLayout(0, O_L, 2)
-    ROW_S: gl.constexpr = gl.SliceLayout(1, S_L)
+    LAYOUTS: gl.constexpr = layouts_of(BLOCK_N, WIDTH, 1)
     dtype: gl.constexpr = memory.q[0].dtype
-    batch_heads = sizes.batch_heads
-    scales = scales_of(scale)
+    scales = scales_of(scaling.scale_log2)
     q_tiles = (sizes.seqlen_q + BLOCK_M - 1) // BLOCK_M
+    tiles = q_tiles * sizes.batch_heads
     # [64, BLOCK_N]
-    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, S_L)
-    slot = 0
-    phase = 0
-    q_phase = 0
-    tile_slot = 0
-    tile_phase = 0
-    tile = gl.program_id(0)
-    live = tile < q_tiles * batch_heads
-    rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
+    no_acc = gl.zeros([ROWS, BLOCK_N], gl.float32, LAYOUTS.scores)
+    slot = first_slot(0)
+    q_parity = 0
+    tile_slot = first_slot(0)
+    number = gl.program_id(0)
+    live = number < tiles
+    place = place_of(number, q_tiles, sizes, C, OPTIONS)
 
     # [64, BLOCK_N], the scores of the first tile's first block
     if live:
-        mbarrier.wait(memory.full.index(slot), phase)
-        if SKIPS:  # blocks wholly right of what these rows see
-            slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
-        mbarrier.wait(memory.q_full.index(C), q_phase)
-    qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        if skips_blocks(OPTIONS):  # blocks wholly right of what these rows see
+            slot = pass_over(place.last - place.own_last, memory, slot, OPTIONS)
+        mbarrier.wait(memory.q_full.index(C), q_parity)
+    q = queries(memory.q, C, 0, LAYOUTS.scores)
+    qk_t = scores(q, memory, C, slot.place, no_acc, False)
     qk = warpgroup_mma_wait(0, deps=(qk_t,))
-    scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-    p, top, factor, sums, mask = first_block(qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype)
+    release_keys(memory, C, slot.place, live & (place.own_last == 0), OPTIONS)
+    first, seen = first_block(qk, place, sizes, no_acc, scales, OPTIONS, LAYOUTS, dtype)
     while live:
         # steps: the scores of a block beside the second product of the one before
+        tile = Tile(memory=memory, C=C, q=q, scales=scales, bend=None, bias=None, no_acc=no_acc)
         # [64, head_dim_v]
-        acc = no_sums(ROWS, 1, O_WIDTH, O_L, O_L)
-        state = acc, p, factor, top, sums
-        # not `previous = slot`: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
-        previous = slot + 0
-        slot, phase = advance(slot, phase, STAGES)
-        mbarrier.wait(memory.full.index(slot), phase)
-        _, own_last = blocks
-        for i in range(own_last):
-            state, slot, phase, previous = step(
-                memory, C, state, slot, phase, previous, (own_last - 1 - i) * BLOCK_N, mask, scales, no_acc, OPTIONS,
-                S_L, O_L,
-            )  # fmt: skip
+        acc = no_sums(ROWS, WIDTH, 1, LAYOUTS)
+        p, top, factor, sums = first
+        state = State(acc=acc, p=p, factor=factor, top=top, sums=sums, loaded=0)
+        # not the slot itself: Triton 3.6 does not carry a name through a loop that starts as an alias of another one
+        previous = slot.place + 0
+        slot = next_slot(slot, OPTIONS.STAGES)
+        mbarrier.wait(memory.full.index(slot.place), slot.parity)
+        for i in range(place.own_last):
+            column = (place.own_last - 1 - i) * BLOCK_N
+            state, slot, previous = step(tile, seen, state, slot, previous, column, OPTIONS, LAYOUTS)
 
         # the last product, the scores of the next tile's first block, and the output
-        acc, p, factor, top, sums = state
-        done, sums_done, top_done = rows, sums, top
-        q_phase ^= 1
-        if JOINED:
-            tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
-            live = tile < q_tiles * batch_heads
-            rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
+        done = place
+        q_parity ^= 1
+        if OPTIONS.JOINED:
+            number, tile_slot = receive(memory.ring, tile_slot)
+            live = number < tiles
+            place = place_of(number, q_tiles, sizes, C, OPTIONS)
             if live:
-                mbarrier.wait(memory.q_full.index(C), q_phase)
-            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
-        acc = rescaled(acc, pin(factor), 1, O_L, O_L)
+                mbarrier.wait(memory.q_full.index(C), q_parity)
+            qk_t = scores(q, memory, C, slot.place, no_acc, False)
+        acc = rescaled(state.acc, pin(state.factor), LAYOUTS)
+        p = state.p
         if not OPTIONS.EARLY_P:
-            p = gl.convert_layout(pin(p).to(dtype), P_L)
-        values_read(memory, previous, SPLIT_RELEASE)
-        acc_t = add_product(p, memory.v, slot, acc, 1, P_L)
-        if JOINED:
+            p = gl.convert_layout(pin(p).to(dtype), LAYOUTS.p)
+        release_values(memory, previous, OPTIONS)
+        acc_t = add_product(p, memory.v, slot.place, acc, LAYOUTS)
+        if OPTIONS.JOINED:
             qk = warpgroup_mma_wait(1, deps=(qk_t,))
         else:
-            tile, tile_slot, tile_phase = receive(memory.ring, tile_slot, tile_phase)
-            live = tile < q_tiles * batch_heads
-            rows, blocks = located(tile, q_tiles, sizes, C, OPTIONS)
-            acc = finished(acc_t, 1)
+            number, tile_slot = receive(memory.ring, tile_slot)
+            live = number < tiles
+            place = place_of(number, q_tiles, sizes, C, OPTIONS)
+            acc = finished(acc_t)
             if live:
-                if SKIPS:
-                    slot, phase = pass_over(blocks[0] - blocks[1], memory, slot, phase, STAGES, SPLIT_RELEASE)
-                mbarrier.wait(memory.q_full.index(C), q_phase)
-            qk_t = scores((memory.q[0].index(C),), memory.q, C, memory.k, slot, no_acc, False, 1)
-            send(
-                acc, sums_done, top_done, done, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C, OPTIONS, ROW_S,
-                O_L,
-            )  # fmt: skip
+                if skips_blocks(OPTIONS):
+                    slot = pass_over(place.last - place.own_last, memory, slot, OPTIONS)
+                mbarrier.wait(memory.q_full.index(C), q_parity)
+            qk_t = scores(q, memory, C, slot.place, no_acc, False)
+            send(acc, state, done, scales, tensors, memory, sizes, C, OPTIONS, LAYOUTS)
             qk = warpgroup_mma_wait(0, deps=(qk_t,))
-        scores_read(memory, C, slot, live & (blocks[1] == 0), SPLIT_RELEASE)
-        p, top, factor, sums, mask = first_block(
-            qk, rows[2], blocks[1], sizes, no_acc, scales, OPTIONS, S_L, P_L, dtype
-        )
-        if JOINED:
-            mbarrier.wait(memory.full.index(slot), phase)  # once more: the branch that keeps the wait below the softmax
-            acc = finished(acc_t, 1)
-            send(
-                acc, sums_done, top_done, done, scales, o_desc, lse, sinks, lse_rows, sizes, memory, C, OPTIONS, ROW_S,
-                O_L,
-            )  # fmt: skip
+        release_keys(memory, C, slot.place, live & (place.own_last == 0), OPTIONS)
+        first, seen = first_block(qk, place, sizes, no_acc, scales, OPTIONS, LAYOUTS, dtype)
+        if OPTIONS.JOINED:
+            # once more: the branch that keeps the wait below the softmax
+            mbarrier.wait(memory.full.index(slot.place), slot.parity)
+            acc = finished(acc_t)
+            send(acc, state, done, scales, tensors, memory, sizes, C, OPTIONS, LAYOUTS)
     tma.store_wait(0)

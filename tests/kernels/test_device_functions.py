@@ -1,0 +1,102 @@
+"""How much a device function takes at once: limits that only go down. A kernel's parameters are the launch itself.
+
+What a reader has to keep in mind grows with the parameters of a function and with the values that one line unpacks.
+Structs replace both (kernels/hopper/forward/arguments.py). An improvement lowers the limit here.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+KERNELS = Path(__file__).parents[2] / "blocktune" / "kernels"
+MOST_PARAMETERS, MOST_UNPACKED = 20, 4
+"""What a device function may take, and a line unpack."""
+DEVICE_PARAMETERS = {
+    "historical": 24,
+    "hopper/backward": 24,
+    "hopper/biases": 10,
+    "hopper/common": 5,
+    "hopper/decode": 9,
+    "hopper/decode8": 9,
+    "hopper/forward": 10,
+    "hopper/fp8": 8,
+    "portable/backward": 49,
+    "portable/decode": 33,
+    "portable/decode8": 42,
+    "portable/forward": 41,
+}
+"""The most parameters of a function that device code calls, by folder; others have none."""
+KERNEL_PARAMETERS = {
+    "historical": 39,
+    "hopper/backward": 58,
+    "hopper/biases": 16,
+    "hopper/decode": 32,
+    "hopper/decode8": 40,
+    "hopper/forward": 35,
+    "hopper/fp8": 24,
+    "portable/backward": 73,
+    "portable/decode": 56,
+    "portable/decode8": 63,
+    "portable/forward": 62,
+    "portable/partials": 23,
+    "portable/sinks": 19,
+}
+"""The most parameters of a kernel, by folder. Run-time integers stand one by one: inside a tuple Triton compiles a 1 or
+a multiple of 16 in, which costs a compilation for each and another machine code."""
+WIDE_UNPACKINGS = {"hopper/backward": 23, "hopper/biases": 3}
+"""How many lines of device code unpack more than `MOST_UNPACKED` values, by folder; others have none."""
+
+
+def device_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Yield all jitted functions, each with its folder."""
+    for path in sorted(KERNELS.rglob("*.py")):
+        folder = "/".join(path.relative_to(KERNELS).parts[:-1][:2])
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(each) for each in node.decorator_list):
+                yield folder, node
+
+
+def parameters(function: ast.FunctionDef) -> int:
+    arguments = function.args
+    return len(arguments.posonlyargs + arguments.args + arguments.kwonlyargs)
+
+
+def most_parameters(*, kernels: bool) -> dict[str, int]:
+    """Return the most parameters by folder, of kernels or of what they call."""
+    most: dict[str, int] = {}
+    for folder, function in device_functions():
+        if function.name.endswith("_kernel") == kernels:
+            most[folder] = max(most.get(folder, 0), parameters(function))
+    return most
+
+
+def wide_unpackings() -> Counter[str]:
+    """Count the lines that unpack more than `MOST_UNPACKED` values, by folder."""
+    return Counter(
+        folder
+        for folder, function in device_functions()
+        for node in ast.walk(function)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(goal, ast.Tuple) and len(goal.elts) > MOST_UNPACKED for goal in node.targets)
+    )
+
+
+def test_device_functions_take_no_more_parameters_than_they_did() -> None:
+    assert most_parameters(kernels=False) == DEVICE_PARAMETERS
+
+
+def test_kernels_take_no_more_parameters_than_they_did() -> None:
+    assert most_parameters(kernels=True) == KERNEL_PARAMETERS
+
+
+def test_device_code_unpacks_no_more_values_than_it_did() -> None:
+    assert wide_unpackings() == WIDE_UNPACKINGS
+
+
+@pytest.mark.parametrize("folder", ["hopper/common", "hopper/decode", "hopper/decode8", "hopper/forward", "hopper/fp8"])
+def test_folders_with_structs_stay_within_the_target(folder: str) -> None:
+    assert DEVICE_PARAMETERS[folder] <= MOST_PARAMETERS
+    assert folder not in WIDE_UNPACKINGS
