@@ -68,7 +68,7 @@ def other_kernel(rank: int) -> None:
 
 
 def nonsense(rank: int) -> None:
-    rank_sync.rows_within = lambda source, device, signed_by=None: ([object()], [])
+    rank_sync.read_rows_within = lambda source, device, signed_by=None: ([object()], [])
 
 
 H100 = device_named("h100_sxm5")

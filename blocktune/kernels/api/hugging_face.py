@@ -134,7 +134,7 @@ def transformers_attention(
     [heads]: attention sinks.
 
     Raises:
-        NotImplementedError: a keyword asks for what is not bound (position bias, a paged cache, weights, packed
+        NotImplementedError: a keyword asks for what is not served (position bias, a paged cache, weights, packed
             sequences without a mask), or is not known here.
     """
     refuse_others(others, has_mask=attention_mask is not None)
@@ -179,7 +179,7 @@ def _attended(
     diagonal: Causal,
 ) -> Tensor:
     """Return the output of a call with a window, a soft cap or sinks; way: its options, by which the next one is
-    bound."""
+    served."""
     query, key, value, mask, sinks = tensors
     bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
     if bound is not None:
@@ -235,6 +235,6 @@ def refuse_others(others: dict[str, Any], *, has_mask: bool) -> None:
     strange = sorted(set(given) - NO_CONCERN)
     if strange:
         raise NotImplementedError(
-            f"`{', '.join(strange)}` of this model is not bound by blocktune. Load the model with "
+            f"`{', '.join(strange)}` of this model is not served by blocktune. Load the model with "
             "attn_implementation='eager'."
         )

@@ -261,7 +261,7 @@ def _replay_cache_call(
     v_scale: Tensor | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the output and log-sum-exp of a call of a kind that was bound before, in at most two launches.
+    """Return the output and log-sum-exp of a call of a kind that was served before, in at most two launches.
 
     Args:
         given: cache_seqlens, or None where `number` says all lengths, or there is no such argument.

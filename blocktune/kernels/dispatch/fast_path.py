@@ -104,7 +104,7 @@ class FastPath:
         self._guarded[options] = guarded
 
     def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], bound: BoundCall) -> None:
-        """Remember what has bound a call with these options and tensors, unless something else decides about it."""
+        """Remember what has served a call with these options and tensors, unless something else decides about it."""
         given = [tensor for tensor in tensors if tensor is not None]
         if is_watched() or not all(map(_is_constant, options)) or not all(map(_has_memory, given)):
             return

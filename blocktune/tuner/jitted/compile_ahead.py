@@ -161,9 +161,17 @@ class CompileAhead:
     def _close_later(self) -> None:
         if self._closing is not None:
             self._closing.cancel()
-        self._closing = threading.Timer(IDLE_SECONDS, self.close)
+        self._closing = threading.Timer(IDLE_SECONDS, self._close_idle)
         self._closing.daemon = True
         self._closing.start()
+
+    def _close_idle(self) -> None:
+        """End the process unless it has work: a compile may take longer than it waits for the next one."""
+        with self._lock:
+            if self._server is not None and self._server.is_busy:
+                self._close_later()
+                return
+        self.close()
 
 
 def _work_of_a_thread(specialization: Specialization) -> float:

@@ -44,6 +44,11 @@ class ServerClient:
         """Whether the process has ended."""
         return self._lost is not None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a job has no answer yet."""
+        return bool(self._pending)
+
     def prepare(self, module: str, path: list[str], environment: Mapping[str, str]) -> None:
         """Let what is submitted next be compiled with a module imported, by these paths and this environment.
 

@@ -46,6 +46,7 @@ class IsolatedLaunches:
     def __init__(self, call: Call, command: Sequence[str] = COMMAND) -> None:
         self._call, self._saved = call, SavedCall(call)
         self._worker = WorkerProcess(command, worker_environment())
+        self._is_set_up = False
         self._ran: set[UserConfig] = set()
         self.failures: dict[UserConfig, str] = {}
 
@@ -82,6 +83,8 @@ class IsolatedLaunches:
         except (WorkerFailedError, ChildLostError) as failed:
             if isinstance(failed, WorkerFailedError) and failed.transient and self._worker.pid is not None:
                 raise self._failed_machine(failed) from failed
+            if not self._is_set_up:
+                self._worker.close()  # the next config begins in another child
             self._ran.difference_update(configs)
             self.failures |= dict.fromkeys(configs, cause_of(failed))
             return {}
@@ -97,9 +100,11 @@ class IsolatedLaunches:
 
     def _start(self) -> None:
         if self._worker.start():
+            self._is_set_up = False
             terms = Terms().to_json()
             self._worker.send({"command": "setup", "shape": self._saved.document, "terms": terms})
             self._worker.receive(START_SECONDS)
+            self._is_set_up = True
 
     def _failed_machine(self, failed: WorkerFailedError) -> BlocktuneError:
         """Return the error of a machine that failed, with the child ended."""

@@ -12,6 +12,7 @@ from blocktune.tuner.measure.worker import Commands
 from blocktune.tuner.measure.worker_process import LocalWorker, Worker, WorkerProcess
 from blocktune.tuner.turns.isolated import COMMAND
 from blocktune.tuner.turns.launch_bench import LaunchBench, LaunchTools
+from blocktune.tuner.turns.launches import require_restorable
 from blocktune.tuner.turns.saved_call import SavedCall
 
 
@@ -27,7 +28,8 @@ class LaunchRunner(WorkerRunner[UserConfig]):
     tools: of this process. command: starts the child.
 
     Raises:
-        UsageError: in a child, where the kernel cannot be imported or an argument cannot travel.
+        UsageError: an argument cannot be restored; in a child, also where the kernel cannot be imported or an argument
+            cannot travel.
     """
 
     call: Call
@@ -35,6 +37,7 @@ class LaunchRunner(WorkerRunner[UserConfig]):
     command: Sequence[str] = COMMAND
 
     def __post_init__(self) -> None:
+        require_restorable(self.call)
         self.anchor = self.anchor or self.call.default
         self._saved = SavedCall(self.call) if self.call.settings.isolate else None
         super().__post_init__()

@@ -125,6 +125,8 @@ def _constant_text(value: Any, functions: Sequence[Any]) -> str:
     """Return all of a constant, with its functions by name. The text of a long pattern would leave some of it out."""
     if isinstance(value, re.Pattern):
         return f"{value.pattern} {value.flags}"
+    if isinstance(value, (set, frozenset)):  # whose own text has the order of this process's hashes
+        return f"{type(value).__name__}({', '.join(sorted(map(repr, value)))})"
     text = value.format if isinstance(value, struct.Struct) else repr(value)
     for function in functions:
         text = text.replace(repr(function), function.__qualname__)

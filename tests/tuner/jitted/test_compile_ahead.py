@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.jitted import server_client
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+from blocktune.tuner.jitted.server_client import ServerClient
 from blocktune.tuner.jitted.specialization import function_named, specialization_of
 from examples.autotuned_matmul import matmul_kernel
 from tests.support.fakes.fake_triton import FakeGpu, active
@@ -262,3 +264,15 @@ def test_what_is_compiled_offline_is_what_a_launch_compiles(compiler: CompileAhe
     assert offline.resources == launched.resources
     with pytest.raises(UsageError, match="but x, n, factor has neither"):
         compiled_offline(scale_kernel, {}, {"BLOCK": 128}, LIMITS)
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_the_process_is_ended_when_it_is_idle_but_not_while_it_compiles(is_busy: bool) -> None:
+    compiler, ended = CompileAhead(workers=1), []
+    server = SimpleNamespace(is_busy=is_busy, close=lambda: ended.append(True))
+    compiler._server = cast(ServerClient, server)
+    compiler._close_idle()
+    assert (ended, compiler._server is None) == (([], False) if is_busy else ([True], True))
+    assert is_busy == (compiler._closing is not None), "it is looked at again"
+    if compiler._closing is not None:
+        compiler._closing.cancel()

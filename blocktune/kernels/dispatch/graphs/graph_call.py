@@ -70,7 +70,7 @@ class GraphCall:
         return None if blocks is None else BlockMask(*self.block_sizes, blocks)
 
     def guarded(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors whose kind decides how the call is bound."""
+        """Return the tensors whose kind decides how the call is served."""
         return tensors[:-1] if DRAWN in self.tensors else tensors
 
     def call(self, tensors: Sequence[Tensor], lengths: Sequence[int] | None) -> Call:

@@ -123,7 +123,7 @@ Plan = KernelPlan | TorchPlan
 
 
 class TorchCall:
-    """Calls of one kind without a mask, bound by PyTorch's attention with these options."""
+    """Calls of one kind without a mask, served by PyTorch's attention with these options."""
 
     __slots__ = ("_layout", "_options", "_plan")
     drops = False  # PyTorch draws the pairs itself
