@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from blocktune.db.exchange.document import document_from, load_document
-from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.importing import kernel_bests_from, records_from
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
@@ -14,7 +14,7 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def read_results(place: str | Path, *, trials: bool) -> Results:
-    """Return the results at a path or URL. What is there may be anyone's: a store is read as the documents that it
+    """Return the results of attention at a path or URL. They may be anyone's: a store is read as the documents that it
     would export, so that every value passes the same rules.
 
     Args:
@@ -30,8 +30,10 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
     path = file_path(place)
     if _is_sqlite(path):
         return _stored(str(path), trials)
-    bests, kept = records_from(load_document(path))
-    return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
+    document = load_document(path)
+    bests, kept = records_from(document)
+    left_out = len(kernel_bests_from(document))
+    return Results(bests=tuple(bests), trials=tuple(kept) if trials else (), left_out=left_out)
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -45,7 +47,7 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _stored(place: str, trials: bool) -> Results:
-    bests, kept = [], []
+    bests, kept, left_out = [], [], 0
     with ResultStore.open(place, read_only=True) as store:
         store.warn_of_damage()
         for device in store.devices():
@@ -53,4 +55,5 @@ def _stored(place: str, trials: bool) -> Results:
             found = records_from(document)
             bests += found[0]
             kept += found[1]
-    return Results(bests=tuple(bests), trials=tuple(kept))
+            left_out += len(store.kernel_bests(device))
+    return Results(bests=tuple(bests), trials=tuple(kept), left_out=left_out)

@@ -33,7 +33,7 @@ def freeze(
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write winners, those of autotuned kernels included, to a small, sealed file that production reads.
+    """Write winners of all kernels to a sealed file for production.
 
     Equal winners give equal bytes, so ranks that hold equal files choose equal configs. The file carries the hash of
     its content. Production reads it by BLOCKTUNE_DB=h200.json; `tune import`, `merge` and `diff` read it too.

@@ -4,8 +4,10 @@ from typing import Annotated
 
 import typer
 
+from blocktune.cli.output.render import note
 from blocktune.cli.results.store import Trust, show_imported
 from blocktune.cli.shared.options import AsJson, Database
+from blocktune.kernels.values.text import counted
 
 Places = Annotated[
     list[str], typer.Argument(metavar="FROM...", help="Databases (paths or URLs), exports or frozen files.")
@@ -31,4 +33,9 @@ def merge(places: Places, trust: Trust = False, db: Database = None, as_json: As
     with ResultStore.open(db) as store:
         store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
+    left_out = sum(source.left_out for source in sources)
+    if left_out:
+        note(
+            f"left out {counted(left_out, 'winner')} of autotuned kernels: `tune import --trust` takes them from a file"
+        )
     show_imported(counts, as_json)

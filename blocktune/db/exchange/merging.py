@@ -13,10 +13,11 @@ from blocktune.kernels.values.config import Origin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Winners and trials of any number of devices."""
+    """Winners and trials of any number of devices. left_out: winners of autotuned kernels that a reader passed over."""
 
     bests: tuple[AnyBest, ...] = ()
     trials: tuple[AnyTrial, ...] = ()
+    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

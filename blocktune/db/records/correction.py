@@ -23,6 +23,7 @@ from blocktune.db.records.rows import (
     best_of,
     repeated_config,
     repeated_shape,
+    served_documents,
     trial_of,
     whole_device,
     whole_environment,
@@ -168,8 +169,10 @@ class _Work:
         self.vouched.update(place for place in places.values() if place in self.shared)
         if isinstance(record.shape, AttentionShape):
             self.kernel_names[row["kernel_id"]] = record.config.kernel
-        if table == "best" and found.served_checksum != served_checksum(record):
-            self._write(table, row["id"], "served_checksum", served_checksum(record).encode())
+        if table == "best":
+            served = served_checksum(record, served_documents(found))
+            if found.served_checksum != served:
+                self._write(table, row["id"], "served_checksum", served.encode())
         return True
 
     @staticmethod

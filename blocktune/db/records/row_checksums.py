@@ -55,10 +55,19 @@ def _defaults_of(record_type: type[Any]) -> tuple[tuple[str, Any], ...]:
     return _DEFAULTS[record_type]
 
 
-def served_checksum(best: AnyBest) -> str:
+def served_checksum(best: AnyBest, written: Mapping[str, str] | None = None) -> str:
     """Return the checksum of what the view `dispatch` says of a winner, or `user_dispatch` of one of an autotuned
-    kernel."""
-    said = _kernel_values(best) if isinstance(best.shape, KernelProblem) else _attention_values(best)
+    kernel.
+
+    Args:
+        best: the winner.
+        written: the texts of `shape` and `config` in its row, where it has one. An older blocktune may have spelled
+            them in another way, which the view repeats.
+    """
+    if isinstance(best.shape, KernelProblem):
+        said = _kernel_values(best)
+    else:
+        said = _attention_values(best) | dict(written or {})
     versions = {name: getattr(best.environment, name) for name in ("triton", "ptxas", "driver")}
     return checksum_of({"device_key": best.device.key, "time_us": best.time_us, **versions, **said})
 

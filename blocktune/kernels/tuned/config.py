@@ -106,6 +106,9 @@ class Problem:
         """Return the problem of named values, which are kept in the order of their names."""
         return cls(tuple((name, arguments[name]) for name in sorted(arguments)))
 
+    def to_json(self) -> dict[str, Plain]:
+        return dict(self.arguments)
+
     def without(self, name: str) -> "Problem":
         """Return the problem without one entry."""
         return Problem(tuple(entry for entry in self.arguments if entry[0] != name))

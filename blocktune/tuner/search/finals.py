@@ -175,6 +175,11 @@ def require_result(
     """
     if any(trial.outcome in (Outcome.OK, Outcome.PREDICTED) for trial in trials):
         return
+    if not trials:
+        raise NoFeasibleConfigError(
+            f"Nothing of {subject.label} was tried: the study knows every config, but the database has no trial of "
+            f"them. Name another --study, or the database of its trials; {subject.meanwhile}."
+        )
     stopped = [trial for trial in trials if trial.config in stopped_by_machine]
     if stopped:
         raise NoFeasibleConfigError(

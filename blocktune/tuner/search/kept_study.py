@@ -34,5 +34,7 @@ def kept_proposals(
     from blocktune.tuner.sampling.study_storage import storage_url
 
     parameters = Parameters(assignment.space)
-    study = study_of(storage_url(place), subject.device, subject.environment, subject.label, parameters)
+    # a label alone would take up the study of another source, whose configs count as tried
+    name = " ".join(filter(None, (subject.label, subject.kernel_hash)))
+    study = study_of(storage_url(place), subject.device, subject.environment, name, parameters)
     return make_proposals(assignment, sampler, study)

@@ -15,7 +15,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.stored.sources import autotuned_rows
 from blocktune.kernels.tuned.frozen import is_given_winners
 from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.jitted.compile_ahead import compile_ahead
 from blocktune.tuner.measure.telemetry import nvml_devices
 
@@ -62,7 +62,7 @@ def _knows(package: str, device: DeviceSpec) -> bool:
     """Return whether the store has winners of a package's kernels, or of any kernel where none is named, on a GPU."""
     try:
         rows = autotuned_rows(device)
-    except StoreError as error:  # which a miss says as well, where it matters
+    except BlocktuneError as error:  # which a miss says as well, where it matters
         logger.debug("No stored configs of %s: %s", package or "any package", error)
         return False
     return any(not package or _package_of(str(row["kernel"])) == package for row in rows)

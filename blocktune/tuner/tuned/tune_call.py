@@ -18,13 +18,12 @@ from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.measure.clock import Clock, CudaClock
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.tune_launch import LaunchMachine
-from blocktune.tuner.tuned.beyond_list import has_room, searched_choice
 from blocktune.tuner.tuned.compiles import compiles
 from blocktune.tuner.tuned.measure import Measuring
 from blocktune.tuner.tuned.results import Ending, OpenStore, Results, open_store
 from blocktune.tuner.turns.isolated import COMMAND as ISOLATED_COMMAND
 from blocktune.tuner.turns.launch_bench import LaunchTools
+from blocktune.tuner.turns.launches import brings_its_own_bench
 
 logger = logging.getLogger("blocktune")
 
@@ -66,9 +65,10 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Ker
     # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
     monitor = GpuMonitor(device.uuid, own_processes=2)
     results = Results(call, device, measuring_environment(device, monitor), tools.open_store)
-    if call.settings.expand and not afresh and has_room(results):
-        launches = LaunchTools(tools.make_clock, lambda: None)
-        return searched_choice(results, LaunchMachine(ahead=tools.compiler, launches=launches))
+    if call.settings.expand and not afresh:
+        found = _searched(results, tools)
+        if found is not None:
+            return found
     known, compiled = ({}, {}) if afresh else _known_and_compiled(results, tools.compiler)
     measuring = Measuring(call, device, known, tools.compiler, tools.isolated_command, compiled, monitor)
     alone = gpu_lock(device.uuid, lambda message: logger.info("%s", message))
@@ -77,6 +77,22 @@ def tuned_choice(call: Call, device: DeviceSpec, *, afresh: bool = False) -> Ker
         raise _nothing_runs(call, measuring.reasons)
     results.save(measuring.endings, standing)
     return measuring.choice(standing, time.monotonic() - started)
+
+
+def _searched(results: Results, tools: Tools) -> KernelExplanation | None:
+    """Return the choice of a search beyond the list; None where the list alone is raced: there is no memory for copies,
+    or the kernel brings a `do_bench`, which times launches in a way of its own."""
+    # with it comes SQLAlchemy, which takes longer to import than a list to race
+    from blocktune.tuner.search.tune_launch import LaunchMachine
+    from blocktune.tuner.tuned.beyond_list import has_room, searched_choice
+
+    if brings_its_own_bench(results.call):
+        logger.info("%s: only listed configs are tried, since its `do_bench` times them.", results.call.name)
+        return None
+    if not has_room(results):
+        return None
+    launches = LaunchTools(tools.make_clock, lambda: None)
+    return searched_choice(results, LaunchMachine(ahead=tools.compiler, launches=launches))
 
 
 def _known_and_compiled(

@@ -1,5 +1,6 @@
 """The runner of an autotuned call: `LaunchRunner`."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,8 +13,10 @@ from blocktune.tuner.measure.worker import Commands
 from blocktune.tuner.measure.worker_process import LocalWorker, Worker, WorkerProcess
 from blocktune.tuner.turns.isolated import COMMAND
 from blocktune.tuner.turns.launch_bench import LaunchBench, LaunchTools
-from blocktune.tuner.turns.launches import require_restorable
+from blocktune.tuner.turns.launches import brings_its_own_bench, require_restorable
 from blocktune.tuner.turns.saved_call import SavedCall
+
+logger = logging.getLogger("blocktune")
 
 
 @dataclass
@@ -38,6 +41,8 @@ class LaunchRunner(WorkerRunner[UserConfig]):
 
     def __post_init__(self) -> None:
         require_restorable(self.call)
+        if brings_its_own_bench(self.call):
+            logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", self.call.name)
         self.anchor = self.anchor or self.call.default
         self._saved = SavedCall(self.call) if self.call.settings.isolate else None
         super().__post_init__()

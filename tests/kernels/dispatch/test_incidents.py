@@ -29,7 +29,7 @@ DEPENDENCIES: dict[str, tuple[Any, str]] = {
     "memory for a trial": (resolver.LaunchTrial, "of"),
     "the kind of a failure": (resolver.LaunchTrial, "kind"),
     "the first use": (canary, "problem_of"),
-    "the explanation": (resolver.Explanation, "of"),
+    "the explanation": (resolver, "explain_candidate"),
     "the plan": (resolver, "KernelPlan"),
     "the counting of misses": (resolver, "watch"),
 }

@@ -92,10 +92,10 @@ def test_the_views_are_those_that_the_migrations_make(store: Path) -> None:
     with closing(sqlite3.connect(store)) as connection:
         made = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'view'").fetchall())
         for view in (DISPATCH, USER_DISPATCH):
-            columns = view.columns[digest_of(made[view.name])]
-            assert set(columns) <= {row[1] for row in connection.execute(f"PRAGMA table_info({view.name})")}
+            form = view.forms[digest_of(made[view.name])]
+            assert set(form.columns) <= {row[1] for row in connection.execute(f"PRAGMA table_info({view.name})")}
             tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            assert {table for table in tables if table in made[view.name].split()} == set(view.tables)
+            assert {table for table in tables if table in made[view.name].split()} == set(form.tables)
 
 
 def view_of(column: str, more: str = "") -> Callable[[Path], None]:

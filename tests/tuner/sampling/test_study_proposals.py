@@ -50,7 +50,7 @@ def measured(config: KernelConfig, ratio: float, rounds: int = 9) -> Trial:
 
 def kept(place: Path) -> optuna.Study:
     subject = landscape.SUBJECT
-    return study_of(storage_url(str(place)), subject.device, subject.environment, subject.shape, Parameters(SPACE))
+    return study_of(storage_url(str(place)), subject.device, subject.environment, subject.label, Parameters(SPACE))
 
 
 def test_a_study_holds_what_a_search_knows() -> None:

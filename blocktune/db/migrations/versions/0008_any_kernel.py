@@ -164,7 +164,7 @@ def _widen() -> None:
                 batch.alter_column(name, existing_type=type_, nullable=True)
     with op.batch_alter_table("kernel") as batch:
         batch.alter_column("name", existing_type=sa.String(length=64), type_=sa.String(length=256))
-    checks = (  # SQLite makes the table again, and Alembic does not read these from it
+    checks = (  # SQLite makes the table again, and not every Alembic reads these from it
         sa.CheckConstraint("origin <> 'measured' OR time_us IS NOT NULL", name=op.f("ck_best_measured_has_a_time")),
         sa.CheckConstraint("time_us > 0 AND time_us < 1e12", name=op.f("ck_best_time_is_positive_and_finite")),
     )
