@@ -47,22 +47,13 @@ def has_room(results: Results) -> bool:
 def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanation:
     """Return the choice of a search through the list and around its best config; it is stored.
 
-    Without a store this process keeps it, also for other ranks, and a warning says why.
-
     Raises:
         UsageError: an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
         KeyboardInterrupt: interrupted; the trials are kept.
     """
     call, device = results.call, results.device
-    try:
-        with _opened(results) as store:
-            report, tried = _search(results, store, machine)
-    except StoreError as error:
-        logger.warning("The results of %s are not kept: %s", call.name, error)
-        with _temporary_store() as store:
-            report, tried = _search(results, store, machine)
-        add_winner((device.key, call.name, call.source_hash), _winner(call, report))
+    report, tried = _kept_search(results, machine)
     best = report.best
     rates = rates_of(call, best.config, best.time_us or 0.0, device)
     if rates == NO_COSTS:
@@ -84,6 +75,21 @@ def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanati
             if ending.outcome is not Outcome.OK
         },
     )
+
+
+def _kept_search(results: Results, machine: LaunchMachine) -> tuple[TuningReport, dict[UserConfig, Ending]]:
+    """Search in the user's store. Where that fails, search in a temporary one: this process keeps the winner, also for
+    other ranks, and a warning says why."""
+    call = results.call
+    try:
+        with _opened(results) as store:
+            return _search(results, store, machine)
+    except StoreError as error:
+        logger.warning("The results of %s are not kept: %s", call.name, error)
+    with _temporary_store() as store:
+        report, tried = _search(results, store, machine)
+    add_winner((results.device.key, call.name, call.source_hash), _winner(call, report))
+    return report, tried
 
 
 @contextmanager
