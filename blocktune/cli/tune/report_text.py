@@ -48,7 +48,7 @@ def show_report(report: "TuningReport", place: str) -> None:
     lines += _dropped(report.dropped)
     lines += _left_out(report.unsupported)
     lines += report.notes
-    kept = "stored in" if report.stored else "not stored, since a better one is in"
+    kept = "stored in" if report.stored else "not stored, since the search was cut short or a better one is in"
     lines.append(f"{kept} {place} after {report.seconds:.1f} s")
     say("\n".join(lines))
 

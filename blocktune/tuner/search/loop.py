@@ -89,10 +89,12 @@ class Search(Generic[ProblemT, ConfigT]):
 
     @property
     def ended_by(self) -> str:
-        """The bound that has ended the search, `trials` or `seconds`; empty where every config was tried."""
+        """The bound that has ended the search, `trials` or `seconds`; empty where nothing was left to try."""
         if len(self.trials) >= self._proposals.size:
             return ""
-        return "seconds" if self._is_over() else "trials"
+        if self._is_over():
+            return "seconds"
+        return "trials" if len(self.trials) >= self._limit.trials else ""
 
     def run(self) -> None:
         """Search until the limit or until nothing is left to try.

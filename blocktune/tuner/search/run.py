@@ -91,6 +91,7 @@ class Run(Generic[ProblemT, ConfigT]):
         self._objective = objective
         self._started = started
         self._interrupted = False
+        self._stopped_by_machine = False
         self._ended_by = ""
 
     def execute(self, limit: Limit, on_progress: OnProgress, tools: Tools[ConfigT]) -> TuningReport:
@@ -160,6 +161,9 @@ class Run(Generic[ProblemT, ConfigT]):
             if runner is None:
                 return self._predicted(trials)
             result = interrupted_verdict(trials, self._contenders.default)
+        self._stopped_by_machine = bool(search.stopped_by_machine) or any(
+            failure.transient for failure in result.failures.values()
+        )
         for config, failure in result.failures.items():
             failed = self._subject.trial(config, failure.outcome, error=failure.error)
             if not failure.transient:
@@ -193,9 +197,14 @@ class Run(Generic[ProblemT, ConfigT]):
             self._best(result.verdict.winner, Origin.MEASURED, trials),
             **result.columns(self._contenders.default, self._contenders.paper),
         )
-        # A run that was cut short does not replace a winner that won finals.
-        stored = (not self._interrupted or self._knowledge.incumbent is None) and self._recorder.set_best(best)
+        stored = self._may_be_stored() and self._recorder.set_best(best)
         return self._report(best, result.verdict.reason, stored=stored, trials=trials, finals=result.disturbance)
+
+    def _may_be_stored(self) -> bool:
+        """Return whether this run's winner may be kept: one that was cut short does not replace a winner of finals."""
+        if not self._subject.keeps_partial_winner:
+            return not (self._interrupted or self._stopped_by_machine)
+        return not self._interrupted or self._knowledge.incumbent is None
 
     def _predicted(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> TuningReport:
         predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}

@@ -11,7 +11,7 @@ from blocktune.db.records.records import Objective
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.measure.environment import measuring_environment
@@ -89,16 +89,9 @@ def tune_launch(
     )
     with Recorder(store) as recorder:
         make_proposals = partial(_proposals, options)
-        known = Knowledge.of(subject, store, all_rounds=options.exhaustive)
-        run = Run(
-            Knowledge.none(subject) if afresh else known,
-            recorder,
-            options.terms,
-            make_proposals,
-            options.objective,
-            started,
-        )
-        report = run.execute(_limit(call, options), on_progress, tools)
+        known = Knowledge.none(subject) if afresh else Knowledge.of(subject, store, all_rounds=options.exhaustive)
+        run = Run(known, recorder, options.terms, make_proposals, options.objective, started)
+        report = run.execute(_limit(call, options, known), on_progress, tools)
     rates = rates_of(call, report.best.config, report.best.time_us or 0.0, device)
     return replace(report, notes=(*report.notes, rates)) if rates else report
 
@@ -131,9 +124,13 @@ def _proposals(
     return Neighbourhood(listed, subject, most) if most else listed
 
 
-def _limit(call: Call, options: SearchOptions) -> Limit:
-    """Return when the search of a call stops: where nothing is bounded, after the list and what may be tried beyond."""
+def _limit(call: Call, options: SearchOptions, known: Knowledge[KernelProblem, UserConfig]) -> Limit:
+    """Return when the search of a call stops: where nothing is bounded, after the list and what may be tried beyond.
+
+    What is known of other lists counts as tried beyond this one, but takes no place in it.
+    """
     budget = options.budget
-    everything = len(call.configs) + call.settings.expand
+    listed_or_known = {*call.configs, *(trial.config for trial in known.trials)}
+    everything = max(len(call.configs) + call.settings.expand, len(listed_or_known))
     trials = everything if options.exhaustive or budget.trials is None else budget.trials
     return Limit(trials=trials, seconds=budget.seconds or _UNBOUNDED)

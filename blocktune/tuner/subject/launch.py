@@ -67,6 +67,11 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
     def meanwhile(self) -> str:
         return "calls take the first config of the list meanwhile"
 
+    @property
+    def keeps_partial_winner(self) -> bool:
+        """Never: a call takes any stored winner of its list for the end of a search."""
+        return False
+
     def source_hash(self, config: UserConfig) -> str | None:
         """Return the source of the kernel, of configs of no list only where the search goes beyond it."""
         is_searched = config in self.call.configs or self.call.settings.expand

@@ -48,6 +48,11 @@ class Subject(ABC, Generic[ProblemT, ConfigT]):
         """What calls do as long as there is no winner, as the end of a sentence."""
         return "attention falls back to PyTorch meanwhile"
 
+    @property
+    def keeps_partial_winner(self) -> bool:
+        """Whether the winner of a search that did not come to its end is stored, until the next one goes on from it."""
+        return True
+
     @abstractmethod
     def source_hash(self, config: ConfigT) -> str | None:
         """Return the digest of the source that a config is compiled from; None where the kernel is not searched."""

@@ -12,15 +12,20 @@ import torch
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.selection.ladder import Candidate, Rung
-from blocktune.kernels.tuned.fallback import KernelExplanation
+from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.kernels.tuned.call import Call
+from blocktune.kernels.tuned.config import UserConfig
+from blocktune.kernels.tuned.fallback import KernelExplanation, KernelWinner
+from blocktune.kernels.tuned.frozen import add_winner
 from blocktune.kernels.values.config import Origin
-from blocktune.kernels.values.errors import StoreError
+from blocktune.kernels.values.errors import BlocktuneError, StoreError
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.kept_study import IN_ORDER
+from blocktune.tuner.search.report import TuningReport
 from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
 from blocktune.tuner.subject.costs import NO_COSTS, rates_of
 from blocktune.tuner.tuned.known import choice_of
-from blocktune.tuner.tuned.results import Results
+from blocktune.tuner.tuned.results import Ending, Results
 from blocktune.tuner.turns.launches import with_configs
 from blocktune.tuner.turns.outputs import OutputCheck
 
@@ -45,11 +50,10 @@ def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanati
     Raises:
         UsageError: an argument cannot be restored.
         NoFeasibleConfigError: no config compiles and runs.
+        KeyboardInterrupt: interrupted; the trials are kept.
     """
     call, device = results.call, results.device
-    with _store(results) as store:
-        report = tune_launch(call, device, store, SearchOptions(sampler=IN_ORDER), machine=machine)
-        tried = replace(results, open_store=lambda: ResultStore.open(store.label)).known()
+    report, tried = _kept_search(results, machine)
     best = report.best
     rates = rates_of(call, best.config, best.time_us or 0.0, device)
     if rates == NO_COSTS:
@@ -73,15 +77,55 @@ def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanati
     )
 
 
-@contextmanager
-def _store(results: Results) -> Iterator[ResultStore]:
-    """Yield the store of a call's results; one that is forgotten, with a warning, where that is away."""
+def _kept_search(results: Results, machine: LaunchMachine) -> tuple[TuningReport, dict[UserConfig, Ending]]:
+    """Search in the user's store. Where that fails, search in a temporary one: this process keeps the winner, also for
+    other ranks, and a warning says why."""
+    call = results.call
     try:
-        store = results.open_store()
+        with _opened(results) as store:
+            return _search(results, store, machine)
     except StoreError as error:
-        logger.warning("The results of %s are not kept: %s", results.call.name, error)
-        with tempfile.TemporaryDirectory(prefix="blocktune-") as folder, ResultStore.open(Path(folder) / "x.db") as own:
-            yield own
-        return
-    with store:
+        logger.warning("The results of %s are not kept: %s", call.name, error)
+    with _temporary_store() as store:
+        report, tried = _search(results, store, machine)
+    add_winner((results.device.key, call.name, call.source_hash), _winner(call, report))
+    return report, tried
+
+
+@contextmanager
+def _temporary_store() -> Iterator[ResultStore]:
+    """Yield a store that is forgotten."""
+    with tempfile.TemporaryDirectory(prefix="blocktune-") as folder, ResultStore.open(Path(folder) / "x.db") as store:
         yield store
+
+
+def _opened(results: Results) -> ResultStore:
+    """Return the store of a call's results.
+
+    Raises:
+        StoreError: it cannot be opened, whatever the reason, such as a BLOCKTUNE_DB that names a results file.
+    """
+    try:
+        return results.open_store()
+    except BlocktuneError as error:
+        raise StoreError(str(error)) from error
+
+
+def _search(
+    results: Results, store: ResultStore, machine: LaunchMachine
+) -> tuple[TuningReport, dict[UserConfig, Ending]]:
+    """Search, and return the report and how every config ended.
+
+    Raises:
+        StoreError: the store does not answer, or does not take the results.
+        KeyboardInterrupt: interrupted; the best so far is no winner.
+    """
+    report = tune_launch(results.call, results.device, store, SearchOptions(sampler=IN_ORDER), machine=machine)
+    if report.interrupted:
+        raise KeyboardInterrupt
+    return report, replace(results, open_store=lambda: ResultStore.open(store.target)).known()
+
+
+def _winner(call: Call, report: TuningReport) -> KernelWinner:
+    best = report.best
+    return TunedConfig(shape=call.listed_problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)

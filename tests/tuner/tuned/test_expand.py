@@ -1,6 +1,9 @@
 """A search around the listed configs: what is faster is found, what computes something else is not taken."""
 
+import json
+import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,10 +11,14 @@ import torch
 import triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.tuned.frozen import known_rows
+from blocktune.kernels.tuned.kernel import forget_choices
+from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.tuner.subject.neighbours import further_neighbours, neighbours, with_capped_registers
+from blocktune.tuner.tuned import tune_call
 from blocktune.tuner.tuned.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
@@ -121,6 +128,76 @@ def test_equal_code_is_not_measured_again(gpu: FakeGpu) -> None:
     kernel[grid](torch.ones(1000), 1000, 2.0)
     assert {launch.num_stages for launch in gpu.timed} == {3}
     assert len({launch.num_warps for launch in gpu.timed}) > 2
+
+
+@pytest.mark.parametrize("method", ["put_all", "trials", "best"])
+def test_a_store_that_fails_during_a_search_costs_a_warning(
+    method: str, gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = getattr(ResultStore, method)
+
+    def fail(store: ResultStore, *arguments: Any, **options: Any) -> Any:
+        if store.target.path == path:
+            raise StoreError("no answer")
+        return answer(store, *arguments, **options)
+
+    monkeypatch.setattr(ResultStore, method, fail)
+    gpu.effect = doubling
+    kernel, x = decorated(expand=True), torch.ones(1000)
+    with caplog.at_level(logging.WARNING, "blocktune"):
+        kernel[grid](x, 1000, 2.0)
+    assert torch.equal(x, torch.full((1000,), 2.0))
+    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
+    assert "are not kept" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["/dev/null/x.db", "winners.json"])
+def test_without_a_store_the_process_keeps_the_winner(
+    place: str, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = replace(tune_call.machine(), open_store=lambda: ResultStore.open(place))
+    monkeypatch.setattr(tune_call, "machine", lambda: away)
+    gpu.effect = doubling
+    kernel = decorated(expand=True)
+    with caplog.at_level(logging.WARNING, "blocktune"):
+        kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert "are not kept" in caplog.text
+    (row,) = known_rows(H200)  # which is what other ranks are sent
+    assert json.loads(row["config"])["BLOCK"] == 256
+    gpu.timed.clear()
+    forget_choices()
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert not gpu.timed
+
+
+def test_reasons_are_read_from_a_store_whose_label_hides_a_password(
+    gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ResultStore, "label", "postgresql://user:***@host/results")
+    gpu.effect = wrong_with_one_warp
+    kernel = decorated(expand=True)
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    (choice,) = kernel.kernel.choices.values()
+    assert choice.dropped
+
+
+def test_an_interrupted_search_interrupts_the_call(gpu: FakeGpu, path: Path) -> None:
+    find_time_us = gpu.time_us
+
+    def interrupted(launch: Launch) -> float:
+        if launch.num_warps == 1:
+            raise KeyboardInterrupt
+        return find_time_us(launch)
+
+    gpu.effect, gpu.time_us = doubling, interrupted
+    kernel = decorated(expand=True)
+    with pytest.raises(KeyboardInterrupt):
+        kernel[grid](torch.ones(1000), 1000, 2.0)
+    with ResultStore.open(path) as store:
+        assert store.kernel_bests() == []
+    gpu.time_us = find_time_us
+    kernel[grid](torch.ones(1000), 1000, 2.0)
+    assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
 
 
 def found_around(config: UserConfig, *listed: UserConfig) -> list[dict[str, Any]]:
