@@ -144,7 +144,7 @@ def transformers_attention(
     if causal and key.shape[2] > queries:  # the first call with a static cache: what follows is not written yet
         key, value = key[:, :, :queries], value[:, :, :queries]
     left = UNLIMITED if attention_mask is not None else _left_side(sliding_window)
-    is_windowed = UNLIMITED < left < key.shape[2] - 1
+    is_windowed = UNLIMITED < left < (queries if causal else key.shape[2]) - 1  # which begins at the upper left
     if softcap is None and s_aux is None and not is_windowed:
         shared = bool(query.shape[1] != key.shape[1])
         options: dict[str, Any] = {"is_causal": causal, "scale": scaling, "enable_gqa": shared}

@@ -104,13 +104,15 @@ def masked_attention(
     group, wide = query.shape[1] // key.shape[1], torch.promote_types(query.dtype, torch.float32)
     wide_key, wide_value = (tensor.to(wide).repeat_interleave(group, 1) for tensor in (key, value))
     scores = query.to(wide) @ wide_key.mT * scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
+    if softcap:  # of what is seen: no gradient of zero undoes the derivative of a NaN
+        scores = softcap * (torch.where(seen, scores, 0.0) / softcap).tanh()
     if bias is not None:
         scores = scores + bias
     scores = torch.where(seen, scores, float("-inf"))
-    lse = torch.logsumexp(scores, -1)
-    probabilities = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
+    blind = scores.isneginf().all(-1, keepdim=True)
+    scores = scores.masked_fill(blind, 0.0)  # the gradient of -inf minus -inf is no number
+    lse = torch.logsumexp(scores, -1).masked_fill(blind[..., 0], float("-inf"))
+    probabilities = scores.softmax(-1).masked_fill(blind, 0.0)
     anyone = seen.expand(scores.shape).any(-2)  # 0 * NaN is NaN: a value that no query sees counts as 0
     clean = torch.where(anyone[..., None], wide_value, 0.0)
     return (probabilities @ clean).to(query.dtype), lse
@@ -148,8 +150,8 @@ def _attend_packed(query: Tensor, key: Tensor, value: Tensor, call: Call) -> tup
     distance = _distance(padded.shape[2], keys.shape[2], lengths_k - lengths_q, call.causal)
     seen, slopes = _visible(distance, lengths_k, call), extras.alibi_slopes
     bias = None if slopes is None else -slopes.to(wide)[..., None, None] * distance.abs()[:, None]
-    seen = seen[:, None]
-    out, lse = masked_attention(padded, keys, values, seen, call.scale, softcap=extras.softcap, bias=bias)
+    seen = seen & (torch.arange(padded.shape[2], device=query.device)[:, None] < lengths_q)
+    out, lse = masked_attention(padded, keys, values, seen[:, None], call.scale, softcap=extras.softcap, bias=bias)
     rows, sums = (_unpad(tensor, bounds_q, query.shape[2]) for tensor in (out, lse[..., None]))
     inside = (torch.arange(query.shape[2], device=query.device) < bounds_q[-1])[:, None]
     return torch.where(inside, rows, 0.0)[None], torch.where(inside, sums, float("-inf"))[..., 0]

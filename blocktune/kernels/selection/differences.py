@@ -38,7 +38,8 @@ _SHORT_UNIT = 2.0**-5
 """The rounding error of 8-bit probabilities."""
 
 _LARGEST_SIZE = 2.0**20
-"""Of scores whose gradients are compared: the Hopper backward knows no probabilities of scores above 2^22."""
+"""Of scores whose gradients are compared: the Hopper backward knows no probabilities of scores above 2^22. Nor does a
+row of masked keys have one weight for all then: they count as -2^50, next to which float32 keeps scores of 2^26."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample
     is_short = shape.dtype == FP8 or shape.features.is_short
     bound = error + (2.0**-3 if is_short else 0.0) + sample.lse.abs() * 2.0**-20
     empty = sample.lse.isneginf()
+    coded = (sample.lse < -1e37) & (sample.size[:, 0] > _LARGEST_SIZE)
+    bound = bound.masked_fill(coded, float("inf"))  # which says how many masked keys count
     # -inf stands for a row without keys, which is compared as a number that no other row has
     found = torch.where(empty & own[sample.places].isneginf(), 0.0, own[sample.places].double())
     return Difference(found, sample.lse.masked_fill(empty, 0.0), bound.masked_fill(empty, 1e-30))

@@ -144,7 +144,8 @@ def _sample(
     queries = query[sequence.entry, head, places].double()
     if extras.scale_q is not None:
         queries = queries * _of_head(extras.scale_q, sequence.number, head).double()
-    scores, size, derivative = _scores(shape, extras, sequence, head, rows, keys.products(queries) * scale)
+    products, terms = keys.products(queries) * scale, keys.products(queries.abs(), torch.abs) * abs(scale)
+    scores, size, derivative = _scores(shape, extras, sequence, head, rows, products, terms)
     lse = _log_sum_exp(scores)
     blind = lse.isneginf()[:, None]
     weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
@@ -188,11 +189,12 @@ def _of_head(values: Tensor, number: int, head: int) -> Tensor:
 
 
 def _scores(
-    shape: AttentionShape, extras: Extras, sequence: Sequence, head: int, rows: Tensor, scores: Tensor
+    shape: AttentionShape, extras: Extras, sequence: Sequence, head: int, rows: Tensor, scores: Tensor, size: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the final scores of rows, given the scaled products; their size; and the soft cap's derivative."""
+    """Return the final scores of rows, given the scaled products and the magnitudes that these add up; their size; and
+    the soft cap's derivative."""
     distance = _distance(shape, sequence, rows, scores.shape[1])
-    size, derivative = scores.abs(), torch.ones_like(scores)
+    derivative = torch.ones_like(scores)
     if shape.features.softcap:
         bent = (scores / extras.softcap).tanh()
         scores, derivative = extras.softcap * bent, 1 - bent * bent

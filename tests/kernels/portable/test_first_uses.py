@@ -71,6 +71,16 @@ def test_rows_that_finite_numbers_hide(hidden: float) -> None:
 
 
 @runs
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 1e4), ("float32", 1e5)])
+def test_scores_that_are_much_less_than_what_they_add_up(dtype: str, size: float) -> None:
+    """And masked rows next to whose -2^50 such scores count."""
+    shape = shape_of("additive", dtype=dtype, causal=Causal.UPPER_LEFT)
+    q, k, v = tensors(shape)
+    mask = masked_rows(70, 90, torch.finfo(torch.float32).min, torch.float32, device=DEVICE)
+    check(shape, Extras(mask=mask), [q * size, k * size, v])
+
+
+@runs
 def test_packed_sequences() -> None:
     shape = shape_of("varlen window=20:9", dtype="float16", batch=4, seqlen_q=40, seqlen_k=70)
     qkv, extras = packed(shape, (0, 40, 3, 17), (10, 70, 0, 33))

@@ -43,6 +43,16 @@ def test_float32_scores_may_be_large() -> None:
     assert compared("out", wrong, score_size=torch.full((1, 1, 8, 1), 1e6), **options).is_right
 
 
+def test_a_gradient_is_as_wrong_as_the_exponential_of_a_score() -> None:
+    options = {"truth": TRUTH, "theirs": TRUTH, "magnitude": TRUTH.abs(), "dtype": torch.float16, "poisoned": False}
+    wrong, lost = changed(TRUTH[0, 0, 3, 0].item() * 5.0), changed(INF)
+    for size, lets_wrong, lets_lost in ((2e6, False, False), (4e6, True, False), (1e8, True, True)):
+        sizes = torch.full((1, 1, 8, 1), size)
+        assert compared("k", wrong, score_size=sizes, **options).is_right == lets_wrong
+        assert compared("k", lost, score_size=sizes, **options).is_right == lets_lost
+        assert not compared("out", lost, score_size=sizes, **options).is_right
+
+
 @pytest.mark.parametrize("value", [NAN, INF, -INF])
 def test_what_is_lost_is_seen(value: float) -> None:
     found = judged(changed(value))

@@ -82,7 +82,7 @@ def transformers_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
         seen, bias = _seen_and_bias(mask, case)
         if mask is None and query.shape[2] > 1 and case.kind.causal:  # from the upper left
             rows, keys = (torch.arange(tensor.shape[2], device=tensor.device) for tensor in (query, key))
-            seen = (keys <= rows[:, None]) & (keys > rows[:, None] - (sliding or key.shape[2]))
+            seen = (keys <= rows[:, None]) & (keys > rows[:, None] - (sliding or query.shape[2]))
         elif mask is None and sliding is not None:
             seen = distances(query.shape[2], key.shape[2], query.device) > -sliding
         return Problem(query, key, value, scale_of(case), seen, bias, case.softcap, inputs.sinks)

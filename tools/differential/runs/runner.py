@@ -18,7 +18,7 @@ from tools.differential.cases.enums import CAPTURED, COMPILED, Mode, Values
 from tools.differential.cases.tensors import Inputs, inputs_of
 from tools.differential.runs.circumstances import called, entered, leaves_of
 from tools.differential.truth.bounds import Comparison, compared
-from tools.differential.truth.oracle import Problem, truth_of
+from tools.differential.truth.oracle import Problem, attention, truth_of
 from tools.differential.truth.refusals import refusal
 from tools.differential.truth.verdict import Verdict
 
@@ -149,7 +149,7 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
     truth = truth_of(problem, grad)
     theirs, wider = _theirs(case, inputs, calls, problem, grad)
     told = _differences(case, inputs, results, theirs)
-    poisoned = case.values in (Values.INF, Values.NAN) or bool(case.stray)
+    poisoned = is_poisoned(case)
     names = ["out", *"qkv", *(name for name in "as" if name in needed)]
     comparisons = []
     chosen = ["out", *needed]
@@ -175,11 +175,16 @@ def _judged(case: Case, inputs: Inputs, calls: Calls, results: list[tuple[Tensor
     return Outcome(Verdict.RIGHT if right else Verdict.WRONG, told, (), tuple(comparisons))
 
 
+def is_poisoned(case: Case) -> bool:
+    """Whether an input is not finite."""
+    return case.values in (Values.INF, Values.NAN) or bool(case.stray)
+
+
 def _theirs(
     case: Case, inputs: Inputs, calls: Calls, problem: Problem, grad: Tensor | None
 ) -> tuple[list[Tensor], Tensor | None]:
     """PyTorch's output and gradients of query, key and value in the type, and the definition's output in float32 where
-    PyTorch's is not finite."""
+    PyTorch's is not finite. What hidden NaN leave of PyTorch's says nothing of its error."""
     views = inputs.query.tensor, inputs.key.tensor, inputs.value.tensor
     leaves = [view.detach().requires_grad_(grad is not None) for view in views]
     with computed_in_the_type():
@@ -195,8 +200,11 @@ def _theirs(
         wide = in_type(case, calls.problem(*leaves).wide(torch.float32))
         theirs += torch.autograd.grad(wide, inputs.wanted, grad.float(), materialize_grads=True)
     wider = None
-    if problem.query.dtype is not torch.float32 and not bool(out.isfinite().all()):
-        wider = in_type(case, problem.to(torch.float32)).to(problem.query.dtype)
+    if not bool(out.isfinite().all()):
+        if is_poisoned(case):
+            wider = attention(problem.to(torch.float32)).detach().to(problem.query.dtype)
+        elif problem.query.dtype is not torch.float32:
+            wider = in_type(case, problem.to(torch.float32)).to(problem.query.dtype)
     return theirs, wider
 
 

@@ -14,7 +14,8 @@ make the element: rounding probabilities and results to the type (a relative eps
 eps * M, so c is 2 for the output, and 4 for gradients, whose terms are products of two rounded factors. It is 1 for
 gradients of ALiBi's slopes (a) and sinks (s): sums of many terms, of which one factor is rounded. S is the size
 of the terms in the row's scores: they are summed in float32, and an error of a score is a relative error of its
-probability.
+probability. Gradients are made of exp(score - log-sum-exp), which nothing divides by its sum: there the factor of M is
+exp(8 * 2^-24 * S) - 1, the same for small errors. Where that bound is beyond the type, an infinity is within it.
 
 Where a value is not finite:
 
@@ -40,6 +41,8 @@ UNITS = {"out": 2.0, "a": 1.0, "s": 1.0}
 """Of tensors other than query, key and value."""
 
 SCORE_UNITS = 8.0 * 2.0**-24
+MOST = 700.0
+"""An exponent of float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ def compared(
     known = right & theirs.isfinite()
     units = UNITS.get(name, GRADIENT_UNITS) * torch.finfo(dtype).eps
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-    floor = (units + SCORE_UNITS * score_size) * magnitude + tiny
+    of_scores = SCORE_UNITS * torch.as_tensor(score_size, dtype=torch.float64, device=magnitude.device)
+    floor = (units + (of_scores if is_output else of_scores.clamp(max=MOST).expm1())) * magnitude + tiny
     own = _largest(theirs - truth, known)
     if is_output and wider is not None:
         judged = right
@@ -94,7 +98,7 @@ def compared(
     bound = FACTOR * own + floor
     ours = _with_edges(ours, truth, bound, dtype)
     present = ours.isfinite()
-    lost = judged & ~present
+    lost = judged & ~present & (bound < torch.finfo(dtype).max)
     if poisoned:
         lost = lost & known
         judged = right if is_output else known

@@ -6,7 +6,7 @@ from blocktune.kernels.hopper.biases.arguments import mask_code
 from blocktune.kernels.hopper.forward.device_kernel import SIZES
 from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.features import UNLIMITED
+from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 ROWS = 64
@@ -137,15 +137,17 @@ def heads_together(config: KernelConfig, shape: AttentionShape) -> int:
 
 def mask_constants(block_n: int, shape: AttentionShape) -> dict[str, bool]:
     """Return which masks there are. A row that sees its last key at most needs no check of the end of the keys, nor
-    does one with a mask tensor, which is laid out with hidden keys beyond it."""
+    does one with a boolean mask, which is laid out with hidden keys beyond it. Added to the NaN that an infinite query
+    makes of no key, -inf hides nothing."""
     varlen, (right, left) = shape.features.varlen, bounds_of(shape)
     has_diagonal = (right, left) != (None, None) or shape.features.alibi
     lower_right = varlen and shape.causal is not Causal.UPPER_LEFT and has_diagonal
     last_seen = 0 if lower_right else shape.seqlen_k - shape.seqlen_q
     inside = right is not None and right <= last_seen and (lower_right or not varlen)
+    is_laid_out = shape.features.mask is MaskKind.BOOLEAN
     starts_a_block = right is None or (right >= 0 and right % block_n == 0)
     return {
-        "RAGGED": (varlen or (shape.seqlen_k % block_n != 0 and not mask_code(shape))) and not inside,
+        "RAGGED": (varlen or (shape.seqlen_k % block_n != 0 and not is_laid_out)) and not inside,
         "RIGHT": right is not None,
         "LEFT": left is not None,
         "LOWER_RIGHT": lower_right,

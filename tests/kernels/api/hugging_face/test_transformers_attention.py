@@ -267,13 +267,13 @@ def test_the_keyword_outranks_the_module() -> None:
     assert taken.is_contiguous()
 
 
-@pytest.mark.parametrize("queries", [1, 9])
-def test_a_window_without_a_mask_is_kept(queries: int) -> None:
+@pytest.mark.parametrize(("queries", "keys", "window"), [(1, 9, 3), (9, 9, 3), (9, 5, 6)])
+def test_a_window_without_a_mask_is_kept(queries: int, keys: int, window: int) -> None:
     module: Any = SimpleNamespace(is_causal=True)
-    query, key, value = qkv(queries, 9)
-    pairs = torch.ones(9, 9, dtype=torch.bool).tril().triu(-2)[-queries:]
+    query, key, value = qkv(queries, keys)
+    pairs = torch.ones(9, keys, dtype=torch.bool).tril().triu(1 - window)[-queries:]
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, pairs, enable_gqa=True)
-    taken, _ = transformers_attention(module, query, key, value, None, sliding_window=3)
+    taken, _ = transformers_attention(module, query, key, value, None, sliding_window=window)
     torch.testing.assert_close(taken, wanted.transpose(1, 2))
 
 

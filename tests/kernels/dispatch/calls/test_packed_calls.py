@@ -146,3 +146,25 @@ def test_the_mathematics_in_a_captured_graph_reads_no_bounds_on_the_host(
     monkeypatch.setattr(torch.Tensor, "tolist", None)
     for found, right in zip(results(), wanted, strict=True):
         torch.testing.assert_close(found, right)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 0.05])
+@pytest.mark.parametrize("place", range(3))
+def test_infinite_numbers_spoil_no_more_in_a_captured_graph(
+    place: int, softcap: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are padded to the longest sequence there: 0 * inf is no number."""
+    bounds = {name: torch.tensor([0, 9, 32], dtype=torch.int32) for name in ("cu_seqlens_q", "cu_seqlens_k")}
+    tensors = [torch.randn(1, 2, 32, 8) for _ in range(3)]
+    tensors[place][0, 0, 20, 3], tensors[place][0, 1, 5, 2] = float("inf"), float("-inf")
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+
+    def results() -> list[torch.Tensor]:
+        call = Call.of(causal=Causal.LOWER_RIGHT, scale=0.3, softcap=softcap, lengths=(2, 23, 23), **bounds)
+        out, _ = mathematics(*leaves, call, lse=False)
+        return [out, *torch.autograd.grad(out, leaves, torch.ones_like(out))]
+
+    eager = results()
+    monkeypatch.setattr(torch_math, "is_capturing", lambda query: True)
+    for found, right in zip(results(), eager, strict=True):
+        assert not (right.isfinite() & ~found.isfinite()).any()

@@ -213,3 +213,19 @@ def test_a_maximum_that_outgrows_the_scale_of_rows_under_an_additive_mask(head_d
     out, _ = run_any(problem, [q, k, v], extras_of(problem, mask=torch.zeros(1, 1, 64, 512).half()))
     wanted = v[:, :, :256].float().mean(2, keepdim=True).expand_as(out)
     assert (out.float() - wanted).norm() <= TOLERANCE * wanted.norm()
+
+
+@pytest.mark.parametrize("features", ["", "boolean", "additive", "additive dropout"])
+@pytest.mark.parametrize("seqlen_k", [1, 100, 128])
+def test_an_infinite_query_whose_scores_are_all_minus_infinity_sees_no_key(features: str, seqlen_k: int) -> None:
+    """Keys after the last one are zeros, of which it makes NaN."""
+    problem = shape_of(4, seqlen_k, features=features)
+    q, k, v = tensors(problem)
+    k[..., 3] = k[..., 3].abs() + 0.5
+    q[:, :, 1, 3] = float("-inf")
+    mask = torch.zeros(1, 1, 4, seqlen_k).half()
+    masks = {MaskKind.NONE: None, MaskKind.BOOLEAN: mask == 0, MaskKind.ADDITIVE: mask}
+    out, lse = run_any(problem, [q, k, v], extras_of(problem, mask=masks[problem.features.mask]))
+    assert not out[:, :, 1].any()
+    assert torch.equal(lse.isneginf(), (torch.arange(4) == 1).expand(lse.shape))
+    assert out.isfinite().all()
