@@ -96,7 +96,7 @@ def expert_config_file(folder: Path, device_name: str) -> Path:
     """Write the winners of this process by number of tokens, under the name that vLLM and SGLang look for."""
     winners = {}
     for problem, choice in grouped_matmul_kernel.kernel.choices.items():
-        config = choice.config
+        config = choice.launched
         options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         winners[str(dict(problem.arguments)["tokens"])] = {**config.kwargs, **options}
     path = folder / f"E={EXPERTS},N={COLUMNS},device_name={device_name.replace(' ', '_')}.json"
