@@ -11,6 +11,7 @@ import triton
 import blocktune
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.db.store import ResultStore
+from blocktune.kernels.files import variables
 from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.tuned import summary
 from blocktune.kernels.tuned.config import KernelProblem
@@ -150,6 +151,7 @@ def test_strict_refuses_to_tune(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -
 def test_an_environment_that_is_neither_strict_nor_not_is_named_and_ends_no_launch(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(variables, "_warned", set())  # another test may have met the same value
     monkeypatch.setenv("BLOCKTUNE_STRICT", "ture")
     decorated()[grid](torch.ones(1000), 1000, 2.0)
     assert gpu.launches
