@@ -23,8 +23,8 @@ from blocktune.db.records.rows import (
     best_of,
     repeated_config,
     repeated_shape,
-    served_documents,
     trial_of,
+    view_documents,
     whole_device,
     whole_environment,
 )
@@ -170,7 +170,7 @@ class _Work:
         if isinstance(record.shape, AttentionShape):
             self.kernel_names[row["kernel_id"]] = record.config.kernel
         if table == "best":
-            served = served_checksum(record, served_documents(found))
+            served = served_checksum(record, view_documents(found))
             if found.served_checksum != served:
                 self._write(table, row["id"], "served_checksum", served.encode())
         return True

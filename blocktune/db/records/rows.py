@@ -206,11 +206,11 @@ def whole_best(row: BestRow) -> AnyBest:
     best = best_of(row)
     _require_repeated(row.kernel, {"name": best.config.kernel})
     if row.checksum is not None:
-        _require_repeated(row, {"served_checksum": served_checksum(best, served_documents(row))})
+        _require_repeated(row, {"served_checksum": served_checksum(best, view_documents(row))})
     return best
 
 
-def served_documents(row: BestRow | LinkedRow) -> dict[str, str]:
+def view_documents(row: BestRow | LinkedRow) -> dict[str, str]:
     """Return the texts of a winner's row that the view `dispatch` repeats, as they were written."""
     return {"shape": row.shape.document, "config": row.config.document}
 

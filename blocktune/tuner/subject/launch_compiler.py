@@ -74,6 +74,5 @@ def _code_here(call: Call, config: UserConfig) -> Compiled:
     try:
         found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})
     except Exception as error:  # compilers raise what they like
-        failed = failure_of(error)
-        return Compiled(outcome=Outcome(failed["outcome"]), error=failed["error"], transient=failed["transient"])
+        return Compiled.of_answer(failure_of(error) | {"seconds": 0.0})
     return Compiled(outcome=Outcome.OK, resources=resources_of(found))

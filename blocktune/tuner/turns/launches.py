@@ -56,7 +56,7 @@ class ConfigLaunch(HookedLaunch):
 class OwnLaunches:
     """Times configs on the arguments of the call.
 
-    call: may be replaced by one with further configs. failures: why a config does not run.
+    failures: why a config does not run.
 
     Args:
         call: the call.

@@ -1,4 +1,4 @@
-"""`@remembered` above a function of compiled code: it runs only where nobody has seen what it returns for this code.
+"""`@remembered` above a function of compiled code: it runs only where its result for this code is not known.
 
 `pytest --compile-facts=write` adds what a run asked for to the file of facts, `--compile-facts=check` compiles whatever
 is asked and compares it with the file. With `--tenth` a tenth of the facts is compared in any case.

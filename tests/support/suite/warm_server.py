@@ -17,7 +17,7 @@ LARGEST = 1 << 20
 
 
 def serve(requests: socket.socket) -> dict[str, Any] | None:
-    """Return in every forked process with what it is to run, and with None when nobody asks any longer."""
+    """Return in every forked process with what it is to run, and with None when the client has closed."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
         message, files, _, _ = socket.recv_fds(requests, LARGEST, 3)
@@ -39,7 +39,7 @@ def _is_program(answers: int, out: int, err: int) -> bool:
     if (child := os.fork()) != 0:
         told.send(str(child).encode())
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        with contextlib.suppress(BrokenPipeError):  # nobody waits any longer
+        with contextlib.suppress(BrokenPipeError):  # the client has closed
             told.send(str(status).encode())
         os._exit(0)
     told.close()
