@@ -35,6 +35,10 @@ def fake_call(effect: Callable[..., None], **arguments: Tensor) -> Call:
         post_hook=no_hook,
         arg_names=list(arguments),
         user_defined_pre_hook=True,
+        num_warmups=None,
+        num_reps=None,
+        use_cuda_graph=False,
+        _do_bench=None,
     )
     function: Any = None
     return Call(

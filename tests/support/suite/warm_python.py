@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-SERVER = "tests.support.suite.warm_server"
+SERVER = Path(__file__).with_name("warm_server.py")
 LONGEST = 100
 """More than the characters of an answer."""
 
@@ -76,9 +76,9 @@ def _server(interpret: str, path: str) -> socket.socket:
     environment = os.environ | {"TRITON_INTERPRET": interpret, "PYTHONPATH": path}
     if not interpret:
         del environment["TRITON_INTERPRET"]
-    command = [sys.executable, "-P", "-m", SERVER, str(theirs.fileno())]
+    command = [sys.executable, "-P", str(SERVER), str(theirs.fileno())]
     with theirs:
-        server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[3])
+        server = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()])
     atexit.register(_stop, ours, server)
     return ours
 

@@ -1,6 +1,7 @@
 """The tables and pictures of the README and the documents are what the code makes of the measured files."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -196,7 +197,8 @@ def test_the_command_fills_the_blocks_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("a\n<!-- results a.bench.json -->\nold\n<!-- /results -->\nb\n")
     (tmp_path / "docs" / "benchmarks" / "a.bench.svg").touch()
     (tmp_path / "docs" / "benchmarks" / "page.md").write_text("<!-- results b.bench.json -->\nold\n<!-- /results -->\n")
-    subprocess.run([sys.executable, "-P", "-m", "tools.pages.pages"], cwd=tmp_path, check=True)
+    command = [sys.executable, "-P", "-m", "tools.pages.pages"]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, check=True)
     readme = (tmp_path / "README.md").read_text()
     assert (
         readme
