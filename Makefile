@@ -3,7 +3,7 @@
 # make test-all     the same, and many more cases of the same kinds
 # make test-nightly test-all and test-newest, with all code compiled: the night's part of continuous integration
 # make width-test   every kernel at every pair of head dimensions, compiled for four architectures: hours
-# make test-newest  the tests of kernels and tuner again, under the newest Triton; TENTH=3 leaves the first case of each
+# make test-newest  the tests of kernels, runtime and tuner again, under the newest Triton; TENTH=3 leaves the first case of each
 #                   test, and that tenth
 # make test-costs   the list of cases that take many processor seconds, which `make test` leaves to the night
 # make compile-facts what compile tests found, in tests/data, so that only kernels that change are compiled again
@@ -46,7 +46,7 @@ LOWEST := .venv-lowest
 COMMANDS := tests/cli/test_every_command.py
 # The other files are not read in vain.
 INTERPRETED := $(shell grep -rl --include='test_*.py' mark.interpreted tests)
-ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/tuner)
+ASKS_TRITON := $(shell grep -rLE --include='test_*.py' '^pytestmark = .*mark\.triton_free' tests/kernels tests/runtime tests/tuner)
 WITH_NEWEST := PYTHONPATH=$(CURDIR)/$(NEWEST)
 PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
 
@@ -100,8 +100,8 @@ test-costs: $(VENV)/.installed-test
 	$(PARALLEL) --costs -m "not gpu and not cluster and not exhaustive"
 
 compile-facts: $(VENV)/.installed-test $(NEWEST)/.installed
-	$(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu" tests/kernels tests/tuner
-	$(WITH_NEWEST) $(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu and not exhaustive" tests/kernels tests/tuner
+	$(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu" tests/kernels tests/runtime tests/tuner
+	$(WITH_NEWEST) $(PARALLEL) --compile-facts write -m "compiles_kernels and not gpu and not exhaustive" tests/kernels tests/runtime tests/tuner
 
 test-pair: BIN := $(PAIR)/bin
 test-pair: $(PAIR)/.installed
@@ -113,7 +113,7 @@ test-lowest: $(LOWEST)/.installed
 	$(PARALLEL) -m "not gpu and not exhaustive" tests/cli/test_main.py tests/cli/output tests/cli/results $(COMMANDS)
 
 test-transformers: $(VENV)/.installed-test
-	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/kernels/api/hugging_face/test_transformers_families.py
+	BLOCKTUNE_FAMILIES=all $(PARALLEL) tests/runtime/api/hugging_face/test_transformers_families.py
 
 gpu-test: $(VENV)/.installed-test
 	$(PYTEST) -m gpu $(if $(RECORD),--record $(RECORD).gpu-tests.json --record-costs $(RECORD).host-cost.json)

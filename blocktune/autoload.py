@@ -30,7 +30,7 @@ def install_by_environment() -> None:
 
 
 def _install() -> None:
-    from blocktune.kernels.tuned.settings import Settings
-    from blocktune.tuner.tuned.install import install_without_compiler
+    from blocktune.runtime.autotuned.settings import Settings
+    from blocktune.tuner.drop_in.install import install_without_compiler
 
     install_without_compiler(only=(), without=(), settings=Settings(), frozen=None)

@@ -8,7 +8,7 @@ replace_sdpa_flash()  # torch.nn.functional.scaled_dot_product_attention, where 
 restore_sdpa_flash()
 """
 
-from blocktune.kernels.api.hugging_face import register_with_transformers
-from blocktune.kernels.api.sdpa_override import replace_sdpa_flash, restore_sdpa_flash
+from blocktune.runtime.api.hugging_face import register_with_transformers
+from blocktune.runtime.api.sdpa_override import replace_sdpa_flash, restore_sdpa_flash
 
 __all__ = ["register_with_transformers", "replace_sdpa_flash", "restore_sdpa_flash"]

@@ -28,7 +28,7 @@ def offences(source: str) -> list[str]:
     return found
 
 
-WRITTEN_HERE = {"kernels/tuned/call_key.py": ["eval"]}
+WRITTEN_HERE = {"runtime/autotuned/call_key.py": ["eval"]}
 """A tuple of places of arguments, which that file puts together from numbers and its own words: no name or value of a
 call is in it."""
 
@@ -60,7 +60,9 @@ OWN_CLASSES = re.compile(r"^(ResultStore|StreamedStore|StoreTail|Nvml)\.open$|\(
 
 OTHER_DOORS: dict[str, dict[str, str]] = {
     "__init__.py": {"Path(__file__).with_suffix('.pyi').read_text": "the stub next to it"},
-    "kernels/stored/store_file.py": {"sqlite3.connect": "SQLite reads its own file, whose kind `_require_file` checks"},
+    "runtime/store_reader/store_file.py": {
+        "sqlite3.connect": "SQLite reads its own file, whose kind `_require_file` checks"
+    },
     "db/tables/sqlite_file.py": {"sqlite3.connect": "SQLite reads its own file, whose kind `connect` checks"},
     "db/recovery/salvage.py": {"sqlite3.connect": "a database in memory"},
     "db/recovery/drill.py": {"sqlite3.connect": "copies of its own"},
@@ -73,10 +75,10 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
     "tuner/jitted/forked_worker.py": {"os.open": "/dev/null"},
     "tuner/measure/environment.py": {"run_path": "a file of PyTorch's"},
     "tuner/measure/telemetry.py": {"(path / f'gpu-{name}.lock').open": "a lock of its own"},
-    "tuner/tuned/node_lock.py": {
+    "tuner/drop_in/node_lock.py": {
         "(path / f'tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock').open": "a lock of its own"
     },
-    "tuner/turns/arguments.py": {"(folder / description['file']).read_bytes": "tensors of its parent, of any size"},
+    "tuner/launches/arguments.py": {"(folder / description['file']).read_bytes": "tensors of its parent, of any size"},
     "cli/main.py": {"os.open": "/dev/null"},
     "cli/output/render.py": {"os.open": "/dev/null"},
 }
@@ -112,7 +114,7 @@ WHOLE_ENVIRONMENTS = {
     "tuner/profile/nsight_compute.py": "for a child",
     "kernels/files/variables.py": "the one reader",
     "kernels/files/line_file.py": "XDG_STATE_HOME",
-    "kernels/stored/places.py": "XDG_DATA_HOME",
+    "runtime/store_reader/places.py": "XDG_DATA_HOME",
     "cli/output/progress.py": "TERM",
     "cli/output/progress_jobs.py": "TERM",
     "cli/output/render.py": "COLUMNS",

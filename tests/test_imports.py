@@ -45,7 +45,7 @@ def test_an_autotuned_kernel_needs_no_kernel_of_attention() -> None:
     """A process whose winners are stored imports what looks them up, and nothing that computes attention."""
     code = "import blocktune, sys; blocktune.install(); print([name for name in sys.modules if 'blocktune' in name])"
     loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "blocktune.kernels.tuned.fallback" in loaded
+    assert "blocktune.runtime.autotuned.fallback" in loaded
     assert "blocktune.kernels.portable" not in loaded
     assert "blocktune.kernels.hopper" not in loaded
 

@@ -1,4 +1,4 @@
-"""A room imports only from rooms to its left: kernels <- db <- tuner <- cli. So do the folders in a room."""
+"""A room imports only from rooms to its left: kernels <- runtime <- db <- tuner <- cli. So do the folders in a room."""
 
 import ast
 import re
@@ -15,10 +15,11 @@ PACKAGE = ROOT / "blocktune"
 MAY_IMPORT = {
     "results": set(),
     "kernels": {"kernels", "results"},
-    "blocktune": {"kernels", "results", "tuner", "cli"},  # the public names and `python -m blocktune`
-    "db": {"kernels", "db"},
-    "tuner": {"kernels", "db", "results", "tuner"},
-    "cli": {"kernels", "db", "results", "tuner", "cli"},
+    "runtime": {"kernels", "results", "runtime"},
+    "blocktune": {"kernels", "runtime", "results", "tuner", "cli"},  # the public names and `python -m blocktune`
+    "db": {"kernels", "runtime", "db"},
+    "tuner": {"kernels", "runtime", "db", "results", "tuner"},
+    "cli": {"kernels", "runtime", "db", "results", "tuner", "cli"},
 }
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 TIERS = {
@@ -30,13 +31,8 @@ TIERS = {
         ("portable",),
         ("hopper", "historical"),
         (".",),  # registry.py
-        ("stored",),
-        ("selection",),
-        ("dispatch",),
-        ("tuned",),
-        ("api",),
-        ("parallel",),
     ),
+    "runtime": (("store_reader",), ("selection",), ("dispatch",), ("autotuned",), ("api",), ("parallel",)),
     "kernels/portable": (("forward",), ("backward", "decode")),
     "kernels/hopper": (("common",), ("biases",), ("forward", "backward", "decode"), ("fp8",)),
     "db": (("tables",), ("records", "migrations"), ("exchange",), (".",), ("recovery",)),
@@ -45,10 +41,10 @@ TIERS = {
         ("compile",),
         ("cost", "measure"),
         ("jitted", "candidates"),
-        ("sampling", "turns"),
+        ("sampling", "launches"),
         ("subject",),
         ("search",),
-        ("tuned",),
+        ("drop_in",),
         ("compare", "fleet", "upkeep", "lab", "profile"),
         ("cluster", "report"),
     ),
@@ -76,6 +72,7 @@ OTHER_SIZES = {
     "kernels": range(1, 2),  # registry.py
     "kernels/hopper": range(1),
     "kernels/portable": range(1),
+    "runtime": range(1),
     "tuner": range(1),
 }
 
@@ -159,7 +156,7 @@ def module_named(name: str, modules: Collection[str]) -> str:
 
 def test_the_production_path_needs_torch_and_triton_only() -> None:
     heavy = {"optuna", "sqlalchemy", "alembic", "typer", "rich"}
-    kernels = [path for path in SOURCES if room_of(path) == "kernels"]
+    kernels = [path for path in SOURCES if room_of(path) in ("kernels", "runtime")]
     assert kernels
     found = {names(path): heavy & {module.split(".")[0] for module in imported_modules(path)} for path in kernels}
     assert {path: modules for path, modules in found.items() if modules} == {}

@@ -7,28 +7,7 @@ from pathlib import Path
 import pytest
 
 import blocktune
-from blocktune.kernels.api.block_sparse import block_sparse_attention
-from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.api.flash_packed import (
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
-from blocktune.kernels.api.fp8 import attention_fp8
-from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache, tree_attention
-from blocktune.kernels.api.partial_results import merge_partial
-from blocktune.kernels.api.rank_sync import sync_configs
-from blocktune.kernels.api.torch_varlen import varlen_attn
-from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention, best_config
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.parallel.attention import context_parallel_attention
-from blocktune.kernels.parallel.decode import context_parallel_decode
-from blocktune.kernels.parallel.plan.layout import SequenceLayout
-from blocktune.kernels.parallel.sequence import join_sequence, split_sequence
-from blocktune.kernels.selection.explanation import Explanation
-from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
-from blocktune.kernels.tuned.settings import Settings
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import (
@@ -42,15 +21,36 @@ from blocktune.kernels.values.errors import (
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.tree_mask import tree_words
+from blocktune.runtime.api.block_sparse import block_sparse_attention
+from blocktune.runtime.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.runtime.api.flash_packed import (
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+from blocktune.runtime.api.fp8 import attention_fp8
+from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache, tree_attention
+from blocktune.runtime.api.partial_results import merge_partial
+from blocktune.runtime.api.rank_sync import sync_configs
+from blocktune.runtime.api.torch_varlen import varlen_attn
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention, best_config
+from blocktune.runtime.parallel.attention import context_parallel_attention
+from blocktune.runtime.parallel.decode import context_parallel_decode
+from blocktune.runtime.parallel.plan.layout import SequenceLayout
+from blocktune.runtime.parallel.sequence import join_sequence, split_sequence
+from blocktune.runtime.selection.explanation import Explanation
+from blocktune.runtime.store_reader.sources import JsonConfigs, SqliteConfigs
 from blocktune.tuner.cost.explain import explain
+from blocktune.tuner.drop_in.autotune import autotune, space
+from blocktune.tuner.drop_in.install import install, uninstall
+from blocktune.tuner.drop_in.tune_schedule import tune_schedule
 from blocktune.tuner.occupancy.of_block import occupancy
 from blocktune.tuner.report.frames import load_sweep, load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.tuned.autotune import autotune, space
-from blocktune.tuner.tuned.install import install, uninstall
-from blocktune.tuner.tuned.tune_schedule import tune_schedule
 
 
 def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:

@@ -11,12 +11,12 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-from blocktune.kernels.selection.ladder import Candidate, Rung
-from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.stored.sources import JsonConfigs, read_source
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+from blocktune.runtime.selection.ladder import Candidate, Rung
+from blocktune.runtime.store_reader.provenance import Reuse
+from blocktune.runtime.store_reader.sources import JsonConfigs, read_source
 
 ROOT = Path(__file__).parents[1]
 SHIPPED, RECORDED = ROOT / "blocktune" / "results", ROOT / "results"

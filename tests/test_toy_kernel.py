@@ -43,8 +43,8 @@ def _registered() -> Iterator[None]:
 @pytest.fixture
 def tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs commands on a database and caches of the test's own, without the results that ship."""
-    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
+    monkeypatch.setattr("blocktune.runtime.store_reader.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", lambda key: None)
     monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # the workers import the toy's module
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

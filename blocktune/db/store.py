@@ -28,11 +28,11 @@ from blocktune.db.tables.sqlite_file import connect_sqlite
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.places import default_store_path
-from blocktune.kernels.stored.tuned_config import TunedConfig
-from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem
+from blocktune.runtime.store_reader.places import default_store_path
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 __all__ = ["ResultStore", "default_store_path"]
 

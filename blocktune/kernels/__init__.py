@@ -1,1 +1,1 @@
-"""The attention kernels, the values that describe them, and the dispatcher that runs them."""
+"""The attention kernels and the values that describe them: shapes, configs, devices."""

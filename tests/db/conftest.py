@@ -13,9 +13,9 @@ from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
 from tests.support.stores.new_stores import new_store
 from tests.support.stores.postgres_server import EmptyDatabases, need_server, running_server
 

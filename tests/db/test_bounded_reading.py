@@ -12,7 +12,7 @@ from blocktune.cli.shared.lookup import look_up
 from blocktune.db.records import rows
 from blocktune.db.records.records import Best
 from blocktune.db.store import ResultStore
-from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS
+from blocktune.runtime.store_reader.provenance import MAX_NEIGHBOURS
 from tests.support.stores.sample_records import winner
 
 MANY = 300

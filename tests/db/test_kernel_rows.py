@@ -15,8 +15,8 @@ from blocktune.db.records.records import Best, KernelBest, KernelTrial, Outcome,
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
 from blocktune.db.tables.schema import CURRENT
-from blocktune.kernels.tuned.config import KernelProblem, Problem
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
+from blocktune.runtime.autotuned.config import KernelProblem, Problem
 from tests.db.conftest import KERNEL, PROBLEM, SOURCE
 from tests.support.stores.older_stores import make_older
 

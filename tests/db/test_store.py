@@ -19,11 +19,11 @@ from blocktune.db.store import ResultStore, default_store_path
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.schema import CURRENT
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import StoreError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 MINUTE = timedelta(minutes=1)
 

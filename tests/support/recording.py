@@ -18,8 +18,8 @@ import pytest
 
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
-from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.runtime.store_reader.provenance import ptxas_version
 from blocktune.tuner.measure.environment import source_commit
 from tools.pages.checks.gpu_test_tables import COSTS, FORMATS, SCHEMA, SUITE, read_run
 

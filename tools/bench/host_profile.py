@@ -26,11 +26,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 
-from blocktune.kernels.api.cache import appending
-from blocktune.kernels.dispatch import dispatcher, engine, obstacles, resolver
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
-from blocktune.kernels.selection import canary
+from blocktune.runtime.api.cache import appending
+from blocktune.runtime.dispatch import dispatcher, engine, obstacles, resolver
+from blocktune.runtime.selection import canary
 from tests.support.attention.entry_calls import entry_calls
 
 H200 = device_named("h200")

@@ -16,8 +16,8 @@ from pathlib import Path
 from unittest import mock
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.untuned import Untuned, shipped_untuned
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.untuned import Untuned, shipped_untuned
 from blocktune.tuner.candidates import starting_configs
 from blocktune.tuner.candidates.starting_configs import SEEDS, expected_of_compiled
 from blocktune.tuner.cost.ranking import usefulness

@@ -22,9 +22,9 @@ from blocktune.cli.output.json_files import write_atomically
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.stored.export_file import exported_checksum
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader.export_file import exported_checksum
 from tools.checks import compiled_winners
 from tools.checks.compiled_winners import Code, Winner, source_and_code
 

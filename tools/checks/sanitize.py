@@ -31,8 +31,8 @@ from blocktune.cli.output.json_files import read_document, write_atomically
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.hardware.nvml import driver_version
 from blocktune.kernels.registry import KERNELS
-from blocktune.kernels.stored.provenance import ptxas_version
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, UsageError
+from blocktune.runtime.store_reader.provenance import ptxas_version
 from blocktune.tuner.measure.environment import source_commit
 from tools.pages.checks.sanitizer_tables import FORMAT, NO_TOOL, SCHEMA, SUFFIX
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.runtime.dispatch.dispatcher import attention
 
 DEVICE = "cuda"
 OUTPUTS = ("out", "dq", "dk", "dv")

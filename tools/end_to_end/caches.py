@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
+from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache
 from tools.end_to_end.llama import LlamaSizes
 
 

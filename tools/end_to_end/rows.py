@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.dispatch.dispatcher import attention
+from blocktune.runtime.dispatch.dispatcher import attention
 from tools.end_to_end.caches import OurCache, SdpaCache
 from tools.end_to_end.gpt import Attend, GptSizes, Training
 from tools.end_to_end.llama import CacheAttention, Decoder, LlamaSizes

@@ -23,12 +23,12 @@ from unittest import mock
 from blocktune.db.exchange.document import save_text
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.launches import race
 from blocktune.tuner.measure import protocol
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import TIE_BAND
 from blocktune.tuner.search.finals import CHALLENGER_BAND, MAX_CHALLENGERS
 from blocktune.tuner.search.verdict import decide, speedup
-from blocktune.tuner.turns import race
 
 FOLDERS = ("sweeps", "dense-sweeps", "h100-sweeps")
 LISTS = (8, 24)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.db.records.records import Best
-from blocktune.kernels.selection.correction import Correction
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.correction import Correction
 from blocktune.tuner.cost.constants import CostConstants
 from blocktune.tuner.lab.measured_shapes import promising
 from blocktune.tuner.lab.model_fit import family_of

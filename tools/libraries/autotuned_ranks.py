@@ -23,11 +23,11 @@ import torch.distributed as dist
 import triton
 
 from blocktune import sync_configs
-from blocktune.kernels.api import rank_sync
 from blocktune.kernels.hardware.device import device_named
-from blocktune.tuner.tuned import decide, node_lock, tune_call
-from blocktune.tuner.tuned.autotune import autotune
-from blocktune.tuner.tuned.tune_call import Tools
+from blocktune.runtime.api import rank_sync
+from blocktune.tuner.drop_in import decide, node_lock, tune_call
+from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.drop_in.tune_call import Tools
 from tests.support.fakes.fake_triton import FakeHookedClock, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel

@@ -32,9 +32,9 @@ import triton
 from triton.testing import do_bench
 
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.kernel import TunedKernel
 from blocktune.kernels.values.errors import NoDeviceError
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.libraries import hits as library_hits
 from tests.support.libraries import measures as library_measures

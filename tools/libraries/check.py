@@ -20,7 +20,7 @@ from typing import Any
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.tuner.compile.compiler import has_code
 from blocktune.tuner.jitted.compile_ahead import TIMEOUT_SECONDS, compile_here, worker_environment
 from blocktune.tuner.jitted.server_client import ServerClient

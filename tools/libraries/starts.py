@@ -103,7 +103,7 @@ def agreement(model: str, count: int, seconds: float) -> dict[str, Any]:
 
 def choices() -> Mapping[str, str]:
     """Return what each kind of call of this process was launched with."""
-    from blocktune.kernels.tuned.kernel import kernels
+    from blocktune.runtime.autotuned.kernel import kernels
 
     return {
         f"{kernel.name} {problem.document}": choice.label
@@ -133,7 +133,7 @@ def main(model: str, tuner: str) -> None:
     torch.cuda.synchronize()
     seconds, chosen, tuned = time.monotonic() - imported, {}, 0
     if tuner == "blocktune":
-        from blocktune.kernels.tuned.kernel import kernels
+        from blocktune.runtime.autotuned.kernel import kernels
 
         chosen, tuned = dict(choices()), sum(choice.tuned for kernel in kernels for choice in kernel.choices.values())
     sys.stdout.write(json.dumps({**times, "step_seconds": seconds, "choices": chosen, "tuned": tuned}) + "\n")

@@ -22,7 +22,7 @@ from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
-from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
+from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import sweep_files
 from blocktune.tuner.lab.sweep_sources import sources_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 
-ROOMS = ("kernels", "tuner", "db", "cli")
+ROOMS = ("kernels", "runtime", "db", "tuner", "cli")
 
 
 def room_map(room: str, root: Path) -> str:

@@ -33,8 +33,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from blocktune import attention, context_parallel_attention, context_parallel_decode, flash_attn_with_kvcache
-from blocktune.kernels.parallel import ring
-from blocktune.kernels.parallel.plan.schedule import Schedule, possible
+from blocktune.runtime.parallel import ring
+from blocktune.runtime.parallel.plan.schedule import Schedule, possible
 from tests.support.attention.stream_trace import totals, traced
 from tests.support.ranks import rivals
 from tests.support.ranks.cases import Case, errors

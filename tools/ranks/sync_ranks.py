@@ -19,14 +19,14 @@ import torch.distributed as dist
 from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
-from blocktune.kernels.api import rank_sync
-from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
-from blocktune.kernels.stored.sources import SqliteConfigs
-from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
-from blocktune.kernels.tuned.frozen import frozen_winners
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.runtime.api import rank_sync
+from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.frozen import frozen_winners
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.store_reader.sources import SqliteConfigs
 from tests.support.fakes.dispatch_fakes import H200, PlainKernel, best, shape_like, store_with
 from tests.support.forked_work import forked
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from blocktune.db.exchange.document import save_text
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.parallel.plan.cost import fastest, machine_with, time_s
-from blocktune.kernels.parallel.plan.schedule import Schedule
+from blocktune.runtime.parallel.plan.cost import fastest, machine_with, time_s
+from blocktune.runtime.parallel.plan.schedule import Schedule
 from tests.support.ranks.document import Row, measured, table
 from tests.support.ranks.problems import problem
 from tools.ranks.bench import ALONE

@@ -13,10 +13,10 @@ from math import inf
 from blocktune import attention
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import current_device, device_named
-from blocktune.kernels.parallel.block_attention import Numbers
-from blocktune.kernels.parallel.plan.blocks import Sight
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.parallel.block_attention import Numbers
+from blocktune.runtime.parallel.plan.blocks import Sight
 from blocktune.tuner.compile.compiler import compile_key, compiled_code
 from tests.support.ranks.problems import DIM, check_cases, problem, shapes_of
 

@@ -13,8 +13,8 @@ from blocktune.cli.main import app
 from blocktune.db.exchange.merging import Results
 from blocktune.db.recovery.drill import DAMAGES, drill
 from blocktune.db.store import ResultStore
-from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.runtime.store_reader.store_file import SqliteRows
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.command_line import CliRunner
 from tests.support.stores.frozen_files import flips_served

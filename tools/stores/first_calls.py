@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.dispatch import resolver
-from blocktune.kernels.dispatch.dispatcher import Dispatcher
-from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
-from blocktune.kernels.stored.background import CALL_SECONDS
-from blocktune.kernels.stored.sources import SqliteConfigs
+from blocktune.runtime.dispatch import resolver
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.dispatch.torch_attention import scaled_dot_product_attention
+from blocktune.runtime.store_reader.background import CALL_SECONDS
+from blocktune.runtime.store_reader.sources import SqliteConfigs
 from tests.support.fakes.dispatch_fakes import best, config, pretend_h200, shape_like, store_with, tensors
 from tools.stores.cli_fuzz import hostile, spoilt
 

@@ -30,8 +30,8 @@ from blocktune.db.spool import left_files
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
 from blocktune.db.tables.location import StoreTarget
-from blocktune.kernels.stored.store_file import SqliteRows
 from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.runtime.store_reader.store_file import SqliteRows
 from tests.support.stores.sample_records import sample_trials, winner
 from tools import program
 

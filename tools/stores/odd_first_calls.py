@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from blocktune import attention
-from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.files import incidents
+from blocktune.runtime.dispatch.torch_attention import scaled_dot_product_attention
 from tests.support.fakes.dispatch_fakes import pretend_h200, shape_like, tensors
 
 with pytest.MonkeyPatch.context() as patch:

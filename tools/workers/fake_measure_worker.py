@@ -1,10 +1,10 @@
-"""A worker as `blocktune.tuner.turns.measure_worker` on a fake GPU, where large blocks crash or hang."""
+"""A worker as `blocktune.tuner.launches.measure_worker` on a fake GPU, where large blocks crash or hang."""
 
 import os
 import time
 
-from blocktune.tuner.turns.launch_bench import LaunchTools
-from blocktune.tuner.turns.measure_worker import main
+from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.measure_worker import main
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.tuned.request import LaunchRequest
+    from blocktune.tuner.drop_in.request import LaunchRequest
 
 EXAMPLE = 'For example: --grid "M=512,1024 N=4096"'
 
@@ -81,7 +81,7 @@ def grid_of(text: str | None) -> list[Sizes]:
 
 def importable_from_here() -> "AbstractContextManager[None]":
     """Let modules of the working folder be imported, as `python -m` does."""
-    from blocktune.tuner.tuned.request import importable_from
+    from blocktune.tuner.drop_in.request import importable_from
 
     return importable_from(os.getcwd())
 
@@ -94,9 +94,9 @@ def requests_for(
     Raises:
         UsageError: a name is none, or the kernel has no list of configs.
     """
-    from blocktune.tuner.tuned.autotune import space
-    from blocktune.tuner.tuned.named import kernel_named
-    from blocktune.tuner.tuned.request import LaunchRequest, function_of
+    from blocktune.tuner.drop_in.autotune import space
+    from blocktune.tuner.drop_in.named import kernel_named
+    from blocktune.tuner.drop_in.request import LaunchRequest, function_of
 
     if make is None:
         raise UsageError(
@@ -126,8 +126,8 @@ def missed_sizes(kernel: str, device: "DeviceSpec") -> list[Sizes]:
     Raises:
         UsageError: no file counts launches, or none of the kernel's had to wait.
     """
-    from blocktune.kernels.tuned.config import CONFIGS, TYPES
-    from blocktune.kernels.tuned.launches import launches_path, read_launches
+    from blocktune.runtime.autotuned.config import CONFIGS, TYPES
+    from blocktune.runtime.autotuned.launches import launches_path, read_launches
 
     path = launches_path()
     counted = {} if path is None else read_launches(path)

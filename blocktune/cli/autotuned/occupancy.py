@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.autotuned.arguments import importable_from_here, parameter
 from blocktune.cli.autotuned.rows import TRIALS, parameters, require_kernels, trial_row
 from blocktune.cli.output.render import microseconds, print_json, print_table, say
-from blocktune.kernels.tuned.config import Plain
+from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest

@@ -12,7 +12,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest, KernelTrial
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.tuned.launches import Launches
+    from blocktune.runtime.autotuned.launches import Launches
 
 KernelName = Annotated[
     str | None,
@@ -30,7 +30,7 @@ def stored_kernels(
     """Return the winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.tuned.config import CONFIGS, KernelProblem
+    from blocktune.runtime.autotuned.config import CONFIGS, KernelProblem
 
     target = StoreTarget.of(db)
     if target.is_missing:
@@ -71,8 +71,8 @@ def launches_of(bests: "Iterable[KernelBest]") -> "list[Launches]":
     Raises:
         StoreError: the file of the counts cannot be read.
     """
-    from blocktune.kernels.tuned.config import CONFIGS
-    from blocktune.kernels.tuned.launches import Kind, Launches, launches_path, read_launches
+    from blocktune.runtime.autotuned.config import CONFIGS
+    from blocktune.runtime.autotuned.launches import Kind, Launches, launches_path, read_launches
 
     path = launches_path()
     counted = {} if path is None else read_launches(path)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.tuned.request import LaunchRequest
+    from blocktune.tuner.drop_in.request import LaunchRequest
     from blocktune.tuner.upkeep.verify_launch import LaunchVerification
 
 _COLUMNS = ("kernel", "key", "config", "measured with", "serves as")
@@ -55,7 +55,7 @@ def measure_again(
     """
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import current_device
-    from blocktune.tuner.tuned.decide import needing_a_gpu
+    from blocktune.tuner.drop_in.decide import needing_a_gpu
     from blocktune.tuner.upkeep.verify_launch import verify_launch
 
     requests = requests_for(name, make, grid_of(grid), param)
@@ -109,7 +109,7 @@ def _before_json(again: "LaunchVerification") -> dict[str, Any]:
 def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:
     """Return the rung on which a winner serves here, or why it serves no call."""
     from blocktune.kernels.base.source_hash import hash_of_sources
-    from blocktune.kernels.stored.provenance import Identity, present_identity, reuse_of
+    from blocktune.runtime.store_reader.provenance import Identity, present_identity, reuse_of
     from blocktune.tuner.jitted.specialization import function_named
 
     try:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document, write_atomically
 from blocktune.cli.output.render import SCHEMA, commit_sentence
-from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Environment

@@ -37,7 +37,7 @@ _PASSWORD = Finding(
 
 def _results_file(path: Path) -> Finding:
     """Return what the dispatcher reads in place of a database."""
-    from blocktune.kernels.stored.export_file import rows_in_file
+    from blocktune.runtime.store_reader.export_file import rows_in_file
 
     try:
         rows = rows_in_file(path)
@@ -50,7 +50,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
     """Yield what is to be said about the database, or the results file, at `db`."""
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.stored.export_file import SUFFIX
+    from blocktune.runtime.store_reader.export_file import SUFFIX
 
     if db is not None and db.endswith(SUFFIX):
         yield from _ownership("results file", file_path(db))

@@ -49,7 +49,7 @@ def calibrate(
     \b
     tune lab calibrate --winners blocktune/results/h200.json --out blocktune/results/h200.correction.json
     """
-    from blocktune.kernels.selection.correction import correction_document
+    from blocktune.runtime.selection.correction import correction_document
     from blocktune.tuner.lab.measured_shapes import promising
 
     study = study_of(places or [DEFAULT_PLACE, DENSE_PLACE], winners, db)

@@ -10,9 +10,9 @@ from blocktune.kernels.values.text import counted
 if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest, Best
     from blocktune.db.store import ResultStore
-    from blocktune.kernels.tuned.config import UserConfig
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.runtime.autotuned.config import UserConfig
 
 COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 

@@ -9,7 +9,7 @@ from blocktune.cli.report.shape_views import difference_view, kernel_view, misse
 from blocktune.cli.report.sources import Sources
 
 if TYPE_CHECKING:
-    from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.runtime.store_reader.sources import ConfigSource
     from blocktune.tuner.lab.sweep_file import Sweep
     from blocktune.tuner.profile.counter_file import CounterFile
 

@@ -18,8 +18,8 @@ from blocktune.kernels.values.errors import UsageError
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.db.store import ResultStore
-    from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.runtime.store_reader.sources import ConfigSource
 
 MAX_SWEEPS = 50
 """Of one report: with more the file would be slow to open."""
@@ -95,7 +95,7 @@ def require_charts(command: str) -> None:
 
 def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     """Add what the database holds, what ships, and which shapes the user's calls missed."""
-    from blocktune.kernels.selection.miss_file import miss_path, read_misses
+    from blocktune.runtime.selection.miss_file import miss_path, read_misses
     from blocktune.tuner.lab.sweep_file import sweeps_of
 
     if store is not None:
@@ -137,7 +137,7 @@ def _winners_at(place: str) -> list[Any]:
 def _layers(store: "ResultStore | None", db: str | None) -> "list[ConfigSource]":
     """Return where the dispatcher would look for configs: the database, then what ships."""
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
+    from blocktune.runtime.store_reader.sources import JsonConfigs, SqliteConfigs
 
     if store is None:
         return [JsonConfigs()]

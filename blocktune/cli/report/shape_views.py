@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from blocktune.db.exchange.differences import Difference
     from blocktune.db.records.records import Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.stored.sources import ConfigSource
+    from blocktune.runtime.store_reader.sources import ConfigSource
 
 View = dict[str, Any]
 
@@ -58,11 +58,11 @@ def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Seque
         shapes: of the calls.
         layers: where stored configs come from, the first one first.
     """
-    from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-    from blocktune.kernels.selection.ladder import Candidate, Rung
-    from blocktune.kernels.selection.pytorch_rival import rival_on
-    from blocktune.kernels.selection.untuned import shipped_untuned
-    from blocktune.kernels.stored.sources import LayeredConfigs, has_shipped
+    from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+    from blocktune.runtime.selection.ladder import Candidate, Rung
+    from blocktune.runtime.selection.pytorch_rival import rival_on
+    from blocktune.runtime.selection.untuned import shipped_untuned
+    from blocktune.runtime.store_reader.sources import LayeredConfigs, has_shipped
 
     rows = LayeredConfigs(tuple(layers)).configs(device)
     table = ConfigTable(rows)

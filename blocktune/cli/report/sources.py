@@ -14,9 +14,9 @@ from blocktune.cli.output.render import SCHEMA
 from blocktune.cli.tune.bench_file import FORMAT as BENCH
 from blocktune.db.exchange.document import FORMAT as RESULTS
 from blocktune.kernels.files.reading import read_resource
-from blocktune.kernels.selection.miss_file import Miss
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.miss_file import Miss
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Best, KernelBest
@@ -136,7 +136,7 @@ def shipped_counters() -> "dict[str, CounterFile]":
     """Return the counters that are part of the package, by the names of their files."""
     from importlib import resources
 
-    from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+    from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
     from blocktune.tuner.profile.counter_file import SUFFIX, CounterFile
 
     entries = sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
@@ -151,7 +151,7 @@ def shipped_documents() -> list[Document]:
     """Return the documents that are part of the package."""
     from importlib import resources
 
-    from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+    from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
 
     found: list[Document] = []
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):

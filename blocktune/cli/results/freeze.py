@@ -88,7 +88,7 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
     Raises:
         StoreError: it is not.
     """
-    from blocktune.kernels.stored.export_file import autotuned_rows_in_file, rows_in_file
+    from blocktune.runtime.store_reader.export_file import autotuned_rows_in_file, rows_in_file
 
     rows = rows_in_file(path, signed_by=key) + autotuned_rows_in_file(path, signed_by=key)
     if as_json:

@@ -81,8 +81,8 @@ def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", sh
     """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
     shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
-    from blocktune.kernels.selection.ladder import Rung
-    from blocktune.kernels.selection.reasons import explain_candidate
+    from blocktune.runtime.selection.ladder import Rung
+    from blocktune.runtime.selection.reasons import explain_candidate
 
     of_this_shape = (Rung.EXACT, Rung.OTHER_DRIVER, Rung.OTHER_COMPILER, Rung.OTHER_SOURCE)
     answer = look_up(store, db, device, shape)

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.selection.ladder import Candidate, Rejection
-    from blocktune.kernels.stored.sources import ConfigSource
-    from blocktune.kernels.stored.tuned_config import TunedConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.runtime.selection.ladder import Candidate, Rejection
+    from blocktune.runtime.store_reader.sources import ConfigSource
+    from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class _NearConfigs:
 
     def configs(self, device: "DeviceSpec") -> "list[TunedConfig]":
         """Return the winners on this device that the ladder may take for the shape."""
-        from blocktune.kernels.selection.near_shapes import distance, representative
-        from blocktune.kernels.stored.provenance import MAX_NEIGHBOURS
+        from blocktune.runtime.selection.near_shapes import distance, representative
+        from blocktune.runtime.store_reader.provenance import MAX_NEIGHBOURS
 
         shapes = (self.shape, representative(self.shape))
         return self.store.configs_near(device, shapes, distance, MAX_NEIGHBOURS + 1)
@@ -109,7 +109,7 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
         shape: to answer for.
     """
     from blocktune.db.tables.location import StoreTarget
-    from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
+    from blocktune.runtime.store_reader.sources import JsonConfigs, SqliteConfigs
 
     layers: list[ConfigSource] = [JsonConfigs()]
     if store is not None:
@@ -126,7 +126,7 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
 
 def show_answer(answer: Answer) -> None:
     """Print which rung answers and why, and the winner with its rivals."""
-    from blocktune.kernels.selection.reasons import explain_candidate
+    from blocktune.runtime.selection.reasons import explain_candidate
 
     if answer.candidate is None:
         say("PyTorch's scaled_dot_product_attention would compute this shape")
@@ -146,11 +146,11 @@ def _climb_down(
     layers: "list[ConfigSource]", device: "DeviceSpec", shape: "AttentionShape"
 ) -> tuple["Candidate | None", tuple[str, ...], str | None]:
     """Return the first config of ours that fits, why nothing better did, and why a call gets PyTorch's kernel."""
-    from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-    from blocktune.kernels.selection.ladder import Candidate, Rejection
-    from blocktune.kernels.selection.pytorch_rival import rival_on
-    from blocktune.kernels.selection.untuned import shipped_untuned
-    from blocktune.kernels.stored.sources import LayeredConfigs
+    from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+    from blocktune.runtime.selection.ladder import Candidate, Rejection
+    from blocktune.runtime.selection.pytorch_rival import rival_on
+    from blocktune.runtime.selection.untuned import shipped_untuned
+    from blocktune.runtime.store_reader.sources import LayeredConfigs
 
     passed_over: list[str] = []
     rows = LayeredConfigs(tuple(layers)).configs(device)
@@ -166,7 +166,7 @@ def _climb_down(
 
 def _ends(step: "Candidate | Rejection") -> bool:
     """Return whether a call looks no further."""
-    from blocktune.kernels.selection.ladder import Candidate, Rung
+    from blocktune.runtime.selection.ladder import Candidate, Rung
 
     return isinstance(step, Candidate) or step.rung is Rung.SDPA
 
@@ -177,7 +177,7 @@ def shipped_winners() -> Iterator["Best"]:
 
     from blocktune.db.exchange.document import FORMAT
     from blocktune.db.exchange.importing import records_from
-    from blocktune.kernels.stored.export_file import SHIPPED_RESULTS
+    from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
 
     for entry in files(SHIPPED_RESULTS).iterdir():
         document = json.loads(read_resource(entry)) if entry.name.endswith(".json") else {}

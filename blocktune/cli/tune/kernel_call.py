@@ -12,7 +12,7 @@ from blocktune.tuner.measure.device_choice import choose_device, is_present
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.tuned.request import LaunchRequest
+    from blocktune.tuner.drop_in.request import LaunchRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def device_of(kernel: str, name: str | None, *, on_cluster: bool) -> "DeviceSpec
         UsageError: it is not here, where configs of a kernel without a cost model have to be measured.
     """
     from blocktune.kernels.hardware import device as devices
-    from blocktune.tuner.tuned.decide import needing_a_gpu
+    from blocktune.tuner.drop_in.decide import needing_a_gpu
 
     if on_cluster:
         return choose_device()

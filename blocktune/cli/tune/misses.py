@@ -7,8 +7,8 @@ from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.kernels.stored.sources import ConfigSource
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.runtime.store_reader.sources import ConfigSource
 
 
 def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape", ...]:
@@ -22,10 +22,10 @@ def missed_shapes(device: "DeviceSpec", db: str | None) -> tuple["AttentionShape
     from blocktune.cli.shared.stores import existing_store
     from blocktune.db.tables.location import StoreTarget
     from blocktune.kernels.files.variables import MISSES
-    from blocktune.kernels.selection.miss_file import miss_path, read_misses
-    from blocktune.kernels.selection.misses import work_of
-    from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs
     from blocktune.kernels.values.errors import UsageError
+    from blocktune.runtime.selection.miss_file import miss_path, read_misses
+    from blocktune.runtime.selection.misses import work_of
+    from blocktune.runtime.store_reader.sources import JsonConfigs, LayeredConfigs, SqliteConfigs
 
     path = miss_path()
     if path is None:

@@ -9,9 +9,9 @@ from blocktune.kernels.values.text import counted
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:
-    from blocktune.kernels.tuned.config import KernelProblem, UserConfig
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
+    from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
     from blocktune.tuner.occupancy.calculator import Occupancy
     from blocktune.tuner.search.report import TuningReport
 

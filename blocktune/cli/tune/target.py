@@ -7,9 +7,9 @@ if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.drop_in.request import LaunchRequest
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.search.report import OnProgress, TuningReport
-    from blocktune.tuner.tuned.request import LaunchRequest
 
 Target: TypeAlias = Union["AttentionShape", "LaunchRequest"]
 
@@ -32,10 +32,10 @@ def tune_target(
         compiler: compiles configs of shapes; calls have a compiler of their own.
         runner: measures one shape after the other; None makes one.
     """
+    from blocktune.tuner.drop_in.request import LaunchRequest
     from blocktune.tuner.search.arguments import SearchOptions
     from blocktune.tuner.search.tune import tune
     from blocktune.tuner.search.tune_launch import tune_launch
-    from blocktune.tuner.tuned.request import LaunchRequest
 
     if isinstance(target, LaunchRequest):
         options = SearchOptions(**{field.name: search[field.name] for field in fields(SearchOptions)})

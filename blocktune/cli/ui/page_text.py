@@ -15,8 +15,8 @@ from blocktune.cli.ui.live_store import LiveStore
 from blocktune.db.records.records import Best
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.stored.sources import ConfigSource, JsonConfigs, SqliteConfigs
-from blocktune.kernels.stored.tuned_config import TunedConfig
+from blocktune.runtime.store_reader.sources import ConfigSource, JsonConfigs, SqliteConfigs
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 
 @dataclass(frozen=True, slots=True)

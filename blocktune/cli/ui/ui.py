@@ -69,7 +69,7 @@ def _require_server() -> None:
 
 def _sources(places: list[Path]) -> Sources:
     """Return what the places hold, and which shapes the user's calls missed."""
-    from blocktune.kernels.selection.miss_file import miss_path, read_misses
+    from blocktune.runtime.selection.miss_file import miss_path, read_misses
 
     sources = read_sources(places)
     path = miss_path()

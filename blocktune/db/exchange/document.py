@@ -49,11 +49,11 @@ from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import read_json
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.stored.export_file import RESULTS_FORMAT, exported_checksum, seal_of
-from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.column_kinds import document_values, plain_values
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem
+from blocktune.runtime.store_reader.export_file import RESULTS_FORMAT, exported_checksum, seal_of
 
 FORMAT, FORMAT_VERSION = RESULTS_FORMAT
 

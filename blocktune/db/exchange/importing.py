@@ -13,12 +13,12 @@ from blocktune.db.records.records import Best, Environment, KernelBest, Outcome,
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored.export_file import exported_checksum, is_autotuned, seal_of
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.store_reader.export_file import exported_checksum, is_autotuned, seal_of
 
 MAX_ENVIRONMENTS = 1000
 MAX_BESTS = 20_000

@@ -7,8 +7,8 @@ from math import inf
 
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial
-from blocktune.kernels.tuned.config import KernelProblem
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.autotuned.config import KernelProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

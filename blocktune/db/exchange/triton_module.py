@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.db.records.records import Best, KernelBest
-from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import Plain
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Parameters that `triton.Config` takes in addition to what is compiled in."""

@@ -10,10 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, Outcome, Record, Regime
-from blocktune.kernels.tuned.config import MAX_CONFIG_TEXT, KernelProblem, UserConfig
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import MAX_CONFIG_TEXT, KernelProblem, UserConfig
 
 MAX_TEXT = 200
 MAX_NAME = 256

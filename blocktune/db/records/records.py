@@ -15,9 +15,9 @@ from blocktune.db.tables.columns import BestColumns, TrialColumns
 from blocktune.db.tables.columns import Telemetry as Telemetry
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 
 ORIGIN_RANK = {origin: rank for rank, origin in enumerate(Origin)}
 """How sure a winner is: of two, the one with the lower rank stays."""

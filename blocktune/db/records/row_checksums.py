@@ -15,9 +15,9 @@ from blocktune.kernels.files.checksums import checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 
 _PLAIN = {str, int, float, bool}
 """The types of most values, which are JSON as they are."""

@@ -35,10 +35,10 @@ from blocktune.db.tables.models import (
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.column_kinds import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
 V = TypeVar("V", Environment, AttentionShape | KernelProblem, KernelConfig | UserConfig, DeviceSpec)

@@ -25,11 +25,11 @@ from blocktune.db.tables.models import (
 )
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
 
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 _environment_values = attrgetter(*_ENVIRONMENT)

@@ -8,9 +8,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from blocktune.kernels.files.variables import DB
-from blocktune.kernels.stored.export_file import SUFFIX
-from blocktune.kernels.stored.places import default_store_path, is_server, store_file
 from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.runtime.store_reader.export_file import SUFFIX
+from blocktune.runtime.store_reader.places import default_store_path, is_server, store_file
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from blocktune.db.tables.models import Base
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.files.foreign_text import shown
-from blocktune.kernels.stored.places import default_store_path
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
     SchemaTooNewError,
@@ -29,6 +28,7 @@ from blocktune.kernels.values.errors import (
     StoreError,
     UsageError,
 )
+from blocktune.runtime.store_reader.places import default_store_path
 
 CURRENT = "0008"
 """The newest revision in `migrations/versions`."""

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.store_errors import translated
-from blocktune.kernels.stored.fork_gate import GatedConnection
 from blocktune.kernels.values.errors import StoreError
+from blocktune.runtime.store_reader.fork_gate import GatedConnection
 
 LOCK_TIMEOUT_SECONDS = 30.0
 """How long a writer waits for another one before it gives up."""

@@ -26,7 +26,7 @@ STREAM = 3
 
 
 class Recorder(threading.local):
-    """What notes the launches of this thread (kernels/dispatch/launches/recording.py), or None."""
+    """What notes the launches of this thread (runtime/dispatch/launches/recording.py), or None."""
 
     current: Any = None
 

@@ -9,9 +9,9 @@ from typing import Generic, Self
 from blocktune.db.records.records import ConfigT
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.tuned.config import Plain
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import Plain
 
 
 @dataclass(frozen=True, slots=True)

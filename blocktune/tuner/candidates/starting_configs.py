@@ -10,14 +10,14 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-from blocktune.kernels.selection.ladder import Candidate, Rung
-from blocktune.kernels.selection.untuned import shipped_untuned
-from blocktune.kernels.stored.sources import JsonConfigs
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+from blocktune.runtime.selection.ladder import Candidate, Rung
+from blocktune.runtime.selection.untuned import shipped_untuned
+from blocktune.runtime.store_reader.sources import JsonConfigs
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.streamed_store import Packed
 

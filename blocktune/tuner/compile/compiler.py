@@ -20,9 +20,9 @@ from blocktune.db.records.records import ConfigT
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored import provenance
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader import provenance
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses

@@ -1,12 +1,12 @@
 """`blocktune.explain`: what the models say a config spends its time on."""
 
-from blocktune.kernels.dispatch.dispatcher import best_config
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection.ladder import Rung
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, require_type
 from blocktune.kernels.values.shape import AttentionShape, require_shape
+from blocktune.runtime.dispatch.dispatcher import best_config
+from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.compile.one_config import compiled
 from blocktune.tuner.cost.analysis import Analysis, analyse
 

@@ -21,9 +21,9 @@ from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
+from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent
-from blocktune.tuner.tuned.request import LaunchRequest
 
 NICENESS = 10
 """Searches on the same node go first: their processors keep a GPU at work."""

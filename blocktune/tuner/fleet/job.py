@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from blocktune.db.records.records import Objective, Outcome, Regime
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, Progress
 from blocktune.tuner.search.strategies import DEFAULT
-from blocktune.tuner.tuned.request import LaunchRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

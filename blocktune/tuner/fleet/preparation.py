@@ -4,11 +4,11 @@ from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME

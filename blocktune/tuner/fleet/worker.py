@@ -26,6 +26,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.background import PreparingCompiler
+from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.job import Job, progress_json
 from blocktune.tuner.fleet.preparation import RefusedError, keep_lethal_launches, prepare
 from blocktune.tuner.fleet.streamed_store import Send, store_of
@@ -35,7 +36,6 @@ from blocktune.tuner.search.report import OnProgress, TuningReport
 from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.search.tune_launch import tune_launch
-from blocktune.tuner.tuned.request import LaunchRequest
 
 INTERRUPTED = 130
 

@@ -21,8 +21,8 @@ from typing import Any
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.files.variables import AUTOTUNE
-from blocktune.kernels.tuned.config import Plain, UserConfig
-from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import Plain, UserConfig
+from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.answers import Answer, Compiled
 from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of

@@ -9,10 +9,10 @@ from typing import Any
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.call import jitted_function
-from blocktune.kernels.tuned.config import TYPES, Plain, Problem
-from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.runtime.autotuned.call import jitted_function
+from blocktune.runtime.autotuned.config import TYPES, Plain, Problem
+from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.jitted.compile_ahead import compile_here
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 

@@ -15,9 +15,9 @@ from importlib import import_module
 from typing import Any
 
 from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.tuned.call import Call, jitted_function
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.call import Call, jitted_function
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.compile.compiler import compile_key
 
 _hook_lock = threading.Lock()

@@ -8,9 +8,9 @@ from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel, kernels_for
-from blocktune.kernels.selection.correction import Measured, Ratio, RelativeConfig, relative_config
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.correction import Measured, Ratio, RelativeConfig, relative_config
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 

@@ -21,14 +21,14 @@ from blocktune.db.records.records import Best
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.selection.correction import Correction, Measured, Ratio, RelativeConfig, Trust
-from blocktune.kernels.selection.expectation import Estimator
-from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-from blocktune.kernels.selection.ladder import Candidate
-from blocktune.kernels.selection.untuned import Untuned
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.correction import Correction, Measured, Ratio, RelativeConfig, Trust
+from blocktune.runtime.selection.expectation import Estimator
+from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+from blocktune.runtime.selection.ladder import Candidate
+from blocktune.runtime.selection.untuned import Untuned
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.measured_shapes import promising, recorded_best, recorded_sweep
 from blocktune.tuner.lab.model_fit import family_of

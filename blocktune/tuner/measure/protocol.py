@@ -24,8 +24,8 @@
    which is to know every config equally well, has no race.
 8. Of contenders in the same rounds, the first in a fixed order within `TIE_BAND` of the fastest wins, by the mean of
    the middle half of their shares of a round. A ratio is beyond noise if it is so by `SETTLED` standard errors. This
-   rule decides finals and the race of an autotuned call (tuner/turns/race.py); docs/models/search.md has its regret on
-   recorded rounds. It changes no time, so it is no part of the version.
+   rule decides finals and the race of an autotuned call (tuner/launches/race.py); docs/models/search.md has its regret
+   on recorded rounds. It changes no time, so it is no part of the version.
 
 Whoever changes any of this increases `PROTOCOL_VERSION`: times of different versions are not comparable. Version 1 had
 no race; a candidate that took twice the anchor's time got two rounds. Its finals were the same.

@@ -8,7 +8,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import Trial
 
 from blocktune.db.records.records import ConfigT
-from blocktune.kernels.tuned.config import Plain
+from blocktune.runtime.autotuned.config import Plain
 from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.prospects import Point, identity
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from blocktune.db.records.records import AnyTrial
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.measure.protocol import TIE_BAND
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.subject.launch import LaunchSubject

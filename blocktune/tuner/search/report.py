@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Generic
 
 from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 from blocktune.tuner.measure.measurement import REPEATED
 from blocktune.tuner.measure.telemetry import disturbances
 from blocktune.tuner.occupancy.calculator import Occupancy

@@ -11,8 +11,8 @@ from typing import Generic, TypeAlias
 from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Best, ConfigT, Objective, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.selection.correction import measured_elsewhere
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.selection.correction import measured_elsewhere
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile.farm import CompileFarm, default_workers
 from blocktune.tuner.measure.device_choice import is_present

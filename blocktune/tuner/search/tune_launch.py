@@ -10,10 +10,12 @@ from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Objective
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
 from blocktune.tuner.search.arguments import SearchOptions
@@ -27,8 +29,6 @@ from blocktune.tuner.search.strategies import require_strategy
 from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
-from blocktune.tuner.turns.launch_bench import LaunchTools
-from blocktune.tuner.turns.launch_runner import LaunchRunner
 
 _UNBOUNDED = 1 << 30
 

@@ -10,9 +10,9 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
 from blocktune.tuner.compile.background import PreparingCompiler

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.cost.roofline import peak_tflops
 from blocktune.tuner.jitted.counts import counts_in
-from blocktune.tuner.turns.launches import with_configs
-from blocktune.tuner.turns.saved_call import meta_of
+from blocktune.tuner.launches.launches import with_configs
+from blocktune.tuner.launches.saved_call import meta_of
 
 logger = logging.getLogger("blocktune")
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from blocktune.db.records.records import Environment, KernelTrial, Outcome, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
-from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import ConfigSpace
+from blocktune.tuner.launches.launches import with_configs
+from blocktune.tuner.launches.saved_call import meta_of
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.waves import Waves
 from blocktune.tuner.subject.costs import author_costs, costs_of
 from blocktune.tuner.subject.subject import Subject
-from blocktune.tuner.turns.launches import with_configs
-from blocktune.tuner.turns.saved_call import meta_of
 
 AT_THE_LIMIT = 1.03
 """A search beyond the list ends at a config that takes no more than this times the least that the device needs."""

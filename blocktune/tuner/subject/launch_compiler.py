@@ -5,14 +5,14 @@ from types import TracebackType
 from typing import Self
 
 from blocktune.db.records.records import Outcome
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile.compiler import CompileResult, resources_of
 from blocktune.tuner.compile.worker import failure_of
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.jitted.specialization import is_importable, specialization_of
-from blocktune.tuner.turns.launches import with_configs
+from blocktune.tuner.launches.launches import with_configs
 
 
 class LaunchCompiler:

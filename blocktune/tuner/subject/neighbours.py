@@ -6,8 +6,8 @@ from itertools import combinations
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import Plain, UserConfig
-from blocktune.kernels.tuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.config import Plain, UserConfig
+from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.occupancy.calculator import Limiter, occupancy
 
 WARPS = (1, 32)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import KernelProblem
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import KernelProblem
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import TuningReport
 from blocktune.tuner.search.tune_launch import tune_launch

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from blocktune.kernels.tuned.config import Problem
-from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
-from blocktune.tuner.tuned.autotune import autotune
+from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
+from blocktune.tuner.drop_in.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
 from tests.support.triton_modes import compiled_here
-from tests.tuner.tuned.conftest import H200
+from tests.tuner.drop_in.conftest import H200
 
 pytestmark = compiled_here
 

@@ -20,8 +20,8 @@ EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")
 @pytest.fixture(autouse=True)
 def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results that ship with the package grow; these tests must not change with them."""
-    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
+    monkeypatch.setattr("blocktune.runtime.store_reader.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", lambda key: None)
     monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.selection.correction import Correction
+from blocktune.runtime.selection.correction import Correction
 from blocktune.tuner.lab.sweep_file import save_sweep
 from tests.tuner.lab.test_untuned import H200, LENGTHS, hidden, sweep
 from tools.pages.pages import with_results

@@ -16,7 +16,7 @@ import pytest
 from blocktune.cli.report.page import door
 from blocktune.cli.report.sources import Sources
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.selection.miss_file import append_misses
+from blocktune.runtime.selection.miss_file import append_misses
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from blocktune.cli.report.shape_views import rungs
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader.sources import JsonConfigs, SqliteConfigs
 
 UNTUNED = AttentionShape(batch=3, num_heads=9, seqlen_q=5000, seqlen_k=5000, head_dim=64)
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from blocktune.kernels.selection.correction import shipped_correction
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.selection.correction import shipped_correction
 
 SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
 
@@ -15,9 +15,9 @@ SHAPE = ("best", "--seq", 8192, "--dim", 64, "--device", "h200")
 @pytest.fixture(autouse=True)
 def _nothing_is_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The results that ship with the package grow; these tests must not change with them."""
-    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.runtime.store_reader.sources.shipped_rows", lambda: iter(()))
     monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
-    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
+    monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", lambda key: None)
 
 
 def test_the_json_of_a_measured_winner_holds_the_contract(tune, winner) -> None:
@@ -99,7 +99,7 @@ def test_a_prediction_is_called_one(tune, winner) -> None:
 
 
 def test_what_is_expected_is_no_result(tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", shipped_correction)
+    monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", shipped_correction)
     result = tune("best", "--seq", 5000, "--dim", 64, "--device", "h200", "--json")
     assert result.exit_code == 3
     assert json.loads(result.stdout)["rung"] == "expected"

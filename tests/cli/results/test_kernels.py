@@ -9,10 +9,10 @@ import pytest
 from blocktune.db.records.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.tuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
-from blocktune.kernels.tuned.frozen import forget_frozen, frozen_winners, load_frozen
-from blocktune.kernels.tuned.launches import Kind, Launches, append_launches
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.frozen import forget_frozen, frozen_winners, load_frozen
+from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from tests.support.triton_modes import compiled_here
 
 H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"

@@ -16,8 +16,8 @@ from blocktune.db.records.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.driver import DriverReport
-from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.config import KernelConfig, Origin
+from blocktune.runtime.store_reader.sources import JsonConfigs
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
 

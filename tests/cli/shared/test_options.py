@@ -10,12 +10,12 @@ import typer
 
 from blocktune.cli.shared.options import ShapeFlags, with_shape_flags
 from blocktune.kernels.hardware import device
-from blocktune.kernels.selection.ladder import Candidate, Rung
-from blocktune.kernels.selection.reasons import explain_candidate
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UnknownDeviceError, UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.runtime.selection.ladder import Candidate, Rung
+from blocktune.runtime.selection.reasons import explain_candidate
 from blocktune.tuner.measure.device_choice import DEFAULT_DEVICE, choose_device
 from tests.support.command_line import CliRunner
 

@@ -11,10 +11,10 @@ import pytest
 from blocktune.db.records.records import Best
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.selection.miss_file import append_misses
-from blocktune.kernels.stored.provenance import ptxas_version, triton_version
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.miss_file import append_misses
+from blocktune.runtime.store_reader.provenance import ptxas_version, triton_version
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 
 H200 = device_named("h200")

@@ -58,8 +58,8 @@ def fake(winner, monkeypatch: pytest.MonkeyPatch) -> FakeTune:
     monkeypatch.setattr("blocktune.tuner.search.tune.tune", stand_in)
     monkeypatch.setattr("blocktune.tuner.search.arguments.require_possible", lambda *given: None)
     monkeypatch.setattr(device, "present_devices", tuple)
-    monkeypatch.setattr("blocktune.kernels.stored.sources.shipped_rows", lambda: iter(()))
-    monkeypatch.setattr("blocktune.kernels.selection.untuned.shipped_correction", lambda key: None)
+    monkeypatch.setattr("blocktune.runtime.store_reader.sources.shipped_rows", lambda: iter(()))
+    monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", lambda key: None)
     return stand_in
 
 

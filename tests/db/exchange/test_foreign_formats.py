@@ -15,11 +15,11 @@ from blocktune.db.exchange.document import Document, document_from
 from blocktune.db.exchange.foreign_formats import ExportFormat, exported_files
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
 from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
-from blocktune.kernels.tuned.config import KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
 
 TILE = KernelConfig("flash_fwd_hopper", 192, 128, 4, 4, extra=(("keep_p", 1),))
 SHAPE = AttentionShape(batch=4, num_heads=32, num_heads_kv=8, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64)

@@ -18,10 +18,10 @@ from blocktune.db.records.records import Best, KernelBest, KernelTrial, Trial
 from blocktune.db.records.row_checksums import record_checksum, served_checksum
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.schema import CURRENT
-from blocktune.kernels.stored.export_file import rows_in_file
-from blocktune.kernels.stored.store_file import SqliteRows
-from blocktune.kernels.stored.store_views import USER_DISPATCH
 from blocktune.kernels.values.errors import BlocktuneError, ImportRejectedError
+from blocktune.runtime.store_reader.export_file import rows_in_file
+from blocktune.runtime.store_reader.store_file import SqliteRows
+from blocktune.runtime.store_reader.store_views import USER_DISPATCH
 from tests.support.stores.older_stores import make_older
 
 SERVED = {

@@ -14,8 +14,8 @@ from blocktune.db.records.records import Best, KernelBest, KernelTrial, Outcome,
 from blocktune.db.recovery.rebuild import Recovery, recover
 from blocktune.db.recovery.salvage import SMALLEST_ROW_BYTES
 from blocktune.db.store import ResultStore
-from blocktune.kernels.tuned.config import KernelProblem, Problem
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError
+from blocktune.runtime.autotuned.config import KernelProblem, Problem
 from tests.db.conftest import KERNEL
 from tests.support.stores.filled_stores import files_in, filled
 

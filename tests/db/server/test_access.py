@@ -11,8 +11,8 @@ import pytest
 from blocktune.cli.main import app
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
-from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.errors import StoreError
+from blocktune.runtime.store_reader.sources import JsonConfigs
 from tests.support.command_line import CliRunner, Result
 from tests.support.stores.postgres_server import PostgresServer, free_port
 

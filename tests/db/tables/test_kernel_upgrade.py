@@ -12,8 +12,8 @@ from blocktune.db.recovery.salvage import salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.store_file import SqliteRows
-from blocktune.kernels.stored.store_views import DISPATCH, USER_DISPATCH
+from blocktune.runtime.store_reader.store_file import SqliteRows
+from blocktune.runtime.store_reader.store_views import DISPATCH, USER_DISPATCH
 from tests.db.conftest import CONFIG, PROBLEM, SOURCE
 from tests.support.stores.older_stores import make_schema_7
 

@@ -14,9 +14,9 @@ from blocktune.db.records.records import Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.places import user_place
-from blocktune.kernels.stored.sources import UserConfigs
 from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.runtime.store_reader.places import user_place
+from blocktune.runtime.store_reader.sources import UserConfigs
 from tests.support.open_folders import let_everyone_through
 
 H200 = device_named("h200")
@@ -97,7 +97,7 @@ READER = """
 import os, resource, sys
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.store_file import SqliteRows
+from blocktune.runtime.store_reader.store_file import SqliteRows
 from blocktune.kernels.values.errors import StoreError
 from pathlib import Path
 limit, user, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -12,7 +12,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.ownership import doubts
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.stored.sources import JsonConfigs, SqliteConfigs, read_source
+from blocktune.runtime.store_reader.sources import JsonConfigs, SqliteConfigs, read_source
 from tests.support.fakes.dispatch_fakes import H200, best, shape_like
 
 pytestmark = pytest.mark.triton_free

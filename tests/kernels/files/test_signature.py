@@ -11,14 +11,14 @@ import pytest
 from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best
-from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.signature import signed
 from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.export_file import rows_in_file, seal_of
-from blocktune.kernels.stored.sources import JsonConfigs, LayeredConfigs, SqliteConfigs, UserConfigs, read_source
 from blocktune.kernels.values.errors import StoreError, UsageError
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.store_reader.export_file import rows_in_file, seal_of
+from blocktune.runtime.store_reader.sources import JsonConfigs, LayeredConfigs, SqliteConfigs, UserConfigs, read_source
 from tests.cli.conftest import Tune, tune, winner
 from tests.support.stores.odd_values import odd_file
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.selection import canary
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.runtime.selection import canary
 from tests.support.attention.feature_cases import WORDS, extras_of, packed, shape_of, tensors
 from tests.support.attention.masked_rows import masked_rows
 from tests.support.triton_modes import DEVICE, runs

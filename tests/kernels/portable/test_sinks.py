@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from blocktune import Dispatcher, flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.dispatch import obstacles, resolver
-from blocktune.kernels.dispatch.launches.plans import KernelPlan
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.sinks.rows import add_sinks, sink_gradients
+from blocktune.runtime.dispatch import obstacles, resolver
+from blocktune.runtime.dispatch.launches.plans import KernelPlan
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.triton_modes import DEVICE, ON_GPU, runs
 

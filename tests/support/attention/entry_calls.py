@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from blocktune.kernels.api.block_sparse import block_sparse_attention
-from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
-from blocktune.kernels.dispatch.dispatcher import Dispatcher, attention
 from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.runtime.api.block_sparse import block_sparse_attention
+from blocktune.runtime.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache
+from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
 
 SIZE = (1, 4, 128, 64)
 PACKED, CACHE, NEW = (256, 4, 64), (2, 512, 2, 64), (2, 1, 2, 64)

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.api.block_sparse import block_sparse_attention
-from blocktune.kernels.api.flash_attn import flash_attn_func, flash_attn_varlen_func
-from blocktune.kernels.api.kv_cache import flash_attn_with_kvcache
-from blocktune.kernels.dispatch.dispatcher import Dispatcher
 from blocktune.kernels.values.block_mask import BlockMask
+from blocktune.runtime.api.block_sparse import block_sparse_attention
+from blocktune.runtime.api.flash_attn import flash_attn_func, flash_attn_varlen_func
+from blocktune.runtime.api.kv_cache import flash_attn_with_kvcache
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
 
 HEADS, HEADS_KV, DIM = 8, 2, 64
 

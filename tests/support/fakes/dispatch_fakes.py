@@ -11,14 +11,14 @@ from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch
-from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
-from blocktune.kernels.dispatch.torch_attention import scaled_dot_product_attention
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, device_named
-from blocktune.kernels.stored.provenance import Reuse, ptxas_version, triton_version
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.dispatch import dispatcher, obstacles, resolver
+from blocktune.runtime.dispatch.torch_attention import scaled_dot_product_attention
+from blocktune.runtime.store_reader.provenance import Reuse, ptxas_version, triton_version
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from tests.support.stores.new_stores import new_store
 
 H200 = device_named("h200")

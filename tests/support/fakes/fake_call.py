@@ -7,12 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Thunk
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import Problem, UserConfig
-from blocktune.kernels.tuned.settings import Settings
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import Problem, UserConfig
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.launches.launches import ConfigLaunch
 from blocktune.tuner.measure.clock import HookedLaunch
 from blocktune.tuner.measure.protocol import Rounds, rotated
-from blocktune.tuner.turns.launches import ConfigLaunch
 
 FIRST, OTHER, THIRD = (UserConfig("m:f", (("BLOCK", block),)) for block in (1, 2, 3))
 

@@ -9,12 +9,12 @@ import torch
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
-from blocktune.kernels.api.cache import appending
 from blocktune.kernels.base import launch, steps
-from blocktune.kernels.dispatch import dispatcher, engine, obstacles, resolver
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.portable.decode import launch as decode
-from blocktune.kernels.selection import canary
+from blocktune.runtime.api.cache import appending
+from blocktune.runtime.dispatch import dispatcher, engine, obstacles, resolver
+from blocktune.runtime.selection import canary
 
 Calls = list[tuple[Any, ...]]
 

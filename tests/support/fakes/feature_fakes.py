@@ -8,14 +8,14 @@ import torch
 
 from blocktune.kernels import registry
 from blocktune.kernels.base.kernel import Launch
-from blocktune.kernels.dispatch import dispatcher, obstacles, resolver
-from blocktune.kernels.dispatch.torch_math import autograd_within_an_op
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.runtime.dispatch import dispatcher, obstacles, resolver
+from blocktune.runtime.dispatch.torch_math import autograd_within_an_op
 from tests.support.fakes.dispatch_fakes import H200, PlainKernel
 
 SERVED = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen", "block_sparse"))

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Settings
-from blocktune.tuner.tuned.autotune import TunedAutotuner
-from blocktune.tuner.tuned.decide import decide
+from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.drop_in.autotune import TunedAutotuner
+from blocktune.tuner.drop_in.decide import decide
 from tests.support.fakes.fake_triton import FakeGpu, active
 
 OnCall = Callable[[TunedKernel, tuple[Any, ...], dict[str, Any]], None]

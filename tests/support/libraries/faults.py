@@ -6,11 +6,11 @@ from typing import Any
 import torch
 import triton
 
-from blocktune.kernels.tuned.kernel import kernels
-from blocktune.kernels.tuned.settings import Settings
+from blocktune.runtime.autotuned.kernel import kernels
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.drop_in.install import install, uninstall
+from blocktune.tuner.launches import isolated
 from blocktune.tuner.measure.environment import source_commit
-from blocktune.tuner.tuned.install import install, uninstall
-from blocktune.tuner.turns import isolated
 from tests.support.libraries.autotuned_kernels import HARMLESS, harmful_kernel
 
 ANSWER_SECONDS = 8.0

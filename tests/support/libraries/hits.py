@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from triton.runtime.autotuner import Autotuner
 
-from blocktune.kernels.tuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.libraries import steps as library_steps
 from tests.support.libraries.calls import handed_over

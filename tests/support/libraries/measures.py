@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.hardware.device import current_device
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.fallback import KernelExplanation
-from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.tuned.triton_config import user_config
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.fallback import KernelExplanation
+from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.triton_config import user_config
+from blocktune.tuner.drop_in.decide import decide
+from blocktune.tuner.drop_in.known import launched_as
+from blocktune.tuner.drop_in.tune_call import tuned_choice
+from blocktune.tuner.launches.launches import OwnLaunches
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.protocol import shares
-from blocktune.tuner.tuned.decide import decide
-from blocktune.tuner.tuned.known import launched_as
-from blocktune.tuner.tuned.tune_call import tuned_choice
-from blocktune.tuner.turns.launches import OwnLaunches
 
 ROUNDS, FINAL_ROUNDS, NEAR = 7, 400, 1.1
 """Rounds of every config, then of those within NEAR of the best: the exhaustive optimum. A launch of 30 us differs by

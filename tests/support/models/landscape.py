@@ -11,9 +11,9 @@ from blocktune.db.records.records import Environment, Outcome
 from blocktune.kernels import registry
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.stored import sources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.store_reader import sources
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult

@@ -25,14 +25,14 @@ from blocktune import (
 )
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.parallel import decode, measured_schedule, messages
-from blocktune.kernels.parallel.plan.cost import fastest, machine_of
-from blocktune.kernels.parallel.plan.schedule import Schedule
-from blocktune.kernels.parallel.ranks import Ranks
-from blocktune.kernels.parallel.request import request_of
-from blocktune.kernels.tuned.frozen import known_rows
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.tuner.tuned import tune_schedule
+from blocktune.runtime.autotuned.frozen import known_rows
+from blocktune.runtime.parallel import decode, measured_schedule, messages
+from blocktune.runtime.parallel.plan.cost import fastest, machine_of
+from blocktune.runtime.parallel.plan.schedule import Schedule
+from blocktune.runtime.parallel.ranks import Ranks
+from blocktune.runtime.parallel.request import request_of
+from blocktune.tuner.drop_in import tune_schedule
 
 Answer = dict[str, Any]
 LENGTH = 16

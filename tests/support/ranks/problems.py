@@ -6,12 +6,12 @@ from math import inf
 
 import torch
 
-from blocktune.kernels.parallel.block_attention import Numbers, call_of
-from blocktune.kernels.parallel.plan.blocks import Block, Sight
-from blocktune.kernels.parallel.plan.layout import SequenceLayout
-from blocktune.kernels.parallel.plan.schedule import Problem, Schedule, columns_of, possible
-from blocktune.kernels.parallel.plan.steps import steps_of
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.runtime.parallel.block_attention import Numbers, call_of
+from blocktune.runtime.parallel.plan.blocks import Block, Sight
+from blocktune.runtime.parallel.plan.layout import SequenceLayout
+from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, columns_of, possible
+from blocktune.runtime.parallel.plan.steps import steps_of
 from tests.support.ranks.cases import Case
 
 HEADS, HEADS_KV, DIM = 32, 8, 128

@@ -10,10 +10,10 @@ from blocktune.db.exchange.document import frozen_document
 from blocktune.db.records.records import AnyBest, Best, Environment, KernelBest
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.stored.export_file import autotuned_rows_in_file, rows_in_file
-from blocktune.kernels.tuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
+from blocktune.runtime.store_reader.export_file import autotuned_rows_in_file, rows_in_file
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.stores.sample_records import winner
 

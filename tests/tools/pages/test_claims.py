@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.hardware.device import device_named
+from blocktune.tuner.launches.race import TIE
 from blocktune.tuner.measure.protocol import FEW_ROUNDS, RACE_MARGIN, SETTLED, TIE_BAND
 from blocktune.tuner.search.finals import CHALLENGER_BAND
 from blocktune.tuner.search.verdict import PREDICTED_TIE
 from blocktune.tuner.subject.launch import AT_THE_LIMIT
-from blocktune.tuner.turns.race import TIE
 from tools import ROOT
 from tools.pages.recorded.facts import FACTS, fact, over_the_best, sweeps
 

@@ -4,11 +4,11 @@ import pytest
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.registry import competing, get_kernel, kernels_for
-from blocktune.kernels.stored.provenance import Reuse
-from blocktune.kernels.stored.sources import JsonConfigs
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape, Direction
+from blocktune.runtime.store_reader.provenance import Reuse
+from blocktune.runtime.store_reader.sources import JsonConfigs
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.dispatch.call import Call
-from blocktune.kernels.dispatch.torch_math import mathematics
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.runtime.dispatch.call import Call
+from blocktune.runtime.dispatch.torch_math import mathematics
 from blocktune.tuner.correctness import feature_reference
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import questions_of

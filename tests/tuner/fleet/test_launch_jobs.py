@@ -8,20 +8,20 @@ import pytest
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
-from blocktune.kernels.tuned.config import UserConfig
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job, progress_from, progress_json
 from blocktune.tuner.fleet.streamed_store import known_for
 from blocktune.tuner.fleet.worker import make_job
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.search.report import Budget, Progress
 from blocktune.tuner.search.tune_launch import LaunchMachine
-from blocktune.tuner.tuned.request import LaunchRequest
-from blocktune.tuner.turns.launch_bench import LaunchTools
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock
 from tests.support.triton_modes import compiled_here
-from tests.tuner.tuned.conftest import H200, compiler, gpu, path
+from tests.tuner.drop_in.conftest import H200, compiler, gpu, path
 
 __all__ = ["compiler", "gpu", "path"]
 

@@ -16,12 +16,12 @@ from triton import language as tl
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.kernel import TunedKernel
-from blocktune.kernels.tuned.settings import Settings
-from blocktune.kernels.tuned.triton_config import user_config
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.triton_config import user_config
 from blocktune.tuner.jitted import server_client
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
 from blocktune.tuner.jitted.offline import compiled_offline, positional_signature

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.exchange.importing import records_from
-from blocktune.kernels.selection.correction import shipped_correction
+from blocktune.runtime.selection.correction import shipped_correction
 from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
 from blocktune.tuner.lab.untuned import Case, UntunedStudy, summary
 

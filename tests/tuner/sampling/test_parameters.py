@@ -3,7 +3,7 @@
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from blocktune.kernels.tuned.config import UserConfig
+from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.parameters import Parameters
 

@@ -13,11 +13,11 @@ from blocktune.db import recorder
 from blocktune.db.records.records import Outcome, Regime
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
-from blocktune.kernels.selection.expectation import Expectation
-from blocktune.kernels.stored.tuned_config import TunedConfig
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, StoreError, UnknownDeviceError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.expectation import Expectation
+from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.measure.measurement import REPEATED, Finals, Measurement
 from blocktune.tuner.search.report import (
     MEASURED_BUDGET,

@@ -11,20 +11,20 @@ import triton
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
-from blocktune.kernels.tuned.call import Call
-from blocktune.kernels.tuned.config import KernelProblem, UserConfig
 from blocktune.kernels.values.config import Origin
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, TuningReport
 from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
-from blocktune.tuner.turns.launch_bench import LaunchTools
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
 from tests.support.libraries.autotuned_kernels import CONFIGS
 from tests.support.triton_modes import compiled_here
-from tests.tuner.tuned.conftest import H200, compiler, decorated, gpu, grid, path
+from tests.tuner.drop_in.conftest import H200, compiler, decorated, gpu, grid, path
 
 __all__ = ["compiler", "gpu", "path"]
 

@@ -9,8 +9,8 @@ import torch
 from blocktune.db.records.records import Environment, KernelTrial, Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.tuned.config import UserConfig
-from blocktune.kernels.tuned.settings import Settings
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.subject.launch import LaunchSubject
 from tests.support.fakes.fake_call import FIRST, OTHER, THIRD, fake_call
 

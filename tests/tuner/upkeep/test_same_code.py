@@ -9,7 +9,7 @@ import pytest
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.stored.export_file import exported_checksum
+from blocktune.runtime.store_reader.export_file import exported_checksum
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tools.checks import same_code
 

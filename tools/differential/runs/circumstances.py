@@ -201,7 +201,7 @@ def _captured_first(inputs: Inputs, call: Callable[[], Results]) -> list[Results
 
 def forget() -> None:
     """Makes the next call the first one of its kind."""
-    from blocktune.kernels.dispatch.dispatcher import attention
+    from blocktune.runtime.dispatch.dispatcher import attention
 
     attention.reload()
 

@@ -1,7 +1,7 @@
 """The CPU as a GPU of the catalogue, for kernels in Triton's interpreter (TRITON_INTERPRET=1)."""
 
-from blocktune.kernels.dispatch import obstacles, resolver
 from blocktune.kernels.hardware.device import device_named
+from blocktune.runtime.dispatch import obstacles, resolver
 
 
 def pretend(name: str) -> None:

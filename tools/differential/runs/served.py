@@ -9,7 +9,7 @@ class ServedBy:
     """Looks at the plans of `blocktune.attention`, which are few: it forgets all of them first."""
 
     def __init__(self) -> None:
-        from blocktune.kernels.dispatch.dispatcher import attention
+        from blocktune.runtime.dispatch.dispatcher import attention
 
         attention.reload()
         self._dispatcher = attention

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from blocktune.kernels.selection import pytorch_rival
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection import pytorch_rival
 
 DEAD = 3
 """The exit code of a process whose CUDA context is lost."""

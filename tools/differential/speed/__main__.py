@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from blocktune.cli.output.json_files import write_atomically
-from blocktune.kernels.selection.pytorch_rival import FORMAT, SCHEMA
+from blocktune.runtime.selection.pytorch_rival import FORMAT, SCHEMA
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.environment import source_commit
 from tools.differential.speed.ahead import compile_ahead

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.selection import pytorch_rival
+from blocktune.runtime.dispatch.dispatcher import attention
+from blocktune.runtime.selection import pytorch_rival
 from tools.differential.speed.cases import SpeedCase
 
 Attend = Callable[..., Tensor]

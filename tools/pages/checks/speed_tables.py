@@ -9,7 +9,7 @@ from typing import Any
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.output.render import commit_sentence
-from blocktune.kernels.selection.pytorch_rival import FORMAT, MAX_EXTRA_US, MAX_RATIO, SCHEMA, SUFFIX
+from blocktune.runtime.selection.pytorch_rival import FORMAT, MAX_EXTRA_US, MAX_RATIO, SCHEMA, SUFFIX
 
 __all__ = ["SUFFIX", "block"]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
-from blocktune.kernels.selection.correction import SUFFIX as CORRECTION
-from blocktune.kernels.selection.expectation import Expectation
-from blocktune.kernels.selection.untuned import shipped_untuned
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
+from blocktune.runtime.selection.expectation import Expectation
+from blocktune.runtime.selection.untuned import shipped_untuned
 from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
 from tools import RECORDS

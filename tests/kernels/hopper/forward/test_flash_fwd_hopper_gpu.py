@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
-from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper
 from blocktune.kernels.portable.sinks.results import with_sinks
@@ -21,6 +20,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.dispatch.launches.results import empty_output
 from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]

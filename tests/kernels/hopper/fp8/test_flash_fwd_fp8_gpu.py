@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from blocktune import attention_fp8
-from blocktune.kernels.dispatch.dispatcher import attention
-from blocktune.kernels.dispatch.launches.results import empty_output
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.fp8.kernel import FlashForwardFp8
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal
+from blocktune.runtime.dispatch.dispatcher import attention
+from blocktune.runtime.dispatch.launches.results import empty_output
 from tests.support.hopper_gpu import skip_elsewhere
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(120, method="thread")]

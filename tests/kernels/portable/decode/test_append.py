@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.api.cache.appending import positions_from
-from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.portable.decode.append import AppendLaunch, append_obstacle
+from blocktune.runtime.api.cache.appending import positions_from
+from blocktune.runtime.api.cache.rows import CacheRows
 from tests.support.triton_modes import DEVICE, runs
 
 pytestmark = pytest.mark.interpreted

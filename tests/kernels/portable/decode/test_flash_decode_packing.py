@@ -10,10 +10,10 @@ import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
 from blocktune.kernels.portable.decode.defaults import PAIRED_KEYS
-from blocktune.kernels.selection.fallback import ConfigTable, climb_down
-from blocktune.kernels.selection.ladder import Candidate
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+from blocktune.runtime.selection.ladder import Candidate
 from tests.kernels.portable.decode.test_flash_decode import (
     DEVICE,
     HOPPER,

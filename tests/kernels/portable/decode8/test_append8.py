@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from blocktune.kernels.api.cache.appending import positions_from
-from blocktune.kernels.api.cache.rows import CacheRows
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.portable.decode8.append import Append8Launch, append8_kernel, append8_obstacle
 from blocktune.kernels.values.shape import FP8
 from blocktune.kernels.values.short_numbers import BOUNDS, shortened
+from blocktune.runtime.api.cache.appending import positions_from
+from blocktune.runtime.api.cache.rows import CacheRows
 from blocktune.tuner.compile.compiler import compiled_code, resources_of
 from tests.kernels.portable.decode.test_append import int32, new_rows
 from tests.support.triton_modes import DEVICE, compiled_here, runs

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from blocktune.cli.output.json_files import write_atomically
-from blocktune.kernels.selection.pytorch_rival import FORMAT, SCHEMA
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.selection.pytorch_rival import FORMAT, SCHEMA
 from tools.pages.checks.speed_tables import NOT_RUN, block, tables
 
 CASE: dict[str, Any] = {

@@ -1,0 +1,129 @@
+"""Packed queries over keys that lie in pages: chunks of prompts, and decoding, over a paged cache.
+
+Few queries of each sequence are padded at their beginning, which leaves the last one at the last key, and read the
+pages where they are. More queries are worth a copy of the keys in their order, which every forward kernel reads.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from torch.compiler import is_compiling
+
+from blocktune.kernels.values.shape import Causal
+from blocktune.runtime.api.cache.rows import CacheRows
+from blocktune.runtime.dispatch.call import Call
+from blocktune.runtime.dispatch.call_checks import check_dimensions, check_sizes
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.dispatch.obstacles import needs_gradients
+
+FEW_QUERIES = 32
+"""Up to here the padding costs decoding next to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Of every packed token the number of its sequence and its place in it, int64 [tokens]; of those after the last
+    sequence the place goes on."""
+
+    sequence: Tensor
+    place: Tensor
+
+    @classmethod
+    def of(cls, bounds: Tensor, count: int) -> Self:
+        """Return the first `count` tokens of sequences that begin at `bounds`, int32 [sequences + 1]."""
+        token = torch.arange(count, device=bounds.device)
+        found = torch.searchsorted(bounds.long(), token, right=True) - 1
+        sequence = found.clamp(max=bounds.shape[0] - 2)
+        return cls(sequence, token - bounds.long()[sequence])
+
+
+def check_pages(query: Tensor, k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, dispatcher: Dispatcher) -> None:
+    """Check the pages of packed queries [1, num_heads, tokens, head_dim], over keys of sequences with these bounds.
+
+    Raises:
+        UsageError: the tensors do not fit each other, the table is not int32 [sequences, max_pages], names a page that
+            is not there or too few for the keys.
+    """
+    check_dimensions("[pages, page_size, heads, dim]", k=k, v=v)
+    check_sizes(query, *(pages.transpose(1, 2)[:1] for pages in (k, v)), names="q, k and v")
+    lengths = lengths_of(bounds)
+    rows = CacheRows.of(lengths, None, None, table)
+    if not is_compiling():
+        k_pages, v_pages, pages = rows.as_pages(k, v)
+        sizes, page_size = (lengths.shape[0], 1, rows.capacity(k)), k_pages.shape[1]
+        tensors = {"block_table": pages, "cache_seqlens": lengths}
+        call = Call.of(causal=Causal.NONE, scale=1.0, page_size=page_size, lengths=sizes, **tensors)
+        dispatcher.check(query, k_pages, v_pages, call)
+
+
+def lengths_of(bounds: Tensor) -> Tensor:
+    """Return the lengths of sequences with these bounds, int32 [sequences]."""
+    return (bounds[1:] - bounds[:-1]).contiguous()
+
+
+def as_sequences(k: Tensor, v: Tensor, table: Tensor, bounds: Tensor, longest: int) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of pages as packed sequences [tokens, heads, dim] with these bounds. There are as many
+    tokens as sequences of the longest length have, since no one waits for the GPU to count them."""
+    size, pages = k.shape[1], table.shape[1]
+    tokens = Tokens.of(bounds, table.shape[0] * min(longest, pages * size))
+    page = table.long()[tokens.sequence, (tokens.place // size).clamp(max=pages - 1)]
+    is_key = tokens.place < lengths_of(bounds)[tokens.sequence]  # after them the table may hold anything
+    row = tokens.place % size
+    page = page.where(is_key, 0)
+    return k[page, row], v[page, row]
+
+
+def reads_pages(query: Tensor, k: Tensor, v: Tensor, longest: int, asked: dict[str, Any]) -> bool:
+    """Return whether padded queries are the better way, and a way at all: over a cache there are neither gradients nor
+    dropout, and the batch decides by its longest sequence."""
+    few = 0 < longest <= FEW_QUERIES and query.numel() > 0
+    is_plain = not asked.get("dropout_p") and not asked.get("num_splits")
+    return few and is_plain and not needs_gradients(query, k, v, asked.get("sinks"), asked.get("alibi_slopes"))
+
+
+def over_pages(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    longest: int,
+    asked: dict[str, Any],
+    *,
+    lse: bool,
+    dispatcher: Dispatcher,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention of packed queries [tokens, num_heads, head_dim], at most `longest` of a sequence, over pages.
+
+    Args:
+        asked: the arguments of `Call.of`, with the bounds of sequences.
+
+    Returns:
+        the output [tokens, num_heads, head_dim_v] and the log-sum-exp [num_heads, tokens], None unless it is wanted.
+    """
+    k_pages, v_pages, pages = CacheRows(table=table).as_pages(k, v)
+    assert pages is not None  # since there was a table
+    others = {name: own for name, own in asked.items() if name not in ("cu_seqlens_q", "cu_seqlens_k", "dropout_p")}
+    bounds, bounds_k = asked["cu_seqlens_q"].long(), asked["cu_seqlens_k"]
+    slots = torch.arange(longest, device=q.device) - longest
+    padded = q[(bounds[1:, None] + slots).clamp(min=0)]
+    out, sums = dispatcher.attend(
+        padded.transpose(1, 2),
+        k_pages.transpose(1, 2),
+        v_pages.transpose(1, 2),
+        lse=lse,
+        cache_seqlens=lengths_of(bounds_k),
+        block_table=pages,
+        page_size=k_pages.shape[1],
+        lengths=(table.shape[0], longest, pages.shape[1] * k_pages.shape[1]),
+        **others,
+    )
+    tokens = Tokens.of(bounds, q.shape[0])
+    slot = tokens.place - (bounds[1:] - bounds[:-1])[tokens.sequence] + longest
+    inside = slot < longest
+    row = tokens.sequence, slot.clamp(max=longest - 1)
+    packed = out.transpose(1, 2)[row].masked_fill(~inside[:, None, None], 0.0)
+    if not lse or sums is None:
+        return packed, None
+    return packed, sums.transpose(1, 2)[row].masked_fill(~inside[:, None], float("-inf")).T

@@ -1,0 +1,112 @@
+"""One call of an autotuned kernel that no choice is known for yet."""
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import CONFIGS, Problem, UserConfig
+from blocktune.runtime.autotuned.settings import Settings
+
+if TYPE_CHECKING:
+    import triton
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A launch with its arguments, and what it may be launched with.
+
+    tuner: Triton's object. function: the jitted function inside. problem: without the list of configs. configs: those
+    that are left after pruning, in the order of the list, by their stored form.
+    """
+
+    tuner: "Autotuner"
+    function: "JITFunction | InterpretedFunction"
+    name: str
+    source_hash: str
+    problem: Problem
+    configs: "Mapping[UserConfig, triton.Config]"
+    args: Sequence[object]
+    kwargs: Mapping[str, object]
+    settings: Settings
+
+    @property
+    def named(self) -> dict[str, object]:
+        """The arguments by name, the grid and launch options included, as hooks get them."""
+        return {**dict(zip(self.tuner.arg_names, self.args, strict=False)), **self.kwargs}
+
+    def grid(self, meta: Mapping[str, object]) -> tuple[int, ...]:
+        """Return the grid of a launch with these arguments and constants."""
+        grid = cast(Grid, self.kwargs["grid"])
+        return tuple(grid(meta) if callable(grid) else grid)
+
+    @property
+    def default(self) -> UserConfig:
+        """The first config of the list."""
+        return next(iter(self.configs))
+
+    @property
+    def listed_problem(self) -> Problem:
+        """The problem with the list that its winner is chosen from: each list has winners of its own."""
+        words = "\n".join(sorted(config.document for config in self.configs))
+        if self.settings.expand:
+            words += f"\nexpand {self.settings.expand}"
+        digest = hashlib.sha256(words.encode()).hexdigest()[:12]
+        return Problem.of(dict(self.problem.arguments) | {CONFIGS: digest})
+
+
+def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
+    """Return the function of `triton.jit` inside of decorators.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    inner = fn
+    while inner is not None and not isinstance(inner, (JITFunction, InterpretedFunction)):
+        inner = None if inspect.isfunction(inner) else getattr(inner, "fn", None)
+    if inner is None:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        raise UsageError(f"{name} is not a function of `triton.jit`. Decorate it first.")
+    return inner
+
+
+def pruned_configs(
+    tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
+) -> "dict[UserConfig, triton.Config]":
+    """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
+    from blocktune.runtime.autotuned.triton_config import user_config
+
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        pruned = tuner.prune_configs(dict(kwargs))
+    finally:
+        tuner.nargs = None
+    kept: dict[UserConfig, triton.Config] = {}
+    for config in pruned:
+        kept.setdefault(user_config(name, config), config)
+    return kept
+
+
+def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, object]) -> None:
+    """Require that a call gives no parameter that is tuned.
+
+    Raises:
+        UsageError: the call gives a parameter that is tuned.
+    """
+    tuned = {parameter for config in configs.values() for parameter in config.all_kwargs()}
+    conflicts = sorted(tuned & given.keys())
+    if conflicts:
+        raise UsageError(
+            f"The call of {name} gives {', '.join(conflicts)}, which its configs give too. Leave it out of the call, "
+            "or out of the configs."
+        )

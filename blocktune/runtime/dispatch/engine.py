@@ -1,0 +1,369 @@
+"""From a call to a plan for each direction, or to PyTorch, and autograd around.
+
+`Dispatcher` adds the signature of PyTorch's attention to this.
+"""
+
+import os
+import threading
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from blocktune.kernels.files.signature import trusted_key
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.shape import Direction
+from blocktune.runtime.dispatch.autograd import KernelCall, draw
+from blocktune.runtime.dispatch.call import EXTRA_TENSORS, Call, PlanUse
+from blocktune.runtime.dispatch.call_checks import check_capture, check_values
+from blocktune.runtime.dispatch.graphs import attend as graphs
+from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
+from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
+from blocktune.runtime.dispatch.launches.layout import Layout
+from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
+from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
+from blocktune.runtime.dispatch.obstacles import (
+    call_obstacle,
+    is_capturing,
+    is_short_cache,
+    is_symbolic,
+    needs_gradients,
+)
+from blocktune.runtime.dispatch.resolver import MAX_PLANS, Resolver
+from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
+from blocktune.runtime.dispatch.snapshot import Snapshot
+from blocktune.runtime.dispatch.torch_math import is_sdpa_call, mathematics, mathematics_gradients
+from blocktune.runtime.store_reader.background import MAX_SECONDS
+from blocktune.runtime.store_reader.sources import ConfigSource, default_source, require_source
+
+Plans = tuple[KernelPlan, KernelPlan | None]
+"""Of the forward, and of the backward if a gradient is needed."""
+
+FOR_KERNELS = PlanUse(sums=True)
+"""A plan whose calls PyTorch computes only where no kernel of ours does."""
+
+Results = tuple[Tensor, Tensor | None]
+"""Output and log-sum-exp."""
+
+
+class Engine:
+    """Plans from the configs of a source. Threads may share it, and it survives a fork. The arguments are those of
+    `Dispatcher`.
+
+    Raises:
+        UsageError: `source` is no source, such as a path.
+    """
+
+    def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
+        self._strict = strict
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._source = default_source() if source is None else source
+        require_source(self._source)
+        self._number = register_engine(self)  # by which compiled graphs name it
+        self._begin(self._snapshot())
+
+    @property
+    def source(self) -> ConfigSource:
+        """Where configs come from."""
+        return self._source
+
+    @property
+    def strict(self) -> bool:
+        """Whether only exact measurements are taken."""
+        return self._strict
+
+    @property
+    def resolver(self) -> Resolver:
+        """What has been decided so far; another one takes its place when configs have come."""
+        return self._resolver
+
+    def use(self, source: ConfigSource) -> None:
+        """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
+
+        Raises:
+            UsageError: it is no source.
+        """
+        require_source(source)
+        self._source = source
+        self.reload()
+
+    def reload(self) -> None:
+        """Read the source again for the devices seen so far, then forget all plans.
+
+        Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
+        """
+        snapshot = self._snapshot()
+        for device in self._resolver.snapshot.devices:
+            snapshot.begin(device)
+        for device in snapshot.devices:
+            snapshot.table(device, MAX_SECONDS)
+        self._begin(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        """Return a new snapshot of the source; a strict dispatcher takes signed files alone if the user has named a
+        key."""
+        return Snapshot(self._source, self._renew, trusted_key() if self._strict else None)
+
+    def _begin(self, snapshot: Snapshot) -> None:
+        with self._miss_lock():
+            self._resolver = Resolver(snapshot, strict=self._strict)
+            self._checked: set[Any] = set()  # kinds of calls whose values were looked at
+
+    def _renew(self, snapshot: Snapshot) -> None:
+        """Forget the plans if they were made without what has been read since. Any thread may call it."""
+        with self._miss_lock():
+            if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
+                self._resolver = self._resolver.renew()
+
+    def _settle(self, device: DeviceSpec | int | None) -> None:
+        """Wait until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
+        decided then stays. None is the current device."""
+        with self._miss_lock():
+            snapshot = self._resolver.snapshot
+            spec = device if isinstance(device, DeviceSpec) else self._resolver.device(device)
+            configs = snapshot.begin(spec) if isinstance(spec, DeviceSpec) else None
+        if configs is not None:
+            configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
+            self._renew(snapshot)
+
+    def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None:
+        """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
+        bound = self._resolver.fast_path.find(options, tensors)
+        return bound if isinstance(bound, KernelCall) else None
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        lse: bool = False,
+        layout: Layout = Layout.HEADS_FIRST,
+        remember: Remember | None = None,
+        **arguments: Any,
+    ) -> Results:
+        """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
+        Differentiable, both. Autocast converts as it does for PyTorch's attention.
+
+        Args:
+            layout: of the entry point's tensors. Autograd keeps those, as in calls by the fast path:
+                checkpoints compare the two.
+            remember: gets what serves the call, where our kernels do, to add it to the fast path.
+            arguments: the arguments of `Call.of`.
+
+        Raises:
+            UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
+        """
+        if is_distributed(query):
+            return self._attend_locally(query, key, value, lse, arguments)
+        if arguments.get("cache_seqlens") is not None and is_short_cache(query, key):
+            (query,) = autocast_tensors(query)  # the cache stays as it is
+        else:
+            query, key, value = autocast_tensors(query, key, value)
+        is_changed = not arguments["scale"] > 0
+        query, arguments["scale"] = with_positive_scale(query, arguments["scale"])
+        if is_symbolic(query):
+            return graphs.attend(query, key, value, dispatcher=self._number, lse=lse, **arguments)
+        call = Call.of(**arguments).over(query, key)
+        self.check(query, key, value, call)
+        extras = call.extras
+        is_slope_fixed = not needs_gradients(extras.alibi_slopes)  # our kernels compute no gradient of slopes
+        if is_slope_fixed and call_obstacle(query, key, value, extras.mask, extras.dropout_p) is None:
+            remember = None if is_changed else remember
+            found = self.serve(query, key, value, call, lse=lse, layout=layout, remember=remember)
+            if not isinstance(found, TorchPlan):
+                return found
+            found.calls += 1
+        # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
+        if lse or not is_sdpa_call(query, key, call):
+            if is_capturing(query):
+                check_capture(call)
+            call = with_new_seed(call, query.device)
+        out, sums = mathematics(query, key, value, call, lse=lse)
+        return permute_like(query, out), sums
+
+    def _attend_locally(
+        self, query: Tensor, key: Tensor, value: Tensor, lse: bool, arguments: dict[str, Any]
+    ) -> Results:
+        """Return `attend` of DTensors.
+
+        Raises:
+            UsageError: pairs are to be dropped.
+        """
+        if arguments.get("dropout_p"):
+            refuse_distributed(query, "Attention with dropout")
+        mask, sizes = arguments.pop("block_mask", None), arguments.pop("lengths", None)
+        tensors = {name: arguments.pop(name, None) for name in EXTRA_TENSORS}
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, blocks: Tensor | None = None, **own: Tensor) -> Results:
+            own_mask = None if blocks is None else replace(mask, mask=blocks)
+            own_sizes = sizes if sizes is None or "cu_seqlens_q" in own else (query.shape[0], *sizes[1:])
+            others: dict[str, Any] = arguments | own
+            out, sums = self.attend(query, key, value, lse=lse, block_mask=own_mask, lengths=own_sizes, **others)
+            return out, sums if lse else None
+
+        return attend_locally(attend, query, key, value, tensors | {BLOCKS: None if mask is None else mask.mask})
+
+    def serve(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        *,
+        lse: bool = False,
+        layout: Layout = Layout.HEADS_FIRST,
+        remember: Remember | None = None,
+    ) -> Results | TorchPlan:
+        """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
+        computes the call, which has no `call_obstacle`."""
+        resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
+        if isinstance(plans, TorchPlan):
+            return plans
+        forward, backward = plans
+        bound = KernelCall(call, forward, backward, lse=lse, layout=layout)
+        if remember is not None and _may_repeat(query, call):
+            remember(resolver.fast_path, bound)
+        if backward is None and not bound.drops:  # recorded when the next call comes by the fast path
+            return forward.forward(query, key, value, call.scale, call.extras)
+        tensors = (tensor for tensor in call.tensors if tensor is not None)
+        outside = layout.all_from_heads_first((query, key, value))
+        out, sums = bound(*outside, *tensors, block_mask=call.extras.block_mask)
+        return *layout.to_heads_first(out), sums
+
+    def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
+        """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.
+
+        Raises:
+            UsageError: lengths or tables of the call point outside the tensors.
+        """
+        if call.lengths is None or is_symbolic(query) or is_distributed(query):
+            return
+        if query.device.type == "cpu":
+            check_values(query, key, call)
+            return
+        kind = call.kind(query, key, value)
+        if kind in self._checked or is_capturing(query):
+            return
+        check_values(query, key, call)
+        if len(self._checked) >= MAX_PLANS:
+            self._checked.clear()
+        self._checked.add(kind)
+
+    def plans(self, query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool = False) -> Plans | TorchPlan:
+        """Return the plan of the forward, and of the backward where gradients are needed; or why PyTorch computes the
+        call, which has no `call_obstacle`. lse: whether the log-sum-exp is wanted."""
+        backward = None
+        competes = not lse and is_sdpa_call(query, key, call)
+        if needs_gradients(query, key, value, call.extras.sinks):
+            use = PlanUse(sums=True, competes=competes)
+            found = self.plan(query, key, value, call, Direction.BACKWARD, use)
+            if isinstance(found, TorchPlan):
+                return found
+            backward = found
+        sums = lse or backward is not None or call.extras.sinks is not None
+        use = PlanUse(sums=sums, competes=competes)
+        forward = self.plan(query, key, value, call, Direction.FORWARD, use)
+        return forward if isinstance(forward, TorchPlan) else (forward, backward)
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
+    ) -> Plan:
+        """Return the plan of one direction."""
+        place = call.plan_key(query, key, value, direction, use)
+        plan = self._resolver.plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
+        return plan
+
+    def torch_plan(self, reason: str) -> TorchPlan:
+        """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
+        plan = self._resolver.plans.get(reason)
+        if isinstance(plan, TorchPlan):
+            return plan
+        with self._miss_lock():
+            return self._resolver.torch_plan(reason)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        *,
+        lse: bool,
+        sums: bool = True,
+        remember: Remember | None = None,
+    ) -> Results:
+        """Return `attend` without autograd and with the call's own seed, for the ops of compiled graphs: the output has
+        the strides of `empty_output` whoever computes it. sums: whether there is a log-sum-exp at all."""
+        call, resolver = call.over(query, key), self._resolver
+        self.check(query, key, value, call)
+        use = PlanUse(sums=sums, competes=not sums and is_sdpa_call(query, key, call))
+        plan = self.plan(query, key, value, call, Direction.FORWARD, use) if call.scale > 0 else None
+        if isinstance(plan, KernelPlan):
+            if remember is not None and _may_repeat(query, call):
+                remember(resolver.fast_path, KernelCall(call, plan, None, lse=sums))
+            return plan.forward(query, key, value, call.scale, call.extras)
+        if plan is not None:
+            plan.calls += 1
+        out, lse_of_rows = mathematics(query, key, value, call, lse=lse or call.features.dropout)
+        return with_strides_of(out, empty_output(query, value.shape[-1])), lse_of_rows
+
+    def backward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        grad: Tensor,
+        call: Call,
+        *,
+        grad_lse: Tensor | None = None,
+        remember: Remember | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of `forward` but for that of sinks, laid out as `new_gradients` are whoever computes
+        them. grad_lse: the gradient of the log-sum-exp, None for 0."""
+        call, resolver = call.over(query, key), self._resolver
+        plans = self._plans_of_both(query, key, value, call)
+        if plans is not None:
+            if remember is not None and _may_repeat(query, call):
+                remember(resolver.fast_path, KernelCall(call, *plans, lse=True))
+            extras = call.extras.with_grad_lse(grad_lse)
+            return plans[1].backward(query, key, value, out, lse, grad, call.scale, extras)
+        return mathematics_gradients(query, key, value, call, grad, grad_lse)
+
+    def _plans_of_both(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call
+    ) -> tuple[KernelPlan, KernelPlan] | None:
+        """Return the plans of forward and backward, if our kernels compute both."""
+        if not call.scale > 0:
+            return None
+        forward = self.plan(query, key, value, call, Direction.FORWARD)
+        backward = self.plan(query, key, value, call, Direction.BACKWARD)
+        if isinstance(forward, KernelPlan) and isinstance(backward, KernelPlan):
+            return forward, backward
+        return None
+
+    def _miss_lock(self) -> threading.RLock:
+        """Return the lock that only misses take. A forked child may have inherited it locked by a thread that it does
+        not have."""
+        if os.getpid() != self._pid:
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        return self._lock
+
+
+def with_new_seed(call: Call, device: torch.device) -> Call:
+    """Return the call with a new seed; itself without dropout."""
+    return call.with_seed(*draw(device)) if call.features.dropout else call
+
+
+def _may_repeat(query: Tensor, call: Call) -> bool:
+    """Return whether further calls of this kind go the same way: on the CPU each has its lengths looked at, and what a
+    CUDA graph captures may come from earlier plans."""
+    return (call.lengths is None or query.device.type != "cpu") and not is_capturing(query)

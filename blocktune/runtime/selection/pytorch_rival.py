@@ -1,0 +1,147 @@
+"""PyTorch's own attention as a candidate: how long calls took by our kernels next to it, on a device that was measured.
+
+Drawn calls were timed in turns with the kernel that PyTorch chooses by itself (`DEVICE.speed-fuzz.json`). The ratio of
+a shape follows from the near ones of its class. PyTorch serves a call where it is expected to be faster, and on devices
+where nothing was measured.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib import resources
+from typing import Any
+
+from blocktune.kernels.files.reading import read_resource
+from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.features import MaskKind
+from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
+from blocktune.runtime.selection.correction import measured_elsewhere, shipped_correction
+from blocktune.runtime.selection.near_shapes import distance
+from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
+
+FORMAT, SCHEMA = "blocktune-speed-fuzz", 1
+SUFFIX = ".speed-fuzz.json"
+
+MAX_RATIO, MAX_EXTRA_US = 1.03, 1.0
+"""By how much a call of ours may take longer than PyTorch's: a call is slower if it exceeds both."""
+
+REACH = 12.0
+"""Doublings by which shapes of a class differ beyond which one says nothing of the other."""
+
+MIN_SHAPES = 3
+"""Near shapes that must have been timed."""
+
+WIDTH_WEIGHT = 4.0
+"""Doublings of distance that one doubling of a head dimension counts as: it decides which tiles fit."""
+
+PYTORCHS_FEATURES = frozenset({str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "deterministic"})
+"""Features that PyTorch has kernels for. Dropped pairs are its own: a call with dropout stays where it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """A shape, with the times of our kernel and of PyTorch's in microseconds."""
+
+    shape: AttentionShape
+    ours_us: float
+    pytorch_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is expected of a shape: our time over PyTorch's, by how much it is longer, and on how many shapes it
+    rests."""
+
+    ratio: float
+    extra_us: float
+    shapes: int
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether PyTorch's kernel is expected to be faster."""
+        return self.ratio > MAX_RATIO and self.extra_us > MAX_EXTRA_US
+
+
+class PytorchRival:
+    """What is known of PyTorch's attention on one device."""
+
+    def __init__(self, duels: Iterable[Duel]) -> None:
+        self._by_class: dict[tuple[Any, ...], list[Duel]] = {}
+        for duel in duels:
+            self._by_class.setdefault(_class_of(duel.shape), []).append(duel)
+
+    def outlook(self, shape: AttentionShape) -> Outlook | None:
+        """Return what the near shapes of its class say of a shape; None where too few were timed."""
+        near = [
+            (1 / (1 + away) ** 2, duel)
+            for duel in self._by_class.get(_class_of(shape), ())
+            if (away := _distance(duel.shape, shape)) <= REACH
+        ]
+        if len(near) < MIN_SHAPES:
+            return None
+        total = sum(weight for weight, _ in near)
+        ratio = math.exp(sum(weight * math.log(duel.ours_us / duel.pytorch_us) for weight, duel in near) / total)
+        pytorch_us = math.exp(sum(weight * math.log(duel.pytorch_us) for weight, duel in near) / total)
+        return Outlook(ratio=ratio, extra_us=(ratio - 1) * pytorch_us, shapes=len(near))
+
+
+def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:
+    """Return why PyTorch's kernel should serve an untuned call that it computes as well; None where ours should."""
+    if shape.features.names - PYTORCHS_FEATURES or shape.dtype == FP8 or shape.causal is Causal.LOWER_RIGHT:
+        return None
+    if shape.group_size > 1 and (shape.dtype == "float32" or shape.features.mask is not MaskKind.NONE):
+        return None  # PyTorch has no kernel for these that keeps the scores out of memory
+    if shipped_correction(device_key) is None:
+        return "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` stores a result"
+    rival = shipped_rival(device_key)
+    outlook = None if rival is None else rival.outlook(shape)
+    if outlook is None or not outlook.is_slower:
+        return None
+    return (
+        f"PyTorch's kernel is expected to be faster: ours took {outlook.ratio:.2f} times as long in {outlook.shapes} "
+        "near shapes that were timed next to it"
+    )
+
+
+def rival_on(device: DeviceSpec) -> Callable[[AttentionShape], str | None]:
+    """Return `reason_for_pytorch` for a device."""
+    return partial(reason_for_pytorch, device_key=device.key)
+
+
+@cache
+def shipped_rival(device_key: str) -> PytorchRival | None:
+    """Return what ships for a device, or for the one whose correction it takes; None without such a file.
+
+    Raises:
+        UsageError: the file is broken.
+    """
+    name = measured_elsewhere(device_key) or device_key.split("|")[0]
+    entry = resources.files(SHIPPED_RESULTS) / f"{name.removeprefix('nvidia ').split()[0]}{SUFFIX}"
+    if not entry.is_file():
+        return None
+    document = json.loads(read_resource(entry))
+    if document.get("format") != FORMAT:
+        raise UsageError(f"{entry.name} must have the format {FORMAT!r}, but got {document.get('format')!r:.80}.")
+    return PytorchRival(duel for record in document["cases"] if (duel := _duel_of(record)) is not None)
+
+
+def _duel_of(record: Mapping[str, Any]) -> Duel | None:
+    """Return the duel of a record; None for a call that one of the two refused."""
+    if record["error"]:
+        return None
+    return Duel(AttentionShape.from_json(record["shape"]), record["ours_us"], record["pytorch_us"])
+
+
+def _class_of(shape: AttentionShape) -> tuple[Any, ...]:
+    """Return what must agree: which kernels of ours serve a shape, and which of PyTorch's."""
+    widths = tuple(math.gcd(width, 16) // 8 for width in (shape.head_dim, shape.head_dim_v))
+    few_queries = shape.direction is Direction.FORWARD and shape.seqlen_q < min(shape.seqlen_k, 32)
+    return shape.direction, shape.element_bytes, shape.features.mask, widths, few_queries
+
+
+def _distance(measured: AttentionShape, shape: AttentionShape) -> float:
+    wider = abs(math.log2(measured.head_dim / shape.head_dim)) + abs(math.log2(measured.head_dim_v / shape.head_dim_v))
+    return distance(measured, shape) + WIDTH_WEIGHT * wider / 2

@@ -1,0 +1,107 @@
+"""The choice of a call that its process does not know: what is known elsewhere, else what is measured now."""
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from blocktune.kernels.hardware.device import DeviceSpec, current_device
+from blocktune.kernels.hardware.driver import read_driver
+from blocktune.kernels.values.errors import NoDeviceError, UsageError
+from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.fallback import KernelExplanation
+from blocktune.runtime.selection.ladder import Rung
+from blocktune.tuner.drop_in.known import default_choice, known_choice, launched_as
+from blocktune.tuner.drop_in.node_lock import node_lock
+
+logger = logging.getLogger("blocktune")
+
+
+@contextmanager
+def needing_a_gpu(kernel: str) -> Iterator[None]:
+    """Let an error that there is none say what can be done without one for a kernel of the user's, of which no command
+    about shapes knows.
+
+    Raises:
+        NoDeviceError: there is no GPU.
+    """
+    try:
+        yield
+    except NoDeviceError as error:
+        report = read_driver()
+        if report.devices:
+            raise  # there are others
+        raise NoDeviceError(
+            f"{kernel} is launched on a GPU. {report.problem} Use a machine with one; without it `tune occupancy "
+            f"{kernel}` says what a config compiles to, and TRITON_INTERPRET=1 computes what the kernel does."
+        ) from error
+
+
+def decide(call: Call) -> KernelExplanation:
+    """Return the choice of a call: known, or measured now.
+
+    Raises:
+        NoDeviceError: there is no GPU.
+        UsageError: nothing is known and the settings are strict, or an argument cannot be restored.
+        NoFeasibleConfigError: no config compiles and runs.
+    """
+    with needing_a_gpu(call.name):
+        device = current_device()
+    choice = known_choice(call, device, last=call.settings.accept)
+    if choice is None and call.settings.strict:
+        raise _untuned(call, device)
+    if choice is None:
+        choice = _tuned_once(call, device)
+    _report(call, choice)
+    return choice
+
+
+def _tuned_once(call: Call, device: DeviceSpec) -> KernelExplanation:
+    """Return the choice that this process or, meanwhile, another one of the machine measures."""
+    from blocktune.tuner.drop_in.tune_call import tuned_choice  # with it comes what compiles and measures
+
+    name = "\n".join((device.key, call.name, call.source_hash, call.listed_problem.document))
+    with node_lock(name, call.settings.wait_seconds) as is_first:
+        choice = known_choice(call, device, last=call.settings.accept)
+        if choice is not None:
+            return choice
+        return tuned_choice(call, device) if is_first else _waited_in_vain(call, device)
+
+
+def _waited_in_vain(call: Call, device: DeviceSpec) -> KernelExplanation:
+    logger.warning(
+        "Another process has been tuning %s for %g s: this one stops waiting, and uses the best config it knows.",
+        call.name,
+        call.settings.wait_seconds,
+    )
+    return known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
+
+
+def _untuned(call: Call, device: DeviceSpec) -> UsageError:
+    return UsageError(
+        f"{call.name} is strict, but none of its {len(call.configs)} configs was measured for {call.problem.label} "
+        f"on {device.name} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
+        "is allowed and bring the store or a frozen file along, or leave out `strict` and BLOCKTUNE_STRICT."
+    )
+
+
+def _report(call: Call, choice: KernelExplanation) -> None:
+    """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
+    from triton import knobs
+
+    logger.info("%s: %s", call.name, choice)
+    listener = getattr(knobs.autotuning, "listener", None)
+    if listener is not None:
+        listener(
+            fn=call.function,
+            key=call.problem.document,
+            best_config=choice.launched,
+            configs_timings={launched_as(call, each): time_us for each, time_us in (choice.times_us or {}).items()},
+            duration=choice.seconds if choice.tuned else None,
+            cache_hit=not choice.tuned,
+        )
+    if knobs.autotuning.print and choice.tuned:
+        sys.stdout.write(
+            f"Triton autotuning for function {call.function.__name__},\nwith key as {call.problem.label},\n"
+            f"finished after {choice.seconds:.2f}s,\nbest config selected: {choice.launched};\n"
+        )

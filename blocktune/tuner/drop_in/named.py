@@ -1,0 +1,59 @@
+"""Kernels by their name, `module:function`, tuned without the program that launches them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from triton.runtime.autotuner import Autotuner, Config
+
+from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.call import jitted_function
+from blocktune.runtime.autotuned.kernel import TunedKernel
+from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.drop_in.autotune import TunedAutotuner, autotune
+from blocktune.tuner.drop_in.decide import decide
+from blocktune.tuner.jitted.specialization import object_named
+
+
+def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:
+    """Return the kernel with this name, to be tuned.
+
+    Args:
+        name: `module:function`, decorated by `triton.jit`, with or without a list of configs.
+        space: configs that replace the kernel's own list.
+        keys: names of the arguments whose values need a config of their own, where the kernel names none.
+        expand: how many configs around the list may be tried in addition.
+
+    Raises:
+        UsageError: there is no such kernel, or neither it nor `space` has configs.
+    """
+    found = object_named(name)
+    function, tuner = jitted_function(found), _tuner_in(found)
+    if tuner is None and not space:
+        raise UsageError(
+            f"{name} has no list of configs to choose from. Name choices: `--param BLOCK=64,128 --param num_warps=4,8`."
+        )
+    if space:
+        own = [key for key in keys if key in function.arg_names] if tuner is None else tuner.keys
+        tuner = autotune(space, own)(found if tuner is None else tuner.fn)
+    settings = tuner.kernel.settings if isinstance(tuner, TunedAutotuner) else Settings()
+    return TunedKernel(tuner, replace(settings, expand=expand or settings.expand), decide)
+
+
+def _tuner_in(found: Any) -> Any:
+    """Return Triton's tuner in a decorated function; None if there is none."""
+    while found is not None and not isinstance(found, Autotuner):
+        found = getattr(found, "fn", None)
+    return found
+
+
+def positional(kernel: TunedKernel, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return named arguments as a program would give them: by place as far as they go, the rest by name. Functions that
+    prune a list get both apart."""
+    names, args = iter(kernel.tuner.arg_names), []
+    left = dict(arguments)
+    for name in names:
+        if name not in left:
+            break
+        args.append(left.pop(name))
+    return args, left

@@ -1,0 +1,40 @@
+"""The child process that measures an autotuned kernel: `python -m blocktune.tuner.launches.measure_worker`.
+
+It takes the commands of tuner/measure/worker.py, where the problem of `setup` is a `SavedCall` and configs are those of
+an autotuned kernel, and one more:
+
+    {"command": "rounds", "configs": [{…}, …], "count": 3}
+        {"result": {"samples_us": [[…] or null, …], "failures": ["" or "why", …]}}
+"""
+
+from typing import Any
+
+from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
+from blocktune.tuner.launches.saved_call import call_of
+from blocktune.tuner.measure.bench import Bench, Tell
+from blocktune.tuner.measure.worker import Commands, serve
+
+
+class LaunchCommands(Commands[UserConfig]):
+    """The commands of a process that measures calls."""
+
+    def run(self, bench: Bench[UserConfig], command: dict[str, Any], tell: Tell) -> dict[str, Any]:
+        if command["command"] != "rounds":
+            return super().run(bench, command, tell)
+        assert isinstance(bench, LaunchBench)
+        configs, launches = self.configs(command), bench.launches
+        timed = launches.rounds(configs, command["count"])
+        return {
+            "samples_us": [list(timed[config]) if config in timed else None for config in configs],
+            "failures": [launches.failures.get(config, "") for config in configs],
+        }
+
+
+def main(tools: LaunchTools) -> None:
+    """Answer commands until the input ends."""
+    serve(LaunchCommands(lambda call, terms: LaunchBench(call, tools, terms), call_of, UserConfig.from_json))
+
+
+if __name__ == "__main__":
+    main(LaunchTools())

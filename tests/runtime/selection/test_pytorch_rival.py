@@ -1,0 +1,85 @@
+"""PyTorch's kernel serves untuned calls where it was faster nearby, and on devices where nothing was measured."""
+
+from dataclasses import replace
+
+import pytest
+
+from blocktune.kernels.hardware.device import device_named
+from blocktune.kernels.values.features import Features
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.selection import pytorch_rival
+from blocktune.runtime.selection.fallback import ConfigTable, climb_down
+from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung
+from blocktune.runtime.selection.pytorch_rival import Duel, PytorchRival, reason_for_pytorch, rival_on, shipped_rival
+
+pytestmark = pytest.mark.triton_free
+
+H200, A100 = device_named("h200"), device_named("a100_sxm4_80")
+ODD = AttentionShape(batch=4, num_heads=8, num_heads_kv=8, seqlen_q=2048, seqlen_k=2048, head_dim=67, dtype="bfloat16")
+ROUND = replace(ODD, head_dim=64, head_dim_v=64)
+
+
+def duels(ratio: float, shape: AttentionShape = ODD, time_us: float = 100.0) -> list[Duel]:
+    return [Duel(replace(shape, batch=batch), ratio * time_us, time_us) for batch in (1, 2, 8)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "time_us", "slower"), [(1.5, 100, True), (1.02, 100, False), (1.5, 1.5, False), (0.7, 100, False)]
+)
+def test_a_shape_is_slower_by_share_and_by_time(ratio: float, time_us: float, slower: bool) -> None:
+    outlook = PytorchRival(duels(ratio, time_us=time_us)).outlook(ODD)
+    assert outlook is not None
+    assert outlook.is_slower is slower
+    assert outlook.ratio == pytest.approx(ratio)
+
+
+def test_shapes_that_other_kernels_serve_say_nothing() -> None:
+    rival = PytorchRival(duels(1.5))
+    for other in (
+        ROUND,
+        replace(ODD, direction=Direction.BACKWARD),
+        replace(ODD, dtype="float32"),
+        replace(ODD, features=Features.parse("boolean")),
+        replace(ODD, seqlen_q=1),
+    ):
+        assert rival.outlook(other) is None
+    assert PytorchRival(duels(1.5)[:2]).outlook(ODD) is None  # too few
+
+
+def test_a_nearer_shape_counts_more() -> None:
+    near, far = duels(2.0, ODD), duels(0.5, replace(ODD, seqlen_q=64, seqlen_k=64))
+    outlook = PytorchRival([*near, *far]).outlook(ODD)
+    assert outlook is not None
+    assert 1.0 < outlook.ratio < 2.0
+
+
+def test_on_a_device_without_measurements_pytorch_serves_what_it_computes() -> None:
+    assert "was measured" in str(reason_for_pytorch(ROUND, A100.key))
+    for other in ("window=64:0", "softcap", "varlen", "alibi"):
+        assert (
+            reason_for_pytorch(replace(ROUND, causal=Causal.UPPER_LEFT, features=Features.parse(other)), A100.key)
+            is None
+        )
+    assert reason_for_pytorch(replace(ROUND, causal=Causal.LOWER_RIGHT, seqlen_k=4096), A100.key) is None
+
+
+def test_what_ships_for_an_h200_gives_odd_widths_to_pytorch_and_keeps_round_ones() -> None:
+    assert shipped_rival(H200.key) is not None
+    assert "expected to be faster" in str(reason_for_pytorch(ODD, H200.key))
+    for direction in Direction:
+        assert reason_for_pytorch(replace(ROUND, direction=direction), H200.key) is None
+    assert Dispatcher().explain(ODD, device=A100).rung is Rung.SDPA
+
+
+def test_the_ladder_ends_at_pytorch_after_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = ConfigTable([], rival=rival_on(A100))
+    *measured, last = climb_down(table, ROUND, A100.limits)
+    assert isinstance(last, Rejection)
+    assert last.rung is Rung.SDPA
+    assert all(isinstance(step, Rejection) for step in measured)
+    assert any(isinstance(step, Candidate) for step in climb_down(table, ROUND, A100.limits, competes=False))
+    strict = list(climb_down(table, ROUND, A100.limits, strict=True))
+    assert not any(isinstance(step, Rejection) and step.rung is Rung.SDPA for step in strict)
+    monkeypatch.setattr(pytorch_rival, "shipped_correction", lambda key: object())
+    assert reason_for_pytorch(ROUND, A100.key) is None  # measured, and nothing says that it is slower
