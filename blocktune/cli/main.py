@@ -39,7 +39,7 @@ MOVED = ("calibrate", "noise", "record", "rematch", "replay", "sweeps")
 """Commands of the lab that had no `lab` in front of them. Version 0.3 no longer knows these names."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
     """The commands in groups; an error that blocktune raises on purpose becomes one paragraph and its exit code."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -92,7 +92,7 @@ def _reader_has_left(stream: TextIO) -> bool:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     name="tune",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -13,7 +13,7 @@ from blocktune.db.exchange.document import Document, document_from, shape_order
 from blocktune.db.exchange.importing import kernel_bests_from, records_from
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
-from blocktune.db.records.correction import Correction, correct
+from blocktune.db.records.correction import BitCorrection, correct
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
 from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
@@ -235,7 +235,7 @@ class ResultStore(ConnectedStore):
         """Return where the store is and in what state; reads the whole file to check it."""
         return health_of(self._engines)
 
-    def correct(self) -> list[Correction]:
+    def correct(self) -> list[BitCorrection]:
         """Correct single bits of the rows of a SQLite file, after a backup; returns where. A server has its own
         checksums."""
         self._require_writable()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.exchange.differences import Change, differences
+from blocktune.db.exchange.differences import WinnerChange, differences
 from blocktune.db.exchange.document import frozen_document, save_document, save_text
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.merging import Results, winner_of
@@ -139,10 +139,10 @@ def test_differences_say_what_changed(bests: list[Best]) -> None:
     retimed = replace(bests[3], environment=replace(bests[3].environment, driver="600"))
     found = differences(bests[:4], [other_config, later, retimed, bests[4]])
     assert [(each.change, each.winner.shape.seqlen_q) for each in found] == [
-        (Change.REMOVED, 512),
-        (Change.CONFIG, 1024),
-        (Change.RETIMED, 4096),
-        (Change.ADDED, 8192),
+        (WinnerChange.REMOVED, 512),
+        (WinnerChange.CONFIG, 1024),
+        (WinnerChange.RETIMED, 4096),
+        (WinnerChange.ADDED, 8192),
     ]
     assert [each.ratio for each in found] == [None, 0.5, 1.0, None]
     assert differences(bests, bests) == []

@@ -23,7 +23,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.candidates.starting_configs import find_contenders
 from blocktune.tuner.cost.ranking import usefulness
-from blocktune.tuner.lab.recording import Recorder
+from blocktune.tuner.lab.recording import SweepRecorder
 from blocktune.tuner.lab.sweep_file import Sweep, save_sweep
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import measuring_environment
@@ -117,7 +117,7 @@ def configs_of(shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PickingRecorder(Recorder):
+class PickingRecorder(SweepRecorder):
     """A recorder of given configs, all of which are compiled from the start."""
 
     def sweeps(self, shapes: Sequence[AttentionShape], seconds: float) -> Iterator[Sweep]:

@@ -14,7 +14,7 @@ from typing import Any
 from blocktune.db.records.records import Best
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.selection.correction import Correction
+from blocktune.runtime.selection.correction import DeviceCorrection
 from blocktune.tuner.cost.constants import CostConstants
 from blocktune.tuner.lab.measured_shapes import promising
 from blocktune.tuner.lab.model_fit import family_of
@@ -108,7 +108,7 @@ def decisions(
     foreign_trust = there.fitted(there.recorded)
     for case in here.cases(Without.SHAPE):
         known = tuple(promising([one for one in there.recorded if one.shape != case.shape]))
-        foreign = Correction(device=there.device.key, trust=foreign_trust, measured=known)
+        foreign = DeviceCorrection(device=there.device.key, trust=foreign_trust, measured=known)
         sweep = of_shape[case.shape]
         yield Decision(
             shape=case.shape,

@@ -15,7 +15,7 @@ from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.hardware.device import current_device, device_named
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.parallel.block_attention import Numbers
+from blocktune.runtime.parallel.block_attention import ScoreOptions
 from blocktune.runtime.parallel.plan.blocks import Sight
 from blocktune.tuner.compile.compiler import compile_key, compiled_code
 from tests.support.ranks.problems import DIM, check_cases, problem, shapes_of
@@ -26,7 +26,7 @@ WINDOW, WINDOW_LENGTH = 4096, 1 << 16
 
 def shapes(ranks: int) -> set[AttentionShape]:
     """Return the shapes of all blocks that the bench computes on 1, 2 or all ranks."""
-    plain, found = Numbers(DIM**-0.5, 0.0, deterministic=False), set[AttentionShape]()
+    plain, found = ScoreOptions(DIM**-0.5, 0.0, deterministic=False), set[AttentionShape]()
     for size in {1, 2, ranks}:
         for length in LENGTHS:
             found |= shapes_of(problem(length, size), plain)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 
-from blocktune.cli.explain.findings import Finding, Level
+from blocktune.cli.explain.findings import DoctorFinding, Level
 from blocktune.cli.explain.store_checks import store_findings, triton_cache
 from blocktune.kernels.files.variables import VARIABLES, unknown_names
 
@@ -34,37 +34,37 @@ WAL_BUG_FIRST, WAL_BUG_LAST = (3, 7, 0), (3, 51, 2)
 """SQLite versions with the WAL-reset bug, by sqlite.org/wal.html; distributions may have backported the fix."""
 
 
-def examine(db: str | None) -> tuple[Finding, ...]:
+def examine(db: str | None) -> tuple[DoctorFinding, ...]:
     """Return everything that the doctor knows about this machine, the database at `db` and the GPUs."""
     machine = (*_python(), *_gpus(), *_toolchain(), *_variables(os.environ), *triton_cache(os.environ))
     machine += (*_own_variables(), *_incidents())
     return (*machine, *_sqlite(), *store_findings(db))
 
 
-def _python() -> Iterator[Finding]:
+def _python() -> Iterator[DoctorFinding]:
     for name in ("blocktune", "torch", "triton", "optuna", "sqlalchemy"):
         try:
-            yield Finding(name=name, value=metadata.version(name))
+            yield DoctorFinding(name=name, value=metadata.version(name))
         except metadata.PackageNotFoundError:
-            yield Finding(
+            yield DoctorFinding(
                 name=name,
                 value="not installed",
                 level=Level.PROBLEM,
                 meaning="blocktune needs it.",
                 fix="Install blocktune again with pip, which brings it.",
             )
-    yield Finding(name="python", value=platform.python_version())
+    yield DoctorFinding(name="python", value=platform.python_version())
 
 
-def _gpus() -> Iterator[Finding]:
+def _gpus() -> Iterator[DoctorFinding]:
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.kernels.hardware.driver import read_driver
 
     report = read_driver()
     if report.cuda_version is not None:
-        yield Finding(name="CUDA of the driver", value=".".join(map(str, report.cuda_version)))
+        yield DoctorFinding(name="CUDA of the driver", value=".".join(map(str, report.cuda_version)))
     if not report.devices:
-        yield Finding(
+        yield DoctorFinding(
             name="GPU",
             value="none",
             level=Level.WARNING,
@@ -74,7 +74,7 @@ def _gpus() -> Iterator[Finding]:
         return
     for device in present_devices():
         value = f"{device.name}, compute capability {device.limits.name}, {device.num_sms} SMs"
-        yield Finding(name="GPU", value=value)
+        yield DoctorFinding(name="GPU", value=value)
         yield from _state(device.uuid)
     yield from _torch_sees_the_gpu()
 
@@ -90,21 +90,23 @@ THROTTLING: Mapping[int, tuple[str, str]] = {
 """Bits of NVML's clock event reasons that change times, with what each means and what to do."""
 
 
-def _state(uuid: str | None) -> Iterator[Finding]:
+def _state(uuid: str | None) -> Iterator[DoctorFinding]:
     from blocktune.kernels.hardware.nvml import driver_version
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
     if driver_version():
-        yield Finding(name="driver", value=driver_version())
+        yield DoctorFinding(name="driver", value=driver_version())
     now = GpuMonitor(uuid).sample()
     facts = {"MHz": now.sm_clock_mhz, "MHz memory": now.memory_clock_mhz, "°C": now.temperature_c, "W": now.power_w}
     known = [f"{value:.0f} {unit}" for unit, value in facts.items() if value is not None]
-    yield Finding(name="GPU state", value=", ".join(known) or "unknown: NVML does not answer")
+    yield DoctorFinding(name="GPU state", value=", ".join(known) or "unknown: NVML does not answer")
     for bit, (meaning, fix) in THROTTLING.items():
         if (now.throttle_reasons or 0) & bit:
-            yield Finding(name="GPU clocks", value="lowered", level=Level.WARNING, meaning=f"Now {meaning}.", fix=fix)
+            yield DoctorFinding(
+                name="GPU clocks", value="lowered", level=Level.WARNING, meaning=f"Now {meaning}.", fix=fix
+            )
     if now.other_processes:
-        yield Finding(
+        yield DoctorFinding(
             name="GPU users",
             value=f"{now.other_processes} other processes",
             level=Level.WARNING,
@@ -113,13 +115,13 @@ def _state(uuid: str | None) -> Iterator[Finding]:
         )
 
 
-def _torch_sees_the_gpu() -> Iterator[Finding]:
+def _torch_sees_the_gpu() -> Iterator[DoctorFinding]:
     import torch
 
     if torch.cuda.is_available():
-        yield Finding(name="CUDA of torch", value=str(torch.version.cuda))
+        yield DoctorFinding(name="CUDA of torch", value=str(torch.version.cuda))
         return
-    yield Finding(
+    yield DoctorFinding(
         name="CUDA of torch",
         value=str(torch.version.cuda),
         level=Level.PROBLEM,
@@ -128,17 +130,17 @@ def _torch_sees_the_gpu() -> Iterator[Finding]:
     )
 
 
-def _toolchain() -> Iterator[Finding]:
+def _toolchain() -> Iterator[DoctorFinding]:
     from blocktune.kernels.hardware.device import present_devices
     from blocktune.tuner.compile.compiler import ptxas_version
 
     present = present_devices()
-    yield Finding(name="ptxas", value=ptxas_version(present[0].limits.cc if present else (9, 0)))
+    yield DoctorFinding(name="ptxas", value=ptxas_version(present[0].limits.cc if present else (9, 0)))
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is not None:
-        yield Finding(name="C compiler", value=compiler)
+        yield DoctorFinding(name="C compiler", value=compiler)
         return
-    yield Finding(
+    yield DoctorFinding(
         name="C compiler",
         value="none",
         level=Level.WARNING,
@@ -147,10 +149,10 @@ def _toolchain() -> Iterator[Finding]:
     )
 
 
-def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
+def _variables(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     for name, consequence in TRITON_VARIABLES.items():
         if environment.get(name):
-            yield Finding(
+            yield DoctorFinding(
                 name=name,
                 value=environment[name],
                 level=Level.WARNING,
@@ -159,14 +161,16 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Finding]:
             )
 
 
-def _own_variables() -> Iterator[Finding]:
+def _own_variables() -> Iterator[DoctorFinding]:
     for variable in VARIABLES.values():
         problem = variable.problem()
         if problem is not None:
             fix = f"Set it to {variable.values}, or unset it."
-            yield Finding(name=variable.name, value=variable.text(), level=Level.WARNING, meaning=problem, fix=fix)
+            yield DoctorFinding(
+                name=variable.name, value=variable.text(), level=Level.WARNING, meaning=problem, fix=fix
+            )
     for name in unknown_names():
-        yield Finding(
+        yield DoctorFinding(
             name=name,
             value="unknown",
             level=Level.WARNING,
@@ -175,14 +179,14 @@ def _own_variables() -> Iterator[Finding]:
         )
 
 
-def _incidents() -> Iterator[Finding]:
+def _incidents() -> Iterator[DoctorFinding]:
     """Yield the calls that PyTorch computed since blocktune had failed."""
     from blocktune.kernels.files.incidents import incidents_path, stored_incidents
 
     stored = stored_incidents()
     if stored:
         last = stored[-1]
-        yield Finding(
+        yield DoctorFinding(
             name="incidents",
             value=f"{len(stored)}, the last at {last.time}",
             level=Level.WARNING,
@@ -191,11 +195,11 @@ def _incidents() -> Iterator[Finding]:
         )
 
 
-def _sqlite() -> Iterator[Finding]:
+def _sqlite() -> Iterator[DoctorFinding]:
     if not WAL_BUG_FIRST <= sqlite3.sqlite_version_info <= WAL_BUG_LAST:
-        yield Finding(name="SQLite", value=sqlite3.sqlite_version)
+        yield DoctorFinding(name="SQLite", value=sqlite3.sqlite_version)
         return
-    yield Finding(
+    yield DoctorFinding(
         name="SQLite",
         value=sqlite3.sqlite_version,
         level=Level.WARNING,

@@ -25,7 +25,7 @@ from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
-    from blocktune.kernels.base.on_chip import Tile
+    from blocktune.kernels.base.on_chip import ChipTile
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.tuner.cost.analysis import Analysis
@@ -211,6 +211,6 @@ def _ceiling(line: "Roofline") -> tuple[str, str, str]:
     return f"{line.intensity:,.1f}", microseconds(line.least_us), bound
 
 
-def _size(tile: "Tile") -> str:
+def _size(tile: "ChipTile") -> str:
     copies = f"{tile.count} of " if tile.count > 1 else ""
     return f"{copies}{tile.rows} x {tile.columns}, {tile.element_bytes} B each"

@@ -13,7 +13,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class DoctorFinding:
     """One fact. `meaning` and `fix` say what follows from it and what to do; empty where all is well."""
 
     name: str

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.tuner.compare.ladder import Ladder
     from blocktune.tuner.compare.ladder_presets import Preset
-    from blocktune.tuner.compare.ladder_steps import Step
+    from blocktune.tuner.compare.ladder_steps import LadderStep
 
 WRONG = "WrongResultError"
 """How the problem of a step begins whose result differs from the reference."""
@@ -181,7 +181,7 @@ def _environment(device: "DeviceSpec") -> "Environment":
     return predicting_environment(device)
 
 
-def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
+def _cells(step: "LadderStep", climbed: "Ladder") -> tuple[str, ...]:
     from blocktune.tuner.compare.ladder_ideas import PYTORCH
     from blocktune.tuner.compare.ladder_steps import size
 
@@ -203,7 +203,7 @@ def _cells(step: "Step", climbed: "Ladder") -> tuple[str, ...]:
     )
 
 
-def _conflicts(step: "Step") -> str:
+def _conflicts(step: "LadderStep") -> str:
     """Return the wavefronts per load of the loop, as a profiler calls them; `-` if it loads nothing that can be
     counted."""
     shared = step.shared
@@ -216,7 +216,7 @@ def _ratio(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def _words(step: "Step") -> str:
+def _words(step: "LadderStep") -> str:
     words = f"{step.name}: {step.idea}."
     if step.why:
         words += f" By the models: {step.why}."

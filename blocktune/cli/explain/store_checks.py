@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blocktune.cli.explain.findings import Finding, Level
+from blocktune.cli.explain.findings import DoctorFinding, Level
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.ownership import doubts
 from blocktune.kernels.files.variables import TRUST_OWNER
@@ -26,7 +26,7 @@ CLOCK_TOLERANCE = timedelta(days=1)
 """How far ahead a date may be that an import takes."""
 
 
-_PASSWORD = Finding(
+_PASSWORD = DoctorFinding(
     name="password",
     value="stands in the database URL",
     level=Level.WARNING,
@@ -35,7 +35,7 @@ _PASSWORD = Finding(
 )
 
 
-def _results_file(path: Path) -> Finding:
+def _results_file(path: Path) -> DoctorFinding:
     """Return what the dispatcher reads in place of a database."""
     from blocktune.runtime.store_reader.export_file import rows_in_file
 
@@ -43,10 +43,10 @@ def _results_file(path: Path) -> Finding:
         rows = rows_in_file(path)
     except StoreError as error:
         return _unusable("results file", str(path), error)
-    return Finding(name="results file", value=f"{path} ({counted(len(rows), 'winner')}, for the dispatcher only)")
+    return DoctorFinding(name="results file", value=f"{path} ({counted(len(rows), 'winner')}, for the dispatcher only)")
 
 
-def store_findings(db: str | None) -> Iterator[Finding]:
+def store_findings(db: str | None) -> Iterator[DoctorFinding]:
     """Yield what is to be said about the database, or the results file, at `db`."""
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.location import StoreTarget
@@ -58,7 +58,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
         return
     target = StoreTarget.of(db)
     if target.is_missing:
-        yield Finding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
+        yield DoctorFinding(name="database", value=f"{target.label} (not there yet; the first `tune run` makes it)")
         return
     if target.url is not None and (target.url.password or "password" in target.url.query):
         yield _PASSWORD
@@ -80,7 +80,7 @@ def store_findings(db: str | None) -> Iterator[Finding]:
     yield from _of_health(health)
 
 
-def _corrected(target: "StoreTarget") -> Iterator[Finding]:
+def _corrected(target: "StoreTarget") -> Iterator[DoctorFinding]:
     """Correct single bits of the database's rows, and yield which. Where it cannot be written, it stays as it is."""
     from blocktune.db.store import ResultStore
 
@@ -90,7 +90,7 @@ def _corrected(target: "StoreTarget") -> Iterator[Finding]:
     except StoreError:
         return  # its health says what is wrong
     if found:
-        yield Finding(
+        yield DoctorFinding(
             name="database corrected",
             value=f"{counted(len(found), 'value')}: {', '.join(map(str, found[:5]))}",
             level=Level.WARNING,
@@ -99,8 +99,8 @@ def _corrected(target: "StoreTarget") -> Iterator[Finding]:
         )
 
 
-def _unusable(name: str, value: str, error: Exception) -> Finding:
-    return Finding(
+def _unusable(name: str, value: str, error: Exception) -> DoctorFinding:
+    return DoctorFinding(
         name=name,
         value=value,
         level=Level.PROBLEM,
@@ -109,13 +109,13 @@ def _unusable(name: str, value: str, error: Exception) -> Finding:
     )
 
 
-def _of_health(health: "StoreHealth") -> Iterator[Finding]:
+def _of_health(health: "StoreHealth") -> Iterator[DoctorFinding]:
     """Yield what is in the database, and what is wrong with its file."""
     rows = f"{counted(health.rows['trial'], 'trial')}, {counted(health.rows['best'], 'winner')}"
     state = f"{health.server}, schema {health.schema_version}, {rows}, {health.size_bytes / 1e6:.1f} MB"
-    yield Finding(name="database", value=f"{health.place} ({state})")
+    yield DoctorFinding(name="database", value=f"{health.place} ({state})")
     if not health.sound:
-        yield Finding(
+        yield DoctorFinding(
             name="database integrity",
             value=health.integrity,
             level=Level.PROBLEM,
@@ -123,7 +123,7 @@ def _of_health(health: "StoreHealth") -> Iterator[Finding]:
             fix="`tune doctor --recover` saves what can be read in a fresh database and keeps this one next to it.",
         )
     if health.journal_mode not in ("wal", ""):
-        yield Finding(
+        yield DoctorFinding(
             name="database journal",
             value=health.journal_mode,
             level=Level.WARNING,
@@ -132,7 +132,7 @@ def _of_health(health: "StoreHealth") -> Iterator[Finding]:
         )
 
 
-def _waiting(target: "StoreTarget") -> Iterator[Finding]:
+def _waiting(target: "StoreTarget") -> Iterator[DoctorFinding]:
     """Store what killed searches left next to the database, and yield what was found."""
     from blocktune.db.recorder import fold_left
     from blocktune.db.spool import left_files
@@ -144,7 +144,7 @@ def _waiting(target: "StoreTarget") -> Iterator[Finding]:
         with ResultStore.open(target) as store:
             left = fold_left(store)
     except StoreError as error:
-        yield Finding(
+        yield DoctorFinding(
             name="measurements that wait",
             value=counted(len(left_files(target)), "file"),
             level=Level.WARNING,
@@ -156,16 +156,16 @@ def _waiting(target: "StoreTarget") -> Iterator[Finding]:
         rows = f"{counted(len(left.trials), 'trial')} and {counted(len(left.bests), 'winner')}"
         value = f"{rows} of ended searches are stored now"
         torn = f"; {left.unreadable} torn lines were left out" if left.unreadable else ""
-        yield Finding(name="measurements that waited", value=f"{value}{torn}")
+        yield DoctorFinding(name="measurements that waited", value=f"{value}{torn}")
 
 
-def _ownership(name: str, path: Path) -> Iterator[Finding]:
+def _ownership(name: str, path: Path) -> Iterator[DoctorFinding]:
     """Yield a finding where another user can change what production reads."""
     reasons = "; ".join(doubts(path))
     if not reasons:
         return
     believed = TRUST_OWNER.is_on()
-    yield Finding(
+    yield DoctorFinding(
         name=f"{name} owner",
         value=reasons,
         level=Level.WARNING if believed else Level.PROBLEM,
@@ -177,10 +177,10 @@ def _ownership(name: str, path: Path) -> Iterator[Finding]:
     )
 
 
-def _free_space(path: Path) -> Iterator[Finding]:
+def _free_space(path: Path) -> Iterator[DoctorFinding]:
     free_bytes = shutil.disk_usage(path.parent).free
     if free_bytes < LEAST_FREE_BYTES:
-        yield Finding(
+        yield DoctorFinding(
             name="free space",
             value=f"{free_bytes / 1e6:.1f} MB",
             level=Level.WARNING,
@@ -189,10 +189,10 @@ def _free_space(path: Path) -> Iterator[Finding]:
         )
 
 
-def _clock(bests: "Sequence[Best]") -> Iterator[Finding]:
+def _clock(bests: "Sequence[Best]") -> Iterator[DoctorFinding]:
     ahead = sum(best.created_at > datetime.now(UTC) + CLOCK_TOLERANCE for best in bests)
     if ahead:
-        yield Finding(
+        yield DoctorFinding(
             name="clock",
             value=f"{counted(ahead, 'winner')} dated in the future",
             level=Level.WARNING,
@@ -201,11 +201,11 @@ def _clock(bests: "Sequence[Best]") -> Iterator[Finding]:
         )
 
 
-def triton_cache(environment: Mapping[str, str]) -> Iterator[Finding]:
+def triton_cache(environment: Mapping[str, str]) -> Iterator[DoctorFinding]:
     """Yield what is to be said about Triton's cache, from which the process loads machine code and launchers."""
     manager = environment.get("TRITON_CACHE_MANAGER")
     if manager:
-        yield Finding(
+        yield DoctorFinding(
             name="TRITON_CACHE_MANAGER",
             value=manager,
             level=Level.WARNING,
@@ -216,7 +216,7 @@ def triton_cache(environment: Mapping[str, str]) -> Iterator[Finding]:
     cache = Path(environment.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
     reasons = "; ".join(doubts(cache)) if cache.exists() else ""
     if reasons:
-        yield Finding(
+        yield DoctorFinding(
             name="Triton's cache",
             value=reasons,
             level=Level.WARNING,

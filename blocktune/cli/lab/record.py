@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.lab.recording import Recorder
+    from blocktune.tuner.lab.recording import SweepRecorder
 
 
 def record(
@@ -94,9 +94,9 @@ def _record(
 
 def _recorder(
     stack: contextlib.ExitStack, shape: "AttentionShape", device: "DeviceSpec", kernels: "Sequence[str]", most: int
-) -> "Recorder":
+) -> "SweepRecorder":
     from blocktune.kernels.registry import competing, get_kernel
-    from blocktune.tuner.lab.recording import Recorder
+    from blocktune.tuner.lab.recording import SweepRecorder
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.measure.telemetry import GpuMonitor
@@ -105,7 +105,7 @@ def _recorder(
     monitor = GpuMonitor(device.uuid, own_processes=1)
     runner = GpuRunner(shape, environment=visible(device), monitor=monitor)
     stack.callback(runner.close)
-    return Recorder(
+    return SweepRecorder(
         device=device,
         environment=measuring_environment(device, monitor),
         runner=runner,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from blocktune.kernels.values.shape import AttentionShape
 
 if TYPE_CHECKING:
-    from blocktune.db.exchange.differences import Difference
+    from blocktune.db.exchange.differences import WinnerDifference
     from blocktune.db.records.records import Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.runtime.store_reader.sources import ConfigSource
@@ -85,7 +85,7 @@ def misses_view(device: "DeviceSpec", misses: Mapping[tuple[str, AttentionShape]
     ]
 
 
-def difference_view(each: "Difference") -> View:
+def difference_view(each: "WinnerDifference") -> View:
     """Return how the winner of a shape differs from the one before."""
     before, after = each.before, each.after
     return {

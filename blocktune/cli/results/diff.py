@@ -9,7 +9,7 @@ from blocktune.cli.output.winners import config_json, shape_json
 from blocktune.cli.shared.options import AsJson
 
 if TYPE_CHECKING:
-    from blocktune.db.exchange.differences import Difference
+    from blocktune.db.exchange.differences import WinnerDifference
     from blocktune.db.records.records import Best
 
 _HELP = "A database (path or URL), an export or a frozen file."
@@ -43,7 +43,7 @@ def diff(
     note(f"{len(found)} of {len({(best.device.key, best.shape) for best in (*old, *new)})} shapes differ")
 
 
-def _row(each: "Difference") -> tuple[object, ...]:
+def _row(each: "WinnerDifference") -> tuple[object, ...]:
     winner = each.winner
     ratio = "-" if each.ratio is None else f"{each.ratio:.3f}"
     return (
@@ -60,7 +60,7 @@ def _cells(best: "Best | None") -> tuple[str, str]:
     return ("-", "-") if best is None else (f"{best.config.label} ({best.origin})", microseconds(best.time_us))
 
 
-def _json(each: "Difference") -> dict[str, Any]:
+def _json(each: "WinnerDifference") -> dict[str, Any]:
     winner = each.winner
     return {
         "change": str(each.change),

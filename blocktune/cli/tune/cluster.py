@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blocktune.cli.tune.target import Target
 
 
-class Engine(StrEnum):
+class FleetEngine(StrEnum):
     """Who makes many shapes."""
 
     LOCAL = "local"
@@ -31,7 +31,7 @@ class ClusterChoice:
 
 
 def cluster_of(
-    engine: Engine,
+    engine: FleetEngine,
     address: str | None,
     excluded: Sequence[str] | None,
     *,
@@ -46,7 +46,7 @@ def cluster_of(
     """
     from blocktune.tuner.fleet.preparation import require_exclusion
 
-    if engine is Engine.LOCAL:
+    if engine is FleetEngine.LOCAL:
         if address is not None or excluded:
             raise UsageError("`--address` and `--exclude` concern a cluster, but there is none. Add --executor ray.")
         return None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class KernelCall:
+class KernelCallFlags:
     """The flags that say how an autotuned kernel is called."""
 
     name: str

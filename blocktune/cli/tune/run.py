@@ -14,9 +14,9 @@ from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.shapes_file import flags_of_file, part_of
-from blocktune.cli.tune.cluster import Engine, cluster_of, run_on_cluster
+from blocktune.cli.tune.cluster import FleetEngine, cluster_of, run_on_cluster
 from blocktune.cli.tune.foreign_flags import refuse
-from blocktune.cli.tune.kernel_call import KernelCall, device_of
+from blocktune.cli.tune.kernel_call import KernelCallFlags, device_of
 from blocktune.cli.tune.known_result import known_result, show_known
 from blocktune.cli.tune.misses import missed_shapes
 from blocktune.cli.tune.report_text import show_report, wait_text
@@ -98,8 +98,8 @@ def run(
         ),
     ] = None,
     executor: Annotated[
-        Engine, typer.Option("--executor", help="Where to tune many shapes: on this machine, or on a Ray cluster.")
-    ] = Engine.LOCAL,
+        FleetEngine, typer.Option("--executor", help="Where to tune many shapes: on this machine, or on a Ray cluster.")
+    ] = FleetEngine.LOCAL,
     address: Annotated[
         str | None,
         typer.Option(
@@ -144,7 +144,7 @@ def run(
     targets: tuple[Target, ...]
     if autotuned is not None:
         refuse({"--kernel": kernel}, f"{autotuned} names the kernel.")
-        call = KernelCall(autotuned, make_args, param or [], expand)
+        call = KernelCallFlags(autotuned, make_args, param or [], expand)
         spec = device_of(autotuned, device, on_cluster=cluster is not None)
         targets, many = call.requests(grid.text, shapes_file, spec if from_misses else None)
     else:

@@ -15,7 +15,7 @@ def _new_token() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServerAddress:
     """What the user opens. token: only who has it gets an answer."""
 
     port: int

@@ -36,7 +36,7 @@ class Ui:
     data_text: Callable[[], str]
 
 
-class Paths:
+class Routes:
     """The functions that answer the paths. FastAPI runs those that are not `async` in threads."""
 
     def __init__(self, ui: Ui) -> None:
@@ -110,13 +110,13 @@ def make_app(ui: Ui, token: str) -> FastAPI:
         token: first part of every path.
     """
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, lifespan=_lifespan(ui))
-    app.include_router(_router(Paths(ui)), prefix=f"/{token}")
+    app.include_router(_router(Routes(ui)), prefix=f"/{token}")
     app.add_exception_handler(BlocktuneError, _say_error)
     app.add_exception_handler(RequestValidationError, _say_invalid)
     return app
 
 
-def _router(paths: Paths) -> APIRouter:
+def _router(paths: Routes) -> APIRouter:
     router = APIRouter()
     for path, answer in {
         "/": paths.page,

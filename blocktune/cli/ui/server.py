@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from blocktune.cli.ui.address import Address
+from blocktune.cli.ui.address import ServerAddress
 from blocktune.cli.ui.app import Ui, make_app
 from blocktune.cli.ui.broadcast import POLL_SECONDS, Broadcast
 from blocktune.cli.ui.connection import BoundedConnection
@@ -29,7 +29,7 @@ END_SECONDS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServerSettings:
     """What a server shows. poll_seconds: between two looks at the database."""
 
     target: "StoreTarget"
@@ -37,13 +37,13 @@ class Settings:
     poll_seconds: float = POLL_SECONDS
 
 
-def serve(settings: Settings, address: Address, listening: socket.socket) -> None:
+def serve(settings: ServerSettings, address: ServerAddress, listening: socket.socket) -> None:
     """Serve until Ctrl-C."""
     with CompileFarm(workers=1) as farm:
         make_server(settings, WhatIfs(farm), address).run(sockets=[listening])
 
 
-def make_server(settings: Settings, what_ifs: WhatIfs, address: Address) -> uvicorn.Server:
+def make_server(settings: ServerSettings, what_ifs: WhatIfs, address: ServerAddress) -> uvicorn.Server:
     """Return a server that does not run yet.
 
     Args:

@@ -10,7 +10,7 @@ from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.report.report import require_charts
 from blocktune.cli.report.sources import Sources, read_sources
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.cli.ui.address import Address, bound_socket
+from blocktune.cli.ui.address import ServerAddress, bound_socket
 from blocktune.kernels.values.errors import UsageError
 
 
@@ -45,11 +45,11 @@ def ui(
 
     target, sources = StoreTarget.of(db), _sources(places or [])
     with bound_socket(port) as listening:
-        address = Address(listening.getsockname()[1])
+        address = ServerAddress(listening.getsockname()[1])
         _say_address(address.url, as_json=as_json)
-        from blocktune.cli.ui.server import Settings, serve  # seconds, in which the browser already waits
+        from blocktune.cli.ui.server import ServerSettings, serve  # seconds, in which the browser already waits
 
-        serve(Settings(target, sources), address, listening)
+        serve(ServerSettings(target, sources), address, listening)
 
 
 def _require_server() -> None:

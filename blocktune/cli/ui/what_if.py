@@ -29,7 +29,7 @@ Answer = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Job:
+class WhatIfJob:
     """A compile that was requested.
 
     cancelled: a page has dropped it.
@@ -65,7 +65,7 @@ class WhatIfs:
         self._farm = farm
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._jobs: OrderedDict[int, WhatIfJob] = OrderedDict()
 
     def prepare(self) -> None:
         """Start the worker and load the compiler here, so that the first compile waits for neither."""
@@ -86,7 +86,7 @@ class WhatIfs:
                 raise UsageError(f"At most {MAX_WAITING} compiles wait at once, but {waiting} do. Cancel one or wait.")
             begun = time.perf_counter()
             future = self._farm.submit(request.config.kernel, request.config, request.shape, request.limits.cc)
-            job = Job(next(self._numbers), request, device, future, begun)
+            job = WhatIfJob(next(self._numbers), request, device, future, begun)
             self._jobs[job.id] = job
             while len(self._jobs) > KEPT:
                 self._jobs.popitem(last=False)
@@ -129,7 +129,7 @@ class WhatIfs:
         """End what is compiling."""
         self._farm.close()
 
-    def _job(self, number: int) -> Job:
+    def _job(self, number: int) -> WhatIfJob:
         with self._lock:
             job = self._jobs.get(number)
         if job is None:
@@ -137,11 +137,11 @@ class WhatIfs:
         return job
 
 
-def _stop_clock(job: Job) -> None:
+def _stop_clock(job: WhatIfJob) -> None:
     job.seconds = time.perf_counter() - job.begun
 
 
-def _answer(job: Job) -> Answer:
+def _answer(job: WhatIfJob) -> Answer:
     """Return what a compile that is done has found."""
     try:
         result = job.future.result()
@@ -166,7 +166,7 @@ def _answer(job: Job) -> Answer:
     }
 
 
-def _terms(job: Job, breakdown: Answer) -> list[Answer]:
+def _terms(job: WhatIfJob, breakdown: Answer) -> list[Answer]:
     """Return what each unit takes alone by the model, the longest first."""
     named = terms_of(job.request.shape)
     rows = [{"term": words, "us": breakdown[f"{name}_us"]} for name, words in named.items()]

@@ -8,7 +8,7 @@ from blocktune.db.exchange.document import shape_order
 from blocktune.db.records.records import Best
 
 
-class Change(StrEnum):
+class WinnerChange(StrEnum):
     """How the winner of one shape on one device differs."""
 
     ADDED = "added"
@@ -20,10 +20,10 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class WinnerDifference:
     """One shape whose winner is not the same; before is None where it was added, after where it was removed."""
 
-    change: Change
+    change: WinnerChange
     before: Best | None
     after: Best | None
 
@@ -42,7 +42,7 @@ class Difference:
         return self.after.time_us / self.before.time_us
 
 
-def differences(before: Iterable[Best], after: Iterable[Best]) -> list[Difference]:
+def differences(before: Iterable[Best], after: Iterable[Best]) -> list[WinnerDifference]:
     """Return what changed, by device and shape."""
     old = {_place(best): best for best in before}
     new = {_place(best): best for best in after}
@@ -50,24 +50,24 @@ def differences(before: Iterable[Best], after: Iterable[Best]) -> list[Differenc
     for place in old.keys() | new.keys():
         change = _change(old.get(place), new.get(place))
         if change is not None:
-            found.append(Difference(change=change, before=old.get(place), after=new.get(place)))
+            found.append(WinnerDifference(change=change, before=old.get(place), after=new.get(place)))
     return sorted(found, key=lambda each: (each.winner.device.key, shape_order(each.winner.shape)))
 
 
-def _change(before: Best | None, after: Best | None) -> Change | None:
+def _change(before: Best | None, after: Best | None) -> WinnerChange | None:
     if before is None:
-        return Change.ADDED
+        return WinnerChange.ADDED
     if after is None:
-        return Change.REMOVED
+        return WinnerChange.REMOVED
     if before.config != after.config:
-        return Change.CONFIG
+        return WinnerChange.CONFIG
     same = (before.time_us, before.origin, before.kernel_hash, before.environment) == (
         after.time_us,
         after.origin,
         after.kernel_hash,
         after.environment,
     )
-    return None if same else Change.RETIMED
+    return None if same else WinnerChange.RETIMED
 
 
 def _place(best: Best) -> tuple[object, ...]:

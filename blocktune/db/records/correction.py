@@ -53,7 +53,7 @@ Raw = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Correction:
+class BitCorrection:
     """Where a bit was corrected."""
 
     table: str
@@ -64,7 +64,7 @@ class Correction:
         return f"{self.table}.{self.column} of row {self.row_id}"
 
 
-def correct(connection: sqlite3.Connection) -> list[Correction]:
+def correct(connection: sqlite3.Connection) -> list[BitCorrection]:
     """Correct single bits of a store's rows, in the connection's transaction. Returns what was corrected."""
     texts = connection.text_factory
     connection.text_factory = bytes
@@ -88,7 +88,7 @@ class _Work:
     """
 
     connection: sqlite3.Connection
-    corrections: list[Correction] = field(default_factory=list)
+    corrections: list[BitCorrection] = field(default_factory=list)
     shared: dict[tuple[str, int], Raw] = field(default_factory=dict)
     made: dict[tuple[str, int], SimpleNamespace] = field(default_factory=dict)
     vouched: set[tuple[str, int]] = field(default_factory=set)
@@ -203,7 +203,7 @@ class _Work:
         self.connection.execute(f"UPDATE {table} SET {column} = {mark} WHERE id = ?", (value, row_id))
         if (table, row_id) in self.shared:
             self._put((table, row_id), self.shared[table, row_id] | {column: value})
-        self.corrections.append(Correction(table, row_id, column))
+        self.corrections.append(BitCorrection(table, row_id, column))
 
 
 def _holds(check: Callable[[Any], object], table: str, row: Raw) -> bool:

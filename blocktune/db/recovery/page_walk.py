@@ -39,7 +39,7 @@ class FoundRecord:
 
 
 @dataclass(slots=True)
-class Walk:
+class FileWalk:
     """What a file holds.
 
     records: of live pages; where two have the same id, one that a sound page refers to comes first. freed: of pages
@@ -53,7 +53,7 @@ class Walk:
     incomplete: str = ""
 
 
-def walk(file: PageFile, *, smallest_record_bytes: int) -> Walk:
+def walk(file: PageFile, *, smallest_record_bytes: int) -> FileWalk:
     """Return all records of a file.
 
     Args:
@@ -67,12 +67,12 @@ class _Walker:
     def __init__(self, file: PageFile, most_records: int) -> None:
         self._file = file
         self._most_records = most_records
-        self._found = Walk(incomplete=file.incomplete)
+        self._found = FileWalk(incomplete=file.incomplete)
         self._overflow: set[int] = set()
         self._pages = {number: page for number, page in self._read_pages() if page is not None}
         self._free = self._free_pages()
 
-    def walk(self) -> Walk:
+    def walk(self) -> FileWalk:
         sound = {number: page for number, page in self._pages.items() if page.sound}
         children = {kind: _children(sound.values(), kind) for kind in INTERIOR}
         if any(child > self._file.count for found in children.values() for child in found):

@@ -23,7 +23,7 @@ from blocktune.db.records.filling import renew_checksums
 from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
 from blocktune.db.recovery.page_file import PageFile
-from blocktune.db.recovery.page_walk import FoundRecord, Walk, walk
+from blocktune.db.recovery.page_walk import FileWalk, FoundRecord, walk
 from blocktune.db.tables.models import Base, BestRow, TrialRow
 from blocktune.db.tables.schema import CURRENT
 from blocktune.kernels.values.errors import SchemaTooNewError
@@ -120,7 +120,7 @@ def _fits(column: Column[Any], value: Any) -> bool:
     )
 
 
-def _require_known_version(found: Walk, path: Path) -> None:
+def _require_known_version(found: FileWalk, path: Path) -> None:
     for record in found.records:
         version = record.values[0] if len(record.values) == 1 else None
         if isinstance(version, str) and version.isdecimal() and len(version) == len(CURRENT) and version > CURRENT:

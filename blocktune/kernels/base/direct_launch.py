@@ -25,13 +25,13 @@ STREAM = 3
 """The place of the stream among the arguments of Triton's launcher, after the grid."""
 
 
-class Recorder(threading.local):
+class ThreadRecorder(threading.local):
     """What notes the launches of this thread (runtime/dispatch/launches/recording.py), or None."""
 
     current: Any = None
 
 
-recorder = Recorder()
+recorder = ThreadRecorder()
 
 
 class Part(int):
@@ -60,7 +60,7 @@ class DropoutWord(int):
         return made
 
 
-class Address:
+class TensorAddress:
     """Stands for a tensor where only its address counts."""
 
     __slots__ = ("_address",)

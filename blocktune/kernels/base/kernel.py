@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.backward_as_forward import folded_backward
 from blocktune.kernels.base.loops import BackwardLoops, ForwardLoops, Loops, Visits
-from blocktune.kernels.base.on_chip import OnChip, Tile
+from blocktune.kernels.base.on_chip import ChipTile, OnChip
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -280,7 +280,7 @@ class AttentionKernel(ABC):
         del config, shape, limits
         return None
 
-    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[ChipTile, ...]:
         """Return what a block keeps on the chip in addition to the tiles of an ordinary forward or backward."""
         del config, shape, limits
         return ()

@@ -16,7 +16,7 @@ ACCUMULATOR_BYTES = 4
 """Of a score, a statistic or an element of a sum: float32."""
 
 
-class Place(StrEnum):
+class ChipMemory(StrEnum):
     """Memories of a multiprocessor."""
 
     REGISTERS = "registers"
@@ -25,7 +25,7 @@ class Place(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tile:
+class ChipTile:
     """A matrix or a column of statistics in one memory.
 
     count: copies of it, such as the buffers of a pipeline. reuses: it takes the registers of what it is made of.
@@ -35,7 +35,7 @@ class Tile:
     rows: int
     columns: int
     element_bytes: int
-    place: Place
+    place: ChipMemory
     count: int = 1
     reuses: bool = False
 
@@ -63,24 +63,24 @@ class OnChip:
     num_warps: of the block, those that hold tiles in registers.
     """
 
-    tiles: tuple[Tile, ...]
+    tiles: tuple[ChipTile, ...]
     leaving_bytes: int = 0
     num_warps: int
 
-    def bytes_in(self, place: Place) -> int:
+    def bytes_in(self, place: ChipMemory) -> int:
         """Return the bytes of all tiles that live there."""
         return total_bytes(tile for tile in self.tiles if tile.place is place)
 
     @property
     def shared_bytes(self) -> int:
         """The most that is needed at one time: by the loop, or by the output on its way."""
-        return max(self.leaving_bytes, self.bytes_in(Place.SHARED_MEMORY))
+        return max(self.leaving_bytes, self.bytes_in(ChipMemory.SHARED_MEMORY))
 
     @property
     def least_registers(self) -> int:
         """Registers a thread that the tiles alone fill, without an address, a counter or a temporary: no compiler needs
         fewer unless it spills. It may exceed what a thread can have."""
-        held = total_bytes(tile for tile in self.tiles if tile.place is Place.REGISTERS and not tile.reuses)
+        held = total_bytes(tile for tile in self.tiles if tile.place is ChipMemory.REGISTERS and not tile.reuses)
         return -(-held // (REGISTER_BYTES * WARP_SIZE * self.num_warps))
 
     def to_json(self) -> dict[str, Any]:
@@ -91,26 +91,26 @@ class OnChip:
         }
 
 
-def total_bytes(tiles: Iterable[Tile]) -> int:
+def total_bytes(tiles: Iterable[ChipTile]) -> int:
     """Return the bytes of all these tiles."""
     return sum(tile.bytes for tile in tiles)
 
 
-def shared_tile(name: str, rows: int, columns: int, element_bytes: int, count: int = 1) -> Tile:
+def shared_tile(name: str, rows: int, columns: int, element_bytes: int, count: int = 1) -> ChipTile:
     """Return a tile of which shared memory holds `count`."""
-    return Tile(
-        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=Place.SHARED_MEMORY, count=count
+    return ChipTile(
+        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=ChipMemory.SHARED_MEMORY, count=count
     )
 
 
-def register_tile(name: str, rows: int, columns: int, element_bytes: int, *, reuses: bool = False) -> Tile:
+def register_tile(name: str, rows: int, columns: int, element_bytes: int, *, reuses: bool = False) -> ChipTile:
     """Return a tile that the threads of a block hold together."""
-    return Tile(
-        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=Place.REGISTERS, reuses=reuses
+    return ChipTile(
+        name=name, rows=rows, columns=columns, element_bytes=element_bytes, place=ChipMemory.REGISTERS, reuses=reuses
     )
 
 
-def softmax_tiles(block_m: int, block_n: int, width_v: int, element_bytes: int) -> tuple[Tile, ...]:
+def softmax_tiles(block_m: int, block_n: int, width_v: int, element_bytes: int) -> tuple[ChipTile, ...]:
     """Return scores, probabilities in their place, accumulator and the statistics of every row, in registers."""
     return (
         register_tile("S", block_m, block_n, ACCUMULATOR_BYTES),
@@ -122,8 +122,8 @@ def softmax_tiles(block_m: int, block_n: int, width_v: int, element_bytes: int) 
 
 
 def gradient_tiles(
-    block_m: int, block_n: int, widths: tuple[int, int], element_bytes: int, sums: Place = Place.REGISTERS
-) -> tuple[Tile, ...]:
+    block_m: int, block_n: int, widths: tuple[int, int], element_bytes: int, sums: ChipMemory = ChipMemory.REGISTERS
+) -> tuple[ChipTile, ...]:
     """Return what a pass over keys holds: transposed scores and their gradients, from which P and dS are made in place,
     and dK and dV, of these widths, which are summed along the walk. dQ of a tile is made when the scores are gone."""
     width, width_v = widths

@@ -10,7 +10,7 @@ from functools import partial
 from operator import add
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.direct_launch import Address, Describe, Part, recorder, with_descriptors
+from blocktune.kernels.base.direct_launch import Describe, Part, TensorAddress, recorder, with_descriptors
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.launch import can_pin, direct_of, launcher_of
 
@@ -118,7 +118,7 @@ class Workspace:
 
 def based(part: Any) -> Any:
     """Return what a descriptor of a part of a workspace is based on: the tensor, or what stands for its address."""
-    return Address(part) if isinstance(part, int) else part
+    return TensorAddress(part) if isinstance(part, int) else part
 
 
 class PreparedBackward:

@@ -16,7 +16,7 @@ MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CanaryFinding:
     """times_the_bound: the greatest difference from attention, as a multiple of what rounding explains."""
 
     shape: AttentionShape
@@ -47,7 +47,7 @@ def findings_path() -> Path | None:
     return None if state is None else state / "findings.jsonl"
 
 
-def store_finding(finding: Finding) -> None:
+def store_finding(finding: CanaryFinding) -> None:
     """Add a finding to the file. A place that cannot be written costs a line of the log, never a call."""
     path = findings_path()
     try:
@@ -57,6 +57,6 @@ def store_finding(finding: Finding) -> None:
         logger.info("A finding is not stored: %s cannot be written (%s).", path, error.strerror)
 
 
-def stored_findings() -> list[Finding]:
+def stored_findings() -> list[CanaryFinding]:
     """Return what was found so far. Lines that are damaged are passed over, and so is a file that cannot be read."""
-    return stored_lines(findings_path(), MAX_BYTES, Finding.from_json)
+    return stored_lines(findings_path(), MAX_BYTES, CanaryFinding.from_json)

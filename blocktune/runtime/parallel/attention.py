@@ -13,7 +13,7 @@ from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors
 from blocktune.runtime.parallel.agreement import agree
 from blocktune.runtime.parallel.head_trade import HeadsGathered, HeadTrade, TokensGathered, heads_of, tokens_of
 from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule
 from blocktune.runtime.parallel.plan.steps import steps_of
 from blocktune.runtime.parallel.ranks import Ranks
 from blocktune.runtime.parallel.request import AUTO, Bounds, Request, description_of, request_of
@@ -129,7 +129,7 @@ def _attended(
     return out, sums.squeeze(-1)
 
 
-def _trades(problem: Problem, ranks: Ranks) -> tuple[HeadTrade, HeadTrade]:
+def _trades(problem: RankProblem, ranks: Ranks) -> tuple[HeadTrade, HeadTrade]:
     """Return what the ranks of this rank's row trade: of queries, and of keys and values."""
     first = ranks.row_number * ranks.num_columns
     tokens = tokens_of(problem.layout, range(first, first + ranks.num_columns))

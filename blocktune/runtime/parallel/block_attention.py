@@ -18,11 +18,11 @@ from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.dispatch.launches.plans import KernelPlan
 from blocktune.runtime.dispatch.obstacles import trace_obstacle
 from blocktune.runtime.parallel.block_math import backward_of, forward_of
-from blocktune.runtime.parallel.plan.blocks import Block
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class ScoreOptions:
     """What all blocks of a call share."""
 
     scale: float
@@ -53,7 +53,7 @@ class FinishedRows:
 
 
 def attend_block(
-    query: Tensor, key: Tensor, value: Tensor, block: Block, numbers: Numbers, dispatcher: Dispatcher
+    query: Tensor, key: Tensor, value: Tensor, block: AttentionBlock, numbers: ScoreOptions, dispatcher: Dispatcher
 ) -> tuple[Tensor, Tensor]:
     """Return the output [batch, num_heads, seqlen_q, head_dim_v] and the log-sum-exp over the keys of a block."""
     if numbers.scale > 0 and trace_obstacle(query, key, value) is None:
@@ -71,8 +71,8 @@ def gradients_of_block(
     key: Tensor,
     value: Tensor,
     rows: FinishedRows,
-    block: Block,
-    numbers: Numbers,
+    block: AttentionBlock,
+    numbers: ScoreOptions,
     dispatcher: Dispatcher,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a block adds to the gradients of its query, key and value."""
@@ -89,7 +89,7 @@ def gradients_of_block(
     return backward_of(query, key, value, rows.lse, rows.delta, rows.grad, block, numbers.scale, numbers.softcap)
 
 
-def call_of(block: Block, numbers: Numbers, device: torch.device) -> Call:
+def call_of(block: AttentionBlock, numbers: ScoreOptions, device: torch.device) -> Call:
     """Return the call that computes a block."""
     given: dict[str, Any] = {"window": block.window, "softcap": numbers.softcap}
     if block.bounds_q:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
-from blocktune.runtime.parallel.plan.blocks import Block
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock
 
 MOST_SCORES = 1 << 26
 """That are in memory at a time."""
 
 
 def forward_of(
-    query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float, softcap: float
+    query: Tensor, key: Tensor, value: Tensor, block: AttentionBlock, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """Return the output and the log-sum-exp over the keys of the block, in float32 or float64."""
     wide = torch.promote_types(query.dtype, torch.float32)
@@ -41,7 +41,7 @@ def backward_of(
     lse: Tensor,
     delta: Tensor,
     grad: Tensor,
-    block: Block,
+    block: AttentionBlock,
     scale: float,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,7 +86,7 @@ def _scores(query: Tensor, key: Tensor, hidden: Tensor, scale: float, softcap: f
     return scores.masked_fill(hidden, -torch.inf), slope
 
 
-def _tiles(query: Tensor, block: Block) -> Iterator[tuple[slice, slice, Tensor]]:
+def _tiles(query: Tensor, block: AttentionBlock) -> Iterator[tuple[slice, slice, Tensor]]:
     """Yield some queries, the keys of their sequence, and which pairs are hidden [queries, keys]."""
     for first_q, first_k, (seqlen_q, seqlen_k) in _sequences(block):
         most = max(MOST_SCORES // max(query.shape[0] * query.shape[1] * seqlen_k, 1), 1)
@@ -97,7 +97,7 @@ def _tiles(query: Tensor, block: Block) -> Iterator[tuple[slice, slice, Tensor]]
             yield slice(first_q + first, first_q + first + count), slice(first_k, first_k + seqlen_k), hidden
 
 
-def _sequences(block: Block) -> Iterator[tuple[int, int, tuple[int, int]]]:
+def _sequences(block: AttentionBlock) -> Iterator[tuple[int, int, tuple[int, int]]]:
     """Yield the first query, the first key and both lengths of each sequence."""
     if not block.bounds_q:
         yield 0, 0, block.sizes[0]
@@ -106,7 +106,7 @@ def _sequences(block: Block) -> Iterator[tuple[int, int, tuple[int, int]]]:
         yield first_q, first_k, (last_q - first_q, last_k - first_k)
 
 
-def _hidden(rows: Tensor, seqlen_k: int, block: Block) -> Tensor:
+def _hidden(rows: Tensor, seqlen_k: int, block: AttentionBlock) -> Tensor:
     """Return [queries, keys], True where the window hides the key from a query on this row of the diagonal."""
     distance = torch.arange(seqlen_k, device=rows.device) - rows[:, None]
     left, right = block.window

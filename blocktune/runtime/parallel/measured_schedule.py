@@ -20,7 +20,7 @@ from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.runtime.autotuned import config, frozen
 from blocktune.runtime.parallel.agreement import digest
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 NAME = "blocktune.runtime.parallel.attention:context_parallel_attention"
@@ -42,7 +42,7 @@ def link(group: Any, device_type: str) -> str:
     return f"{device_type} {dist.get_backend(group)} {min(LOCAL_RANKS.number() or size, size)}/{size}"
 
 
-def key_of(problem: Problem, link: str, *, backward: bool) -> config.Problem:
+def key_of(problem: RankProblem, link: str, *, backward: bool) -> config.Problem:
     """Return what a call is known by: its sizes and masks, the layout, the ranks and what connects them."""
     sight = problem.sight
     return config.Problem.of(
@@ -66,7 +66,7 @@ def key_of(problem: Problem, link: str, *, backward: bool) -> config.Problem:
     )
 
 
-def measured(problem: Problem, link: str, *, backward: bool) -> Schedule | None:
+def measured(problem: RankProblem, link: str, *, backward: bool) -> Schedule | None:
     """Return the schedule that was measured fastest for a call on the current GPU, or None."""
     device = _device()
     winners = [] if device is None else frozen.frozen_winners(NAME, source_hash(), device)

@@ -18,12 +18,12 @@ from blocktune.runtime.dispatch.call_checks import check_dimensions, check_sinks
 from blocktune.runtime.dispatch.obstacles import needs_gradients
 from blocktune.runtime.dispatch.sdpa_arguments import scale_of
 from blocktune.runtime.parallel.agreement import digest
-from blocktune.runtime.parallel.block_attention import Numbers
+from blocktune.runtime.parallel.block_attention import ScoreOptions
 from blocktune.runtime.parallel.measured_schedule import link, measured
 from blocktune.runtime.parallel.plan.blocks import Sight
 from blocktune.runtime.parallel.plan.cost import fastest, machine_of
 from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, require_possible
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, require_possible
 from blocktune.runtime.parallel.ranks import Ranks
 
 AUTO = "auto"
@@ -35,8 +35,8 @@ Bounds: TypeAlias = Tensor | Sequence[int] | None
 class Request:
     """A call whose arguments fit each other on this rank."""
 
-    problem: Problem
-    numbers: Numbers
+    problem: RankProblem
+    numbers: ScoreOptions
     sinks: Tensor | None
     schedule: Schedule
 
@@ -73,7 +73,7 @@ def request_of(
     _check_end(bounds, placed)
     right = 0 if is_causal else right
     sight = Sight(inf if left == UNLIMITED else left, inf if right == UNLIMITED else right, bounds)
-    problem = Problem(
+    problem = RankProblem(
         batch=q.shape[0],
         num_heads=q.shape[1],
         num_heads_kv=k.shape[1],
@@ -84,7 +84,7 @@ def request_of(
         layout=placed,
         num_columns=ranks.num_columns,
     )
-    numbers = Numbers(
+    numbers = ScoreOptions(
         scale_of(q, None if scale is None else real_number("scale", scale)),
         softcap,
         deterministic or torch.are_deterministic_algorithms_enabled(),
@@ -93,7 +93,7 @@ def request_of(
     return Request(problem, numbers, sinks, _schedule(schedule, problem, ranks, q.device, backward=backward))
 
 
-def _schedule(name: str, problem: Problem, ranks: Ranks, device: torch.device, *, backward: bool) -> Schedule:
+def _schedule(name: str, problem: RankProblem, ranks: Ranks, device: torch.device, *, backward: bool) -> Schedule:
     """Return the schedule with a name, or the one that was measured fastest, or that should be.
 
     Raises:

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from blocktune.kernels.portable.sinks.results import gradient_of_sinks
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
-from blocktune.runtime.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
+from blocktune.runtime.parallel.block_attention import FinishedRows, ScoreOptions, attend_block, gradients_of_block
 from blocktune.runtime.parallel.messages import Message, Messages, ProcessGroup
-from blocktune.runtime.parallel.plan.blocks import Block
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock
 from blocktune.runtime.parallel.plan.layout import Range
-from blocktune.runtime.parallel.plan.steps import Step, Transfer
+from blocktune.runtime.parallel.plan.steps import RankStep, Transfer
 from blocktune.runtime.parallel.row_sums import AttentionSums, GradientSums
 
 HEAD_START_CYCLES = 30_000
@@ -38,11 +38,11 @@ class Ring:
     """
 
     group: ProcessGroup
-    steps: tuple[Step, ...]
-    numbers: Numbers
+    steps: tuple[RankStep, ...]
+    numbers: ScoreOptions
     dispatcher: Dispatcher
 
-    def arriving(self, *own: Tensor, outbox: "Outbox | None" = None) -> Iterator[tuple[Step, list[Tensor]]]:
+    def arriving(self, *own: Tensor, outbox: "Outbox | None" = None) -> Iterator[tuple[RankStep, list[Tensor]]]:
         """Yield each step with the rows of keys and values that its blocks read, [rows, batch, heads, dim]; those of
         the next step travel meanwhile, and what is in the outbox with them. At the end all of it has arrived."""
         outbox = Outbox([], []) if outbox is None else outbox
@@ -75,7 +75,7 @@ class Ring:
         """Return a ring whose long blocks are parts of them, for the backward."""
         return replace(self, steps=tuple(replace(step, blocks=_short_walks(step.blocks)) for step in self.steps))
 
-    def returning(self, step: Step, found: list[Tensor], outbox: "Outbox") -> "Returned":
+    def returning(self, step: RankStep, found: list[Tensor], outbox: "Outbox") -> "Returned":
         """Put gradients of keys and values into the outbox, with memory for those of the rank's own."""
         parts = [[_empty_rows(transfer, tensor) for transfer in step.sent] for tensor in found]
         outbox.sent.extend(_messages(step.received, found))
@@ -189,7 +189,7 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ri
 
 
 def _add_gradients(
-    step: Step, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: Ring, sums: list[GradientSums]
+    step: RankStep, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: Ring, sums: list[GradientSums]
 ) -> None:
     """Add what the blocks of a step find to the gradients of the queries and of the keys and values that arrived."""
     keys, values = arrived
@@ -201,7 +201,7 @@ def _add_gradients(
             total.add(where, one)
 
 
-def _short_walks(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+def _short_walks(blocks: tuple[AttentionBlock, ...]) -> tuple[AttentionBlock, ...]:
     """Return blocks, the long ones in parts of their queries."""
     return tuple(
         part

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.kernels.files.findings import Finding, store_finding
+from blocktune.kernels.files.findings import CanaryFinding, store_finding
 from blocktune.kernels.files.variables import CANARY
 from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.values.config import KernelConfig
@@ -90,7 +90,7 @@ def problem_of(
     counts["wrong"] += 1
     reason = f"{config.label} differs from attention by {worst:.3g} times the bound of its rounding"
     logger.warning("%s: %s. It is not used any more; `tune verify` shows it.", shape.label, reason)
-    store_finding(Finding(shape=shape, config=config, times_the_bound=worst))
+    store_finding(CanaryFinding(shape=shape, config=config, times_the_bound=worst))
     return reason
 
 

@@ -56,7 +56,7 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class LogRatio:
     """A config's time over the default's of its kernel, or a default's over the first kernel's: logarithms."""
 
     measured: float
@@ -75,8 +75,8 @@ class Measured:
     shape: AttentionShape
     first: str
     level: float
-    defaults: Mapping[str, Ratio]
-    configs: Mapping[str, Mapping[RelativeConfig, Ratio]]
+    defaults: Mapping[str, LogRatio]
+    configs: Mapping[str, Mapping[RelativeConfig, LogRatio]]
     hashes: Mapping[str, str] = field(default_factory=dict)
 
     def is_older(self, kernel: str) -> bool:
@@ -114,7 +114,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
+class DeviceCorrection:
     """All that was measured on one device, and how far it is trusted for other shapes."""
 
     device: str
@@ -176,7 +176,7 @@ def config_from(kernel: AttentionKernel, relative: RelativeConfig, default: Kern
 
 
 @cache
-def shipped_correction(device_key: str) -> Correction | None:
+def shipped_correction(device_key: str) -> DeviceCorrection | None:
     """Return the correction that ships for a device, else that of most shapes among those of its compute capability,
     or None.
 
@@ -184,7 +184,7 @@ def shipped_correction(device_key: str) -> Correction | None:
         UsageError: a file of the package is broken.
     """
     found = [
-        Correction.from_json(json.loads(read_resource(entry)))
+        DeviceCorrection.from_json(json.loads(read_resource(entry)))
         for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(SUFFIX)
     ]
@@ -204,7 +204,7 @@ def _kept(value: float) -> int:
     return round(value * THOUSANDTHS)
 
 
-def _table(ratios: Mapping[RelativeConfig, Ratio]) -> dict[str, Any]:
+def _table(ratios: Mapping[RelativeConfig, LogRatio]) -> dict[str, Any]:
     """Return the configs of one kernel: the names of the parameters once, then a row of values and ratio for each."""
     names = [name for name, _ in next(iter(ratios))]
     return {
@@ -213,9 +213,9 @@ def _table(ratios: Mapping[RelativeConfig, Ratio]) -> dict[str, Any]:
     }
 
 
-def _pair(ratio: Ratio) -> tuple[int, int]:
+def _pair(ratio: LogRatio) -> tuple[int, int]:
     return _kept(ratio.measured), _kept(ratio.predicted)
 
 
-def _ratio(measured: int, predicted: int) -> Ratio:
-    return Ratio(measured / THOUSANDTHS, predicted / THOUSANDTHS)
+def _ratio(measured: int, predicted: int) -> LogRatio:
+    return LogRatio(measured / THOUSANDTHS, predicted / THOUSANDTHS)

@@ -43,7 +43,7 @@ row of masked keys have one weight for all then: they count as -2^50, next to wh
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """Numbers that a config has left, those that attention has, and by how much they may differ."""
 
     found: Tensor
@@ -85,7 +85,7 @@ def _score_error(shape: AttentionShape, softcap: float, sample: RowSample, facto
 
 def forward_differences(
     shape: AttentionShape, found: Sequence[RowSample], softcap: float, out: Tensor, lse: Tensor | None
-) -> Iterator[Difference]:
+) -> Iterator[OutputDifference]:
     """Yield the differences of the output and, unless it is None, of the log-sum-exp."""
     unit, least = _unit_and_least(shape, out.dtype)
     for sample in found:
@@ -95,12 +95,12 @@ def forward_differences(
         greatest = torch.nn.functional.pad(sample.weights, (0, 1)).amax(-1, keepdim=True)  # of no keys, 0
         visible = sample.value.sums((sample.weights > 0).double() * share, _magnitude)
         bound = error * sample.value.sums(weights, _magnitude) + least * (1 + greatest * visible) + 1e-30
-        yield Difference(out[sample.entry, sample.head, sample.places], sample.value.sums(weights), bound)
+        yield OutputDifference(out[sample.entry, sample.head, sample.places], sample.value.sums(weights), bound)
         if lse is not None:
             yield _difference_of_sums(shape, softcap, sample, lse)
 
 
-def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample, lse: Tensor) -> Difference:
+def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample, lse: Tensor) -> OutputDifference:
     """Return the difference of the rows' log-sum-exp."""
     own = _of_head(lse, sample)
     error = _score_error(shape, softcap, sample, _SCORE_ERROR)[:, 0] + 2.0**-10
@@ -111,7 +111,7 @@ def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample
     bound = bound.masked_fill(coded, float("inf"))  # which says how many masked keys count
     # -inf stands for a row without keys, which is compared as a number that no other row has
     found = torch.where(empty & own[sample.places].isneginf(), 0.0, own[sample.places].double())
-    return Difference(found, sample.lse.masked_fill(empty, 0.0), bound.masked_fill(empty, 1e-30))
+    return OutputDifference(found, sample.lse.masked_fill(empty, 0.0), bound.masked_fill(empty, 1e-30))
 
 
 def _of_head(lse: Tensor, sample: RowSample) -> Tensor:
@@ -132,12 +132,12 @@ def set_up_backward(found: Sequence[RowSample], out: Tensor, lse: Tensor, dout: 
 
 def backward_differences(
     shape: AttentionShape, found: Sequence[RowSample], softcap: float, scale: float, tensors: Sequence[Tensor]
-) -> Iterator[Difference]:
+) -> Iterator[OutputDifference]:
     """Yield the differences of the gradients; none where 16 bits hold no gradient of a score, or where scores are too
     large. tensors: output, its gradient, dq, dk and dv."""
     out, dout, dq, dk, dv = tensors
     unit, least = _unit_and_least(shape, out.dtype)
-    totals: dict[tuple[int, int, int], tuple[Difference, ...]] = {}
+    totals: dict[tuple[int, int, int], tuple[OutputDifference, ...]] = {}
     for sample in found:
         place = sample.entry, sample.head, sample.places
         own = dout[place].double()
@@ -147,7 +147,7 @@ def backward_differences(
             return
         error = _ROUNDINGS * unit + _score_error(shape, softcap, sample, _GRADIENT_SCORE_ERROR)
         doubt = error * sizes + least * (1 + terms + sample.weights * own.abs().sum(-1, keepdim=True))
-        yield Difference(
+        yield OutputDifference(
             dq[place], scale * sample.key.sums(slopes), scale * sample.key.sums(doubt, _magnitude) + _STEPS * least
         )
         count = slopes.shape[1]
@@ -155,21 +155,21 @@ def backward_differences(
         of_keys = sample.entry, sample.kv_head, keys + sample.keys.start
         weights = sample.dropped_weights
         summands = (
-            Difference(
+            OutputDifference(
                 dk[of_keys], scale * slopes[:, keys].T @ sample.query, scale * doubt[:, keys].T @ sample.query.abs()
             ),
-            Difference(dv[of_keys], weights[:, keys].T @ own, (error * weights + least)[:, keys].T @ own.abs()),
+            OutputDifference(dv[of_keys], weights[:, keys].T @ own, (error * weights + least)[:, keys].T @ own.abs()),
         )
         head = sample.entry, sample.kv_head, sample.keys.start
         earlier = totals.get(head)
         totals[head] = summands if earlier is None else tuple(map(_joined, earlier, summands))
     for pair in totals.values():
-        yield from (Difference(one.found, one.expected, one.bound + _STEPS * least) for one in pair)
+        yield from (OutputDifference(one.found, one.expected, one.bound + _STEPS * least) for one in pair)
 
 
-def _joined(first: Difference, second: Difference) -> Difference:
+def _joined(first: OutputDifference, second: OutputDifference) -> OutputDifference:
     """Return the difference of gradients of the same keys, to which two query heads contribute."""
-    return Difference(first.found, first.expected + second.expected, first.bound + second.bound)
+    return OutputDifference(first.found, first.expected + second.expected, first.bound + second.bound)
 
 
 def _slopes(sample: RowSample, out: Tensor, dout: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.runtime.selection.correction import Correction, Ratio, RelativeConfig, Trust
+from blocktune.runtime.selection.correction import DeviceCorrection, LogRatio, RelativeConfig, Trust
 from blocktune.runtime.selection.near_shapes import distance_but_masks
 
 FAR = 8.0
@@ -32,7 +32,7 @@ HIDDEN_PAIRS = 6.0
 """Doublings of distance that hiding all pairs of queries and keys would count as. A causal square hides half of them, a
 few queries at the end of many keys next to none."""
 
-WON = Ratio(-0.02, 0.0)
+WON = LogRatio(-0.02, 0.0)
 """The assumed ratio of a stored winner to the default, if nothing else is known: it won by more than the noise."""
 
 OTHER_KERNEL = 0.1
@@ -106,10 +106,10 @@ class Estimator:
         further: doublings that are added to every distance, as for measurements of another device.
     """
 
-    def __init__(self, shape: AttentionShape, correction: Correction, further: float = 0.0) -> None:
+    def __init__(self, shape: AttentionShape, correction: DeviceCorrection, further: float = 0.0) -> None:
         self._shape, self._trust = shape, correction.trust
         self._config_prior = Guess(self._trust.prior, self._trust.doubt**2)
-        self._of_kernel: dict[str, dict[RelativeConfig, list[tuple[float, Ratio]]]] = {}
+        self._of_kernel: dict[str, dict[RelativeConfig, list[tuple[float, LogRatio]]]] = {}
         self._near = [
             (away + further, measured)
             for measured in correction.measured
@@ -138,7 +138,7 @@ class Estimator:
         """
         away = distance_between(shape, self._shape)
         if away <= FAR and all(measured.shape != shape for _, measured in self._near):
-            won = (self._variance(away), Ratio(WON.measured, predicted))
+            won = (self._variance(away), LogRatio(WON.measured, predicted))
             self._ratios(kernel).setdefault(config, []).append(won)
 
     def level(self) -> float:
@@ -176,10 +176,10 @@ class Estimator:
         found = self._ratios(kernel).get(config, [])
         return self._combined(found, predicted, self._config_prior), len(found)
 
-    def _ratios(self, kernel: str) -> dict[RelativeConfig, list[tuple[float, Ratio]]]:
+    def _ratios(self, kernel: str) -> dict[RelativeConfig, list[tuple[float, LogRatio]]]:
         """Return the ratios of a kernel's configs over its default, of all near shapes, with their variances."""
         if kernel not in self._of_kernel:
-            found: dict[RelativeConfig, list[tuple[float, Ratio]]] = {}
+            found: dict[RelativeConfig, list[tuple[float, LogRatio]]] = {}
             for away, measured in self._near:
                 variance = self._variance(away, measured.is_older(kernel))
                 for config, ratio in measured.configs.get(kernel, {}).items():
@@ -191,7 +191,7 @@ class Estimator:
         trust = self._trust
         return trust.noise**2 + away * trust.drift**2 + (trust.older**2 if older else 0.0)
 
-    def _combined(self, found: Iterable[tuple[float, Ratio]], predicted: float | None, prior: Guess) -> Guess:
+    def _combined(self, found: Iterable[tuple[float, LogRatio]], predicted: float | None, prior: Guess) -> Guess:
         """Join what other shapes say with the prior: each with the change that the model predicts from there, or
         without any where no prediction is given."""
         shift = 0.0 if predicted is None else self._trust.shift

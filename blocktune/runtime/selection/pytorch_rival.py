@@ -42,7 +42,7 @@ PYTORCHS_FEATURES = frozenset({str(MaskKind.BOOLEAN), str(MaskKind.ADDITIVE), "d
 
 
 @dataclass(frozen=True, slots=True)
-class Duel:
+class PyTorchDuel:
     """A shape, with the times of our kernel and of PyTorch's in microseconds."""
 
     shape: AttentionShape
@@ -68,8 +68,8 @@ class Outlook:
 class PytorchRival:
     """What is known of PyTorch's attention on one device."""
 
-    def __init__(self, duels: Iterable[Duel]) -> None:
-        self._by_class: dict[tuple[Any, ...], list[Duel]] = {}
+    def __init__(self, duels: Iterable[PyTorchDuel]) -> None:
+        self._by_class: dict[tuple[Any, ...], list[PyTorchDuel]] = {}
         for duel in duels:
             self._by_class.setdefault(_class_of(duel.shape), []).append(duel)
 
@@ -128,11 +128,11 @@ def shipped_rival(device_key: str) -> PytorchRival | None:
     return PytorchRival(duel for record in document["cases"] if (duel := _duel_of(record)) is not None)
 
 
-def _duel_of(record: Mapping[str, Any]) -> Duel | None:
+def _duel_of(record: Mapping[str, Any]) -> PyTorchDuel | None:
     """Return the duel of a record; None for a call that one of the two refused."""
     if record["error"]:
         return None
-    return Duel(AttentionShape.from_json(record["shape"]), record["ours_us"], record["pytorch_us"])
+    return PyTorchDuel(AttentionShape.from_json(record["shape"]), record["ours_us"], record["pytorch_us"])
 
 
 def _class_of(shape: AttentionShape) -> tuple[Any, ...]:

@@ -30,7 +30,7 @@ BESIDE = 64.0
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
+class ScaledRows:
     """Keys or values of one head, [keys, dim] of any type, and what multiplies them: one number, or one a key."""
 
     stored: Tensor
@@ -74,8 +74,8 @@ class RowSample:
     places: Tensor
     keys: slice
     query: Tensor
-    key: Numbers
-    value: Numbers
+    key: ScaledRows
+    value: ScaledRows
     weights: Tensor
     size: Tensor
     derivative: Tensor
@@ -167,7 +167,7 @@ def _log_sum_exp(scores: Tensor) -> Tensor:
     return torch.where((lse < -1e37) & ~lse.isneginf(), ((keys.log2() + 1) / 4096 - 2) * 2.0**127, lse)
 
 
-def _numbers(tensor: Tensor, factor: Tensor | None, table: Tensor | None, sequence: Sequence, head: int) -> Numbers:
+def _numbers(tensor: Tensor, factor: Tensor | None, table: Tensor | None, sequence: Sequence, head: int) -> ScaledRows:
     """Return the keys or values of one head that a sequence has."""
     keys, by_token = sequence.keys, factor is not None and factor.dim() == 3
     if table is None:
@@ -179,8 +179,8 @@ def _numbers(tensor: Tensor, factor: Tensor | None, table: Tensor | None, sequen
         own = stored[pages, head].flatten(0, 1)[keys].view(tensor.dtype)
         of_tokens = factor[pages, :, head].flatten()[keys] if by_token and factor is not None else None
     if factor is None or by_token:
-        return Numbers(own, of_tokens)
-    return Numbers(own, _of_head(factor, sequence.number, head))
+        return ScaledRows(own, of_tokens)
+    return ScaledRows(own, _of_head(factor, sequence.number, head))
 
 
 def _of_head(values: Tensor, number: int, head: int) -> Tensor:

@@ -16,7 +16,7 @@ from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.correction import (
-    Correction,
+    DeviceCorrection,
     RelativeConfig,
     config_from,
     relative_config,
@@ -54,7 +54,7 @@ class Untuned:
     """
 
     device: DeviceSpec
-    correction: Correction
+    correction: DeviceCorrection
     predict: Predict
     serving: Serving = kernels_for
 

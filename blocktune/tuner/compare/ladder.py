@@ -25,7 +25,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.ladder_ideas import IDEAS, PAPER, PLAIN, PYTORCH, V2
 from blocktune.tuner.compare.ladder_presets import Preset, common_blocks, plain_config
 from blocktune.tuner.compare.ladder_steps import (
-    Step,
+    LadderStep,
     bytes_of,
     columns_of,
     grid_of,
@@ -59,11 +59,11 @@ class Ladder:
 
     shape: AttentionShape
     device: DeviceSpec
-    steps: tuple[Step, ...]
+    steps: tuple[LadderStep, ...]
     measured: bool
     rounds: int = 0
 
-    def step(self, name: str) -> Step:
+    def step(self, name: str) -> LadderStep:
         return next(step for step in self.steps if step.name == name)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def climb(
 
 def listed_steps(
     shape: AttentionShape, limits: ComputeLimits, known: Sequence[KernelConfig], preset: Preset | None = None
-) -> list[Step]:
+) -> list[LadderStep]:
     """Return every step with a kernel and the config that it takes, or why it has none."""
     blocks = common_blocks(shape, limits) if preset is None else preset.blocks
     steps = []
@@ -130,13 +130,13 @@ def listed_steps(
         reasons = [(kernel, kernel.unsupported(shape, limits)) for kernel in _kernels(name, shape, preset)]
         able = [kernel for kernel, reason in reasons if reason is None]
         if not able:
-            steps.append(Step(name=name, problem="; ".join(str(reason) for _, reason in reasons)))
+            steps.append(LadderStep(name=name, problem="; ".join(str(reason) for _, reason in reasons)))
         elif name == PAPER:
             steps.append(_paper_step(able[0], shape, limits))
         elif name in PLAIN[shape.direction]:
-            steps.append(Step(name=name, config=plain_config(able[0], blocks, shape, limits)))
+            steps.append(LadderStep(name=name, config=plain_config(able[0], blocks, shape, limits)))
         else:
-            steps.append(Step(name=name, config=_best_config(able, known, shape, limits)))
+            steps.append(LadderStep(name=name, config=_best_config(able, known, shape, limits)))
     return steps
 
 
@@ -146,10 +146,10 @@ def _kernels(step: str, shape: AttentionShape, preset: Preset | None) -> tuple[A
     return tuple(map(get_kernel, named)) or kernels_of(step, shape.direction)
 
 
-def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> Step:
+def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> LadderStep:
     config = paper_config(kernel, shape, limits)
     problem = "" if config else f"no block of the paper's rule fits compute capability {limits.name}, or the queries"
-    return Step(name=PAPER, config=config, problem=problem)
+    return LadderStep(name=PAPER, config=config, problem=problem)
 
 
 def _best_config(
@@ -165,7 +165,7 @@ def _best_config(
     return next(fitting, kernels[0].default_config(shape, limits))
 
 
-def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> Step:
+def _modelled(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> LadderStep:
     """Return the step with all that the models say."""
     if step.problem or step.name in PYTORCH[1:]:
         return step
@@ -199,14 +199,14 @@ def _modelled(step: Step, shape: AttentionShape, device: DeviceSpec, compiler: C
 
 
 def _timed(
-    steps: Sequence[Step],
+    steps: Sequence[LadderStep],
     shape: AttentionShape,
     device: DeviceSpec,
     clock: Clock,
     torch_device: str,
     bind: Bind,
     seed: int,
-) -> tuple[list[Step], Rounds]:
+) -> tuple[list[LadderStep], Rounds]:
     """Return the steps with their times, or with what went wrong, and the paired rounds of those that have a time."""
     plain, hard = questions_of(shape, device=torch_device, seed=seed)
     line_up = LineUp(shape, plain, clock, bind)
@@ -245,11 +245,11 @@ def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[An
     return thunk_compute(launch, questions[0], questions[0].new_result())
 
 
-def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tuple[Step, ...]:
+def _compared(steps: Sequence[LadderStep], rounds: Rounds, device: DeviceSpec) -> tuple[LadderStep, ...]:
     """Return the steps with their gains, by paired rounds where there are any, and the reasons."""
     columns = _columns(steps)
 
-    def gain(before: Step | None, after: Step) -> float | None:
+    def gain(before: LadderStep | None, after: LadderStep) -> float | None:
         if before is None or before is after or after.problem:
             return None
         if rounds:
@@ -260,7 +260,7 @@ def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tupl
             return None
         return before.predicted_us / after.predicted_us
 
-    found: list[Step] = []
+    found: list[LadderStep] = []
     v2 = next((step for step in steps if step.name == V2 and not step.problem), None)
     for step in steps:
         before = last_timed(found)
@@ -271,7 +271,7 @@ def _compared(steps: Sequence[Step], rounds: Rounds, device: DeviceSpec) -> tupl
     return tuple(found)
 
 
-def _columns(steps: Sequence[Step]) -> dict[str, int]:
+def _columns(steps: Sequence[LadderStep]) -> dict[str, int]:
     """Return the place of every timed step in a round: steps of one config were timed once, as the first of them."""
     timed = [step for step in steps if step.timing]
     places = {config: place for place, config in enumerate(dict.fromkeys(step.config or step.name for step in timed))}

@@ -41,7 +41,7 @@ class Bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class LadderStep:
     """One step on one device.
 
     idea: what it changes. problem: why it was not run or not predicted; empty where it was. grid_blocks: of the launch
@@ -161,7 +161,7 @@ def _standard_operations(shape: AttentionShape) -> tuple[tuple[int, int], ...]:
     )
 
 
-def why(before: Step, after: Step, device: DeviceSpec) -> str:
+def why(before: LadderStep, after: LadderStep, device: DeviceSpec) -> str:
     """Return what the models see change between two steps, the same wherever nothing does."""
     facts = [
         *_memory(before, after),
@@ -175,14 +175,14 @@ def why(before: Step, after: Step, device: DeviceSpec) -> str:
     return "; ".join(facts) if facts else "no model sees a difference"
 
 
-def _memory(before: Step, after: Step) -> list[str]:
+def _memory(before: LadderStep, after: LadderStep) -> list[str]:
     old, new = before.traffic, after.traffic
     if old is None or new is None or (_same(old.counted, new.counted) and _same(old.least, new.least)):
         return []
     return [f"device memory: {_span(new)} instead of {_span(old)}"]
 
 
-def _grid(before: Step, after: Step, device: DeviceSpec) -> list[str]:
+def _grid(before: LadderStep, after: LadderStep, device: DeviceSpec) -> list[str]:
     if after.grid_blocks is None or after.grid_blocks == before.grid_blocks:
         return []
     instead = f" instead of {before.grid_blocks:,}" if before.grid_blocks else ""
@@ -190,7 +190,7 @@ def _grid(before: Step, after: Step, device: DeviceSpec) -> list[str]:
     return [f"{after.grid_blocks:,} blocks{instead} for {device.num_sms} SMs" + (f", {idle} idle" if idle > 0 else "")]
 
 
-def _occupancy(before: Step, after: Step) -> list[str]:
+def _occupancy(before: LadderStep, after: LadderStep) -> list[str]:
     new, old = after.occupied, before.occupied
     if new is None or (old is not None and old.fraction == new.fraction):
         return []
@@ -199,7 +199,7 @@ def _occupancy(before: Step, after: Step) -> list[str]:
     return [f"occupancy {100 * new.fraction:.4g} %{instead}, limited by {limiters}"]
 
 
-def _products(before: Step, after: Step) -> list[str]:
+def _products(before: LadderStep, after: LadderStep) -> list[str]:
     facts = []
     if before.columns and after.columns != before.columns and after.config and before.config:
         facts.append(f"{after.columns} columns are multiplied instead of {before.columns}")
@@ -212,7 +212,7 @@ def _products(before: Step, after: Step) -> list[str]:
     return facts
 
 
-def _conflicts(before: Step, after: Step) -> list[str]:
+def _conflicts(before: LadderStep, after: LadderStep) -> list[str]:
     """Return the conflicts of the banks of shared memory, where a loop reads it by itself."""
     old, new = before.shared, after.shared
     if new is None or not (new.load_excess or (old and old.load_excess)):
@@ -222,7 +222,7 @@ def _conflicts(before: Step, after: Step) -> list[str]:
     return [f"shared memory: {new.ways:.1f} wavefronts per load{instead}, {share}"]
 
 
-def _softmax(before: Step, after: Step) -> list[str]:
+def _softmax(before: LadderStep, after: LadderStep) -> list[str]:
     old, new = before.softmax, after.softmax
     if old is None or new is None:
         return []
@@ -240,7 +240,7 @@ def _softmax(before: Step, after: Step) -> list[str]:
     return facts
 
 
-def _spills(before: Step, after: Step) -> list[str]:
+def _spills(before: LadderStep, after: LadderStep) -> list[str]:
     spilled = [step.occupied.resources.spill_bytes if step.occupied else 0 for step in (before, after)]
     return (
         [f"{spilled[1]:,} B of registers spilled per thread instead of {spilled[0]:,}"] if len(set(spilled)) > 1 else []
@@ -267,6 +267,6 @@ def size(size_bytes: int) -> str:
     return f"{value:.3g} {unit}"
 
 
-def last_timed(steps: Sequence[Step]) -> Step | None:
+def last_timed(steps: Sequence[LadderStep]) -> LadderStep | None:
     """Return the last step without a problem."""
     return next((step for step in reversed(steps) if not step.problem), None)

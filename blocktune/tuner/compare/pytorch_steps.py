@@ -12,7 +12,7 @@ import torch
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare.ladder_ideas import EFFICIENT, IDEAS, PYTORCH, STANDARD
-from blocktune.tuner.compare.ladder_steps import Step
+from blocktune.tuner.compare.ladder_steps import LadderStep
 from blocktune.tuner.compare.peers import Compute, for_question, sdpa_forward
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
@@ -22,11 +22,11 @@ QUERY_CHUNK, KEY_CHUNK = 1024, 4096
 """Rows of a piece, as the paper's code has them."""
 
 
-def pytorch_steps(direction: Direction, *, measured: bool) -> tuple[Step, ...]:
+def pytorch_steps(direction: Direction, *, measured: bool) -> tuple[LadderStep, ...]:
     """Return the steps of a direction; those without a model have a reason where nothing is measured."""
     reason = "" if measured else "PyTorch's code is measured on a GPU, no model predicts it"
     names = (name for name in PYTORCH if name in IDEAS[direction])
-    return tuple(Step(name=name, problem="" if name == STANDARD else reason) for name in names)
+    return tuple(LadderStep(name=name, problem="" if name == STANDARD else reason) for name in names)
 
 
 def pytorch_compute(name: str, shape: AttentionShape, device: DeviceSpec, question: AnyQuestion) -> Compute:

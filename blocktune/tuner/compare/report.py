@@ -29,7 +29,7 @@ FEW_QUERIES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ratio:
+class SpeedRatio:
     """How much faster than the reference: median, 5th and 95th percentile of the ratios inside a round."""
 
     median: float
@@ -50,9 +50,9 @@ class Timing:
     low_us: float
     high_us: float
     tflops: float
-    over_cudnn: Ratio | None
+    over_cudnn: SpeedRatio | None
     key_gbs: float | None = None
-    over_best: Ratio | None = None
+    over_best: SpeedRatio | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,8 +155,8 @@ def timing_of(
     )
 
 
-def _ratio(peer_us: Sequence[float] | None, samples_us: Sequence[float]) -> Ratio | None:
+def _ratio(peer_us: Sequence[float] | None, samples_us: Sequence[float]) -> SpeedRatio | None:
     if peer_us is None:
         return None
     gain = speedup(peer_us, samples_us)
-    return Ratio(median=gain.median, low=gain.low, high=gain.high)
+    return SpeedRatio(median=gain.median, low=gain.low, high=gain.high)

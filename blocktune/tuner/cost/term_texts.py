@@ -39,7 +39,7 @@ BACKWARD_TERMS = {
 """Where a backward, whose blocks own keys and walk along the queries, differs."""
 
 
-class Change(Enum):
+class Trend(Enum):
     """Which other choices of a parameter an advice is about."""
 
     LARGER = "larger"
@@ -53,7 +53,7 @@ class Advice:
 
     text: str
     parameter: str
-    change: Change
+    change: Trend
 
 
 MORE_BLOCKS = "With more resident blocks, other work hides it: see what the occupancy needs."
@@ -88,26 +88,26 @@ DECODE_FACTS = {
 }
 
 ADVICE = {
-    "exp": (Advice("A larger `schedule` computes them while products run.", "schedule", Change.LARGER),),
+    "exp": (Advice("A larger `schedule` computes them while products run.", "schedule", Trend.LARGER),),
     "arithmetic": (
-        Advice("A larger `schedule` overlaps it with products; 2 has no running maximum.", "schedule", Change.LARGER),
+        Advice("A larger `schedule` overlaps it with products; 2 has no running maximum.", "schedule", Trend.LARGER),
     ),
     "spill": (
-        Advice("More warps (`num_warps`) leave more registers for each row.", "num_warps", Change.LARGER),
-        Advice("A smaller `block_m` needs fewer registers.", "block_m", Change.SMALLER),
-        Advice("A smaller `block_n` needs fewer registers.", "block_n", Change.SMALLER),
+        Advice("More warps (`num_warps`) leave more registers for each row.", "num_warps", Trend.LARGER),
+        Advice("A smaller `block_m` needs fewer registers.", "block_m", Trend.SMALLER),
+        Advice("A smaller `block_n` needs fewer registers.", "block_n", Trend.SMALLER),
     ),
     "shared": (
-        Advice("A larger `block_m` uses every operand that is read for more products.", "block_m", Change.LARGER),
+        Advice("A larger `block_m` uses every operand that is read for more products.", "block_m", Trend.LARGER),
     ),
-    "l2": (Advice("A larger `block_m` uses every key more often.", "block_m", Change.LARGER),),
+    "l2": (Advice("A larger `block_m` uses every key more often.", "block_m", Trend.LARGER),),
     "latency": (
-        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Change.LARGER),
-        Advice("More warps (`num_warps`) fill it.", "num_warps", Change.LARGER),
+        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Trend.LARGER),
+        Advice("More warps (`num_warps`) fill it.", "num_warps", Trend.LARGER),
     ),
-    "edge": (Advice("A larger `block_m` makes fewer blocks, if they still fill the GPU.", "block_m", Change.LARGER),),
+    "edge": (Advice("A larger `block_m` makes fewer blocks, if they still fill the GPU.", "block_m", Trend.LARGER),),
     "tail": (
-        Advice("A smaller `block_m` makes more, shorter blocks, which end more evenly.", "block_m", Change.SMALLER),
+        Advice("A smaller `block_m` makes more, shorter blocks, which end more evenly.", "block_m", Trend.SMALLER),
     ),
 }
 """For forwards, by term."""
@@ -116,42 +116,42 @@ BACKWARD_ADVICE: dict[str, tuple[Advice, ...]] = {
     "exp": (),
     "arithmetic": (),
     "shared": (
-        Advice("A larger `block_n` uses every operand that is read for more products.", "block_n", Change.LARGER),
+        Advice("A larger `block_n` uses every operand that is read for more products.", "block_n", Trend.LARGER),
     ),
     "l2": (
         Advice(
             "A larger `block_n` uses every query and its gradient more often.",
             "block_n",
-            Change.LARGER,
+            Trend.LARGER,
         ),
     ),
-    "edge": (Advice("A larger `block_n` makes fewer blocks, if they still fill the GPU.", "block_n", Change.LARGER),),
+    "edge": (Advice("A larger `block_n` makes fewer blocks, if they still fill the GPU.", "block_n", Trend.LARGER),),
     "tail": (
-        Advice("A smaller `block_n` makes more, shorter blocks, which end more evenly.", "block_n", Change.SMALLER),
+        Advice("A smaller `block_n` makes more, shorter blocks, which end more evenly.", "block_n", Trend.SMALLER),
     ),
 }
 """Where a backward differs."""
 
 DECODE_ADVICE = {
-    "exp": (Advice("A smaller `block_m` computes fewer of these.", "block_m", Change.SMALLER),),
-    "tensor": (Advice("A smaller `block_m` multiplies fewer of them.", "block_m", Change.SMALLER),),
+    "exp": (Advice("A smaller `block_m` computes fewer of these.", "block_m", Trend.SMALLER),),
+    "tensor": (Advice("A smaller `block_m` multiplies fewer of them.", "block_m", Trend.SMALLER),),
     "arithmetic": (
-        Advice("More `splits` spread it over multiprocessors that idle, where some do.", "splits", Change.LARGER),
+        Advice("More `splits` spread it over multiprocessors that idle, where some do.", "splits", Trend.LARGER),
     ),
-    "l2": (Advice("A `block_m` that holds all rows of a group reads its keys once.", "block_m", Change.LARGER),),
+    "l2": (Advice("A `block_m` that holds all rows of a group reads its keys once.", "block_m", Trend.LARGER),),
     "hbm": (),
     "latency": (
-        Advice("More `splits` keep more reads in flight.", "splits", Change.LARGER),
-        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Change.LARGER),
+        Advice("More `splits` keep more reads in flight.", "splits", Trend.LARGER),
+        Advice("More stages (`num_stages`) request tiles earlier.", "num_stages", Trend.LARGER),
     ),
     "edge": (
         Advice(
             "Fewer `splits` have fewer prologues and partial results, if the blocks still fill the GPU.",
             "splits",
-            Change.SMALLER,
+            Trend.SMALLER,
         ),
     ),
-    "tail": (Advice("Other `splits` change the number of waves.", "splits", Change.ANOTHER),),
+    "tail": (Advice("Other `splits` change the number of waves.", "splits", Trend.ANOTHER),),
 }
 """Where split-KV decoding differs."""
 
@@ -162,7 +162,7 @@ ROUND_TRIP_FACTS = {
     "tail": "There is one block per head, whatever its tiles: few heads leave multiprocessors idle.",
 }
 
-FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Change.LARGER),)
+FEWER_TRIPS = (Advice("A larger `block_n` makes fewer of these.", "block_n", Trend.LARGER),)
 ROUND_TRIP_ADVICE: dict[str, tuple[Advice, ...]] = {"l2": FEWER_TRIPS, "hbm": FEWER_TRIPS, "edge": (), "tail": ()}
 """Where keys stay and queries and outputs travel, as in FlashAttention v1."""
 
@@ -217,5 +217,5 @@ def _changed(advice: Advice, kernel: AttentionKernel, config: KernelConfig) -> I
     name, own = advice.parameter, config.parameters
     for choice in kernel.parameters.get(name, ()):
         larger = choice > own[name]
-        if choice != own[name] and advice.change in (Change.ANOTHER, Change.LARGER if larger else Change.SMALLER):
+        if choice != own[name] and advice.change in (Trend.ANOTHER, Trend.LARGER if larger else Trend.SMALLER):
             yield KernelConfig.of(config.kernel, own | {name: choice})

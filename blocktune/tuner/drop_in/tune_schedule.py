@@ -16,7 +16,7 @@ from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.config import KernelProblem
 from blocktune.runtime.parallel import measured_schedule
 from blocktune.runtime.parallel.attention import context_parallel_attention
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, possible
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, possible
 from blocktune.runtime.parallel.ranks import Ranks
 from blocktune.runtime.parallel.request import request_of
 from blocktune.tuner.measure.environment import measuring_environment
@@ -66,7 +66,7 @@ def tune_schedule(q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, **optio
 
 
 def _times_us(
-    problem: Problem, ranks: Ranks, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
+    problem: RankProblem, ranks: Ranks, tensors: tuple[Tensor, Tensor, Tensor], options: dict[str, Any]
 ) -> dict[Schedule, float]:
     """Return the median time of each schedule on the slowest rank."""
     schedules, device = possible(problem), tensors[0].device

@@ -10,7 +10,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.selection.correction import Measured, Ratio, RelativeConfig, relative_config
+from blocktune.runtime.selection.correction import LogRatio, Measured, RelativeConfig, relative_config
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 
@@ -35,7 +35,7 @@ def recorded_sweep(sweep: Sweep) -> Measured | None:
         first=known[0].name,
         level=times[first] + scale - predicted[first],
         defaults={
-            kernel.name: Ratio(
+            kernel.name: LogRatio(
                 times[defaults[kernel.name]] - times[first], predicted[defaults[kernel.name]] - predicted[first]
             )
             for kernel in known
@@ -61,7 +61,7 @@ def recorded_best(best: Best) -> Measured | None:
         shape=best.shape,
         first=kernel.name,
         level=math.log(time_us) - predicted[default],
-        defaults={kernel.name: Ratio(0.0, 0.0)},
+        defaults={kernel.name: LogRatio(0.0, 0.0)},
         configs={kernel.name: _over_default(kernel, default, times, predicted)},
         hashes={kernel.name: best.kernel_hash},
     )
@@ -112,11 +112,11 @@ def _over_default(
     default: KernelConfig,
     times: Mapping[KernelConfig, float],
     predicted: _Predicted,
-) -> dict[RelativeConfig, Ratio]:
+) -> dict[RelativeConfig, LogRatio]:
     """Return the times of a kernel's configs over that of its default, by their steps from it."""
     found = {}
     for config, time in times.items():
         relative = relative_config(kernel, config, default) if config.kernel == kernel.name else None
         if relative is not None and config != default and predicted[config] < math.inf:
-            found[relative] = Ratio(time - times[default], predicted[config] - predicted[default])
+            found[relative] = LogRatio(time - times[default], predicted[config] - predicted[default])
     return found

@@ -61,7 +61,7 @@ class FinalTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duel:
+class SelfDuel:
     """Finals of a config against itself: one side over the other. won: whether one of them would have won."""
 
     regime: Regime
@@ -78,7 +78,7 @@ class Study:
     seconds: float
     samples: tuple[Sample, ...]
     finals: tuple[FinalTimes, ...]
-    duels: tuple[Duel, ...]
+    duels: tuple[SelfDuel, ...]
 
 
 def near_configs(
@@ -169,7 +169,7 @@ class _Study:
         self._began = now()
         self._samples: list[Sample] = []
         self._finals: list[FinalTimes] = []
-        self._duels: list[Duel] = []
+        self._duels: list[SelfDuel] = []
 
     def take_turn(self, regime: Regime, until: float) -> None:
         """Time finals of all, then laps: everybody once as a candidate, then one against itself."""
@@ -223,4 +223,4 @@ class _Study:
         one, other = self._runners[regime].duel(self._configs[0])
         gain = speedup(one, other)
         won = gain.beyond_noise or speedup(other, one).beyond_noise
-        self._duels.append(Duel(regime=regime, at_seconds=self._elapsed(), ratio=gain.median, won=won))
+        self._duels.append(SelfDuel(regime=regime, at_seconds=self._elapsed(), ratio=gain.median, won=won))

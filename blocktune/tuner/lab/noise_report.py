@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from blocktune.db.records.records import Regime, Telemetry
-from blocktune.tuner.lab.noise import Duel, Sample, Study
+from blocktune.tuner.lab.noise import Sample, SelfDuel, Study
 from blocktune.tuner.measure.protocol import TIE_BAND
 
 STATES = ("sm_clock_mhz", "power_w", "temperature_c")
@@ -92,7 +92,7 @@ def _spread(values: Sequence[float]) -> dict[str, float] | None:
     return {"low": round(float(low), 5), "high": round(float(high), 5)}
 
 
-def _distance(duels: Iterable[Duel]) -> float | None:
+def _distance(duels: Iterable[SelfDuel]) -> float | None:
     """Return how far from 1 the ratios are, 95th percentile; None of nothing."""
     distances = [abs(duel.ratio - 1) for duel in duels]
     return round(float(np.percentile(distances, 95)), 5) if distances else None

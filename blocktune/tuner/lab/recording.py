@@ -1,6 +1,6 @@
 """Records sweeps of many shapes with one GPU worker, while the configs of the next shape are compiled.
 
-    for sweep in Recorder(device, environment, runner, farm, most=200).record(shapes, seconds=600):
+    for sweep in SweepRecorder(device, environment, runner, farm, most=200).record(shapes, seconds=600):
         save_sweep(sweep, "results/sweeps")
 
 Where a space is too large to be measured in that time, a dense part of it is: `dense_part` says which.
@@ -75,7 +75,7 @@ def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: De
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorder:
+class SweepRecorder:
     """What records: the device, its software, the worker that measures and the farm that compiles.
 
     most: configs of a shape. kernels: those that take part.

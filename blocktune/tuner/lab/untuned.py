@@ -23,7 +23,7 @@ from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.selection.correction import Correction, Measured, Ratio, RelativeConfig, Trust
+from blocktune.runtime.selection.correction import DeviceCorrection, LogRatio, Measured, RelativeConfig, Trust
 from blocktune.runtime.selection.expectation import Estimator
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate
@@ -128,7 +128,7 @@ class UntunedStudy:
         for sweep in self.sweeps:
             if sweep.shape in shapes:
                 others = self._knowledge([one for one in recorded if one.shape != sweep.shape])
-                correction = Correction(device=self.device.key, measured=others.measured)
+                correction = DeviceCorrection(device=self.device.key, measured=others.measured)
                 estimator = Estimator(sweep.shape, correction)  # once: its distances take most of the time
                 measured = self._measured[sweep.shape].configs
                 judged = {kernel: estimator.most_promising(kernel, JUDGED) for kernel in measured}
@@ -152,7 +152,7 @@ class UntunedStudy:
             passed_over=passed_over,
         )
 
-    def slowdown_by(self, shape: AttentionShape, correction: Correction) -> float:
+    def slowdown_by(self, shape: AttentionShape, correction: DeviceCorrection) -> float:
         """Return how much slower than the best of its sweep a shape's config is that another device's measurements
         speak for."""
         (sweep,) = (one for one in self.sweeps if one.shape == shape)
@@ -170,11 +170,11 @@ class UntunedStudy:
 
     def _choice(self, sweep: _Scored, trust: Trust, knowledge: "_Knowledge") -> tuple[KernelConfig, int]:
         """Return the first choice that the sweep has a time of, and how many came before it."""
-        correction = Correction(device=self.device.key, trust=trust, measured=knowledge.measured)
+        correction = DeviceCorrection(device=self.device.key, trust=trust, measured=knowledge.measured)
         return self._first_choice(sweep, correction, knowledge.winners.neighbours(sweep.shape))
 
     def _first_choice(
-        self, sweep: _Scored, correction: Correction, near: Sequence[TunedConfig]
+        self, sweep: _Scored, correction: DeviceCorrection, near: Sequence[TunedConfig]
     ) -> tuple[KernelConfig, int]:
         untuned = Untuned(self.device, correction, self._predict, partial(_timed_kernels, sweep))
         choices = [one.config for one in untuned.choices(sweep.shape, near)]
@@ -212,7 +212,7 @@ def _grid() -> Iterator[Trust]:
 
 
 def _surprise(
-    measured: Mapping[str, Mapping[RelativeConfig, Ratio]],
+    measured: Mapping[str, Mapping[RelativeConfig, LogRatio]],
     judged: Mapping[str, Sequence[RelativeConfig]],
     estimator: Estimator,
 ) -> float:

@@ -37,7 +37,7 @@ class WrongResultError(Exception):
     """A candidate's output differs from the reference."""
 
 
-class Candidate(Protocol):
+class BenchCandidate(Protocol):
     """A config that can be launched, timed and checked.
 
     run: the launch that is timed. anchor_run: the same in memory of its own, for a config that others are timed
@@ -82,7 +82,7 @@ class Bench(Generic[ConfigT]):
 
     def __init__(
         self,
-        bind: Callable[[ConfigT], Candidate],
+        bind: Callable[[ConfigT], BenchCandidate],
         *,
         clock: Clock,
         terms: Terms,
@@ -197,7 +197,7 @@ class Bench(Generic[ConfigT]):
         behind = score / self._best
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
-    def _checked(self, configs: Sequence[ConfigT], tell: Tell) -> list[Candidate]:
+    def _checked(self, configs: Sequence[ConfigT], tell: Tell) -> list[BenchCandidate]:
         """Return the candidates of configs, each of which was right once."""
         candidates = [self._bind(config) for config in configs]
         for candidate in candidates:

@@ -101,7 +101,7 @@ class EnergyMeter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
+class _CounterStep:
     """A step of the counter.
 
     energy_j, at_seconds: what it shows after it, and since when. finished, finished_at: the launches that were over
@@ -126,7 +126,7 @@ class _Load:
     finished_at: float = 0.0
     waiting: collections.deque[Callable[[], bool]] = field(default_factory=collections.deque)
 
-    def next_step(self, seconds: float, *, after: int = 0) -> _Step | None:
+    def next_step(self, seconds: float, *, after: int = 0) -> _CounterStep | None:
         """Return the first step of the counter after these seconds and more than `after` launches; None if it rests."""
         began, before = self.meter.now(), self.meter.energy_j()
         while before is not None:
@@ -134,7 +134,9 @@ class _Load:
             energy_j, now = self.meter.energy_j(), self.meter.now()
             waited = now - began
             if energy_j != before and energy_j is not None and waited >= seconds and self.finished > after:
-                return _Step(energy_j=energy_j, at_seconds=now, finished=self.finished, finished_at=self.finished_at)
+                return _CounterStep(
+                    energy_j=energy_j, at_seconds=now, finished=self.finished, finished_at=self.finished_at
+                )
             before = energy_j if waited < seconds + self.patience_seconds else None
         return None
 

@@ -26,7 +26,7 @@ from blocktune.kernels.base.flash_kernel import (
     product_unit,
     tf32_tiles,
 )
-from blocktune.kernels.base.on_chip import OnChip, Place, Tile, total_bytes
+from blocktune.kernels.base.on_chip import ChipMemory, ChipTile, OnChip, total_bytes
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -67,30 +67,30 @@ def plain_on_chip(config: KernelConfig, shape: AttentionShape, widths: tuple[int
     return OnChip(tiles=(_operand("Q", m, width), *turns, *held), num_warps=config.num_warps)
 
 
-def _operand(name: str, rows: int, columns: int) -> Tile:
-    return Tile(name=name, rows=rows, columns=columns, element_bytes=FLOAT32_BYTES, place=Place.SHARED_MEMORY)
+def _operand(name: str, rows: int, columns: int) -> ChipTile:
+    return ChipTile(name=name, rows=rows, columns=columns, element_bytes=FLOAT32_BYTES, place=ChipMemory.SHARED_MEMORY)
 
 
-def _held_tile(name: str, rows: int, columns: int) -> Tile:
-    return Tile(name=name, rows=rows, columns=columns, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS)
+def _held_tile(name: str, rows: int, columns: int) -> ChipTile:
+    return ChipTile(name=name, rows=rows, columns=columns, element_bytes=FLOAT32_BYTES, place=ChipMemory.REGISTERS)
 
 
-def _queries(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> Tile:
+def _queries(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> ChipTile:
     """Return the queries. A float32 operand of `mma` and `wgmma` is kept as two tf32 ones; float32 products of
     `tcgen05` have it in tensor memory."""
     unit = product_unit(config, limits)
     elsewhere = unit == "tcgen05" and shape.element_bytes == FLOAT32_BYTES
-    return Tile(
+    return ChipTile(
         name="Q",
         rows=config.block_m,
         columns=operand_widths(shape)[0],
         element_bytes=shape.element_bytes,
-        place=Place.TENSOR_MEMORY if elsewhere else Place.SHARED_MEMORY,
+        place=ChipMemory.TENSOR_MEMORY if elsewhere else ChipMemory.SHARED_MEMORY,
         count=1 if elsewhere else tf32_tiles(shape),
     )
 
 
-def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[Tile]:
+def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[ChipTile]:
     """Return K and V in shared memory: one buffer per stage where the products read the buffers, one fewer where they
     read registers; and one for both, in turns, where nothing is loaded ahead."""
     width, width_v = operand_widths(shape)
@@ -108,44 +108,44 @@ def _keys(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) ->
     return [_key_tile(name, columns, buffers, config, shape) for name, columns in named]
 
 
-def _turns(config: KernelConfig, shape: AttentionShape) -> Tile:
+def _turns(config: KernelConfig, shape: AttentionShape) -> ChipTile:
     """Return P, which warps exchange, or V after it."""
     m, n, width_v = config.block_m, config.block_n, operand_widths(shape)[1]
     tile = _key_tile("V or P, in turns", width_v, 1, config, shape)
     return replace(tile, rows=m, columns=n) if m > width_v else tile
 
 
-def _key_tile(name: str, width: int, count: int, config: KernelConfig, shape: AttentionShape) -> Tile:
-    return Tile(
+def _key_tile(name: str, width: int, count: int, config: KernelConfig, shape: AttentionShape) -> ChipTile:
+    return ChipTile(
         name=name,
         rows=config.block_n,
         columns=width,
         element_bytes=shape.element_bytes,
-        place=Place.SHARED_MEMORY,
+        place=ChipMemory.SHARED_MEMORY,
         count=count,
     )
 
 
-def _softmax(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[Tile]:
+def _softmax(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> list[ChipTile]:
     """Return the scores, probabilities, accumulator and the statistics of every row."""
-    accumulates_in = Place.TENSOR_MEMORY if product_unit(config, limits) == "tcgen05" else Place.REGISTERS
-    p_place = Place.SHARED_MEMORY if exchanges_probabilities(config, shape, limits) else accumulates_in
+    accumulates_in = ChipMemory.TENSOR_MEMORY if product_unit(config, limits) == "tcgen05" else ChipMemory.REGISTERS
+    p_place = ChipMemory.SHARED_MEMORY if exchanges_probabilities(config, shape, limits) else accumulates_in
     m, n, width_v = config.block_m, config.block_n, operand_widths(shape)[1]
-    p_tile = Tile(
+    p_tile = ChipTile(
         name="P",
         rows=m,
         columns=n,
         element_bytes=shape.element_bytes,
         place=p_place,
-        count=tf32_tiles(shape) if p_place is Place.SHARED_MEMORY else 1,
+        count=tf32_tiles(shape) if p_place is ChipMemory.SHARED_MEMORY else 1,
         reuses=_in_order(config),
     )
     return [
-        Tile(name="S", rows=m, columns=n, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),
+        ChipTile(name="S", rows=m, columns=n, element_bytes=FLOAT32_BYTES, place=ChipMemory.REGISTERS),
         p_tile,
-        Tile(name="O", rows=m, columns=width_v, element_bytes=FLOAT32_BYTES, place=accumulates_in),
-        Tile(name="m", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),
-        Tile(name="l", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=Place.REGISTERS),
+        ChipTile(name="O", rows=m, columns=width_v, element_bytes=FLOAT32_BYTES, place=accumulates_in),
+        ChipTile(name="m", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=ChipMemory.REGISTERS),
+        ChipTile(name="l", rows=m, columns=1, element_bytes=FLOAT32_BYTES, place=ChipMemory.REGISTERS),
     ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, IN_ORDER, WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.loops import BackwardLoops, tile_of
-from blocktune.kernels.base.on_chip import OnChip, Place, gradient_tiles, shared_tile
+from blocktune.kernels.base.on_chip import ChipMemory, OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -54,6 +54,6 @@ def _backward(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
     if not by_warpgroup and n < widths[0]:
         walked.append(shared_tile("dS", n, m, 2))
     owned = [shared_tile(name, n, width, 2) for name, width in zip("KV", widths, strict=True)]
-    place = Place.TENSOR_MEMORY if limits.mma == "tcgen05" else Place.REGISTERS
+    place = ChipMemory.TENSOR_MEMORY if limits.mma == "tcgen05" else ChipMemory.REGISTERS
     tiles = (*owned, *walked, *gradient_tiles(m, n, widths, 2, place))
     return OnChip(tiles=tiles, num_warps=config.num_warps)

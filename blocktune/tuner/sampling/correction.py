@@ -37,7 +37,7 @@ Numbers = NDArray[np.float64]
 Positions = NDArray[np.int64]
 
 
-class Correction:
+class ModelCorrection:
     """The Gaussian process over a fixed list of points.
 
     Args:
@@ -110,7 +110,7 @@ class Correction:
 class _Posterior:
     """What some measurements amount to. level: mean logarithm of measured over predicted values. middle: mean logarithm
     of the predictions of the measured ones. slowest: the largest one of all. same and near: [point, known], see
-    `Correction`. whitening: the inverse of Cholesky's factor of the covariance of the known ones. weights: the
+    `ModelCorrection`. whitening: the inverse of Cholesky's factor of the covariance of the known ones. weights: the
     covariance's inverse times what was measured, less the level."""
 
     level: float

@@ -9,7 +9,7 @@ import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.sampling.correction import HOPELESS, Correction, Positions
+from blocktune.tuner.sampling.correction import HOPELESS, ModelCorrection, Positions
 
 OPTIMISM = 0.75
 """Standard deviations by which a point is taken to be better than expected."""
@@ -43,7 +43,7 @@ class Prospects:
         steps = np.array([[_steps(space[name], point.get(name)) for name in ordered] for point in points], dtype=float)
         kinds = [tuple(point.get(name) for name in space if name not in ordered) for point in points]
         numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
-        self._correction = Correction(
+        self._correction = ModelCorrection(
             steps.reshape(len(points), len(ordered)), np.array([numbers[kind] for kind in kinds])
         )
 

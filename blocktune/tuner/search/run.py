@@ -52,7 +52,7 @@ def compiled_ahead(workers: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools(Generic[ConfigT]):
+class SearchTools(Generic[ConfigT]):
     """What a run works with, opened when an earlier run has not answered it.
 
     open_compiler: compiles ahead. open_runner: measures, or gives None where the model ranks the configs; it takes the
@@ -94,7 +94,7 @@ class Run(Generic[ProblemT, ConfigT]):
         self._stopped_by_machine = False
         self._ended_by = ""
 
-    def execute(self, limit: Limit, on_progress: OnProgress, tools: Tools[ConfigT]) -> TuningReport:
+    def execute(self, limit: Limit, on_progress: OnProgress, tools: SearchTools[ConfigT]) -> TuningReport:
         """Search, hold the finals and store the winner; answer from the store where an earlier run has finished.
 
         Args:

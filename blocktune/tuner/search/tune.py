@@ -31,7 +31,7 @@ from blocktune.tuner.search.arguments import require_arguments, require_possible
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.report import Budget, Limit, OnProgress, TuningReport, effective_budget
-from blocktune.tuner.search.run import Run, Tools, farm_for
+from blocktune.tuner.search.run import Run, SearchTools, farm_for
 from blocktune.tuner.search.strategies import DEFAULT, require_strategy
 from blocktune.tuner.subject.attention import AttentionSubject, ShapeCompiler
 
@@ -102,7 +102,7 @@ def tune(
         environment = _environment(device, monitor, terms.regime)
         nearest = store.nearest(device, shape)
         subject = AttentionSubject.of(shape, device, environment, kernels or competing(), nearest)
-        tools = Tools(
+        tools = SearchTools(
             open_compiler=partial(_shape_compiler, subject, compiler),
             open_runner=partial(_shape_runner, subject, runner, monitor, terms),
         )

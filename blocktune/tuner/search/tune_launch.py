@@ -24,7 +24,7 @@ from blocktune.tuner.search.kept_study import kept_proposals
 from blocktune.tuner.search.neighbourhood import Neighbourhood
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import Limit, OnProgress, TuningReport
-from blocktune.tuner.search.run import Run, Tools
+from blocktune.tuner.search.run import Run, SearchTools
 from blocktune.tuner.search.strategies import require_strategy
 from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -83,7 +83,7 @@ def tune_launch(
     started, machine = time.monotonic(), machine or launch_machine()
     monitor = GpuMonitor(device.uuid, own_processes=_PROCESSES)
     subject = LaunchSubject.of(call, device, measuring_environment(device, monitor, options.terms.regime))
-    tools = Tools(
+    tools = SearchTools(
         open_compiler=lambda: LaunchCompiler(call, device.limits.cc, machine.ahead),
         open_runner=partial(_launch_runner, subject, monitor, options, machine),
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.runtime.selection.correction import Correction
+from blocktune.runtime.selection.correction import DeviceCorrection
 from blocktune.tuner.lab.sweep_file import save_sweep
 from tests.tuner.lab.test_untuned import H200, LENGTHS, hidden, sweep
 from tools.pages.pages import with_results
@@ -26,7 +26,7 @@ def test_a_correction_is_made_of_sweeps_and_equal_sweeps_give_equal_bytes(tune, 
         result = tune("lab", "calibrate", places, "--out", out)
         assert result.exit_code == 0, result.output
     assert one.read_bytes() == two.read_bytes()
-    correction = Correction.from_json(json.loads(one.read_text()))
+    correction = DeviceCorrection.from_json(json.loads(one.read_text()))
     assert correction.device == H200.key
     assert {measured.shape.seqlen_q for measured in correction.measured} == set(LENGTHS[:3])
     assert "3 measured shapes" in result.stdout

@@ -14,7 +14,7 @@ from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compare.report import Comparison, Entry, Ratio, Timing
+from blocktune.tuner.compare.report import Comparison, Entry, SpeedRatio, Timing
 from blocktune.tuner.compare.stock_autotune import StockTuning
 
 GRID = ("--grid", "seq=512,1024 dim=64")
@@ -22,7 +22,7 @@ HERE = replace(device.device_named("h200"), uuid="GPU-1", source="driver")
 
 
 def entry(name: str, median_us: float) -> Entry:
-    over = Ratio(median=200.0 / median_us, low=0.99, high=1.01)
+    over = SpeedRatio(median=200.0 / median_us, low=0.99, high=1.01)
     timing = Timing(median_us=median_us, low_us=1.0, high_us=2.0, tflops=5.0, over_cudnn=over, over_best=over)
     return Entry(name=name, timing=timing)
 

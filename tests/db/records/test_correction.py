@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.explain.store_checks import store_findings
-from blocktune.db.records.correction import Correction
+from blocktune.db.records.correction import BitCorrection
 from blocktune.db.records.records import Best, KernelBest, KernelTrial, Trial
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.store import ResultStore
@@ -52,7 +52,7 @@ def flip(path: Path, table: str, column: str, row_id: int, value: bytes, bit: in
         connection.execute(f"UPDATE {table} SET {column} = CAST(? AS TEXT) WHERE id = ?", (bytes(changed), row_id))
 
 
-def corrected(path: Path) -> list[Correction]:
+def corrected(path: Path) -> list[BitCorrection]:
     with ResultStore.open(path) as store:
         return store.correct()
 
@@ -69,7 +69,7 @@ def test_every_bit_of_an_environment_is_corrected(stored: Path, monkeypatch: pyt
     for table, column, row_id, value in texts(stored, ("environment",)):
         for bit in range(8 * len(value)):
             flip(stored, table, column, row_id, value, bit)
-            assert corrected(stored) == [Correction(table, row_id, column)], (column, bit)
+            assert corrected(stored) == [BitCorrection(table, row_id, column)], (column, bit)
             assert content(stored) == before
 
 
@@ -88,14 +88,14 @@ def test_a_sample_of_the_bits_of_every_text_is_corrected(stored: Path, monkeypat
 @pytest.mark.parametrize(
     ("statement", "place"),
     [
-        ("UPDATE trial SET time_us = 99.50000000000001 WHERE id = 1", Correction("trial", 1, "time_us")),
-        ("UPDATE trial SET registers = registers + 1 WHERE id = 1", Correction("trial", 1, "registers")),
-        ("UPDATE shape SET seqlen_q = seqlen_q + 1 WHERE id = 1", Correction("shape", 1, "seqlen_q")),
-        ("UPDATE environment SET protocol = 3", Correction("environment", 1, "protocol")),
-        ("UPDATE device SET num_sms = num_sms + 1", Correction("device", 1, "num_sms")),
+        ("UPDATE trial SET time_us = 99.50000000000001 WHERE id = 1", BitCorrection("trial", 1, "time_us")),
+        ("UPDATE trial SET registers = registers + 1 WHERE id = 1", BitCorrection("trial", 1, "registers")),
+        ("UPDATE shape SET seqlen_q = seqlen_q + 1 WHERE id = 1", BitCorrection("shape", 1, "seqlen_q")),
+        ("UPDATE environment SET protocol = 3", BitCorrection("environment", 1, "protocol")),
+        ("UPDATE device SET num_sms = num_sms + 1", BitCorrection("device", 1, "num_sms")),
     ],
 )
-def test_numbers_are_corrected_and_the_doctor_names_them(stored: Path, statement: str, place: Correction) -> None:
+def test_numbers_are_corrected_and_the_doctor_names_them(stored: Path, statement: str, place: BitCorrection) -> None:
     before = content(stored)
     with closing(sqlite3.connect(stored)) as connection, connection:
         connection.execute(statement)

@@ -11,8 +11,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.dispatch import obstacles, resolver
 from blocktune.runtime.dispatch.launches.plans import KernelPlan
-from blocktune.runtime.parallel.block_attention import FinishedRows, Numbers, attend_block, gradients_of_block
-from blocktune.runtime.parallel.plan.blocks import Block, Sight
+from blocktune.runtime.parallel.block_attention import FinishedRows, ScoreOptions, attend_block, gradients_of_block
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight
 from blocktune.runtime.parallel.plan.steps import steps_of
 from blocktune.runtime.parallel.row_sums import AttentionSums
 from tests.support.fakes.dispatch_fakes import ListSource
@@ -79,7 +79,7 @@ def test_the_blocks_of_all_ranks_add_up(dispatcher: Dispatcher, dtype: torch.dty
     right = torch.autograd.grad((out, lse), doubles, (grad.double(), grad_lse.double()))
     rows = FinishedRows(out.detach().to(dtype), lse.detach().float(), grad, grad_lse)
     found = [torch.zeros_like(tensor) for tensor in doubles]
-    shared = Numbers(DIM**-0.5, softcap, deterministic=True)
+    shared = ScoreOptions(DIM**-0.5, softcap, deterministic=True)
     for rank in range(2):
         places = [torch.cat([torch.arange(*part, device=DEVICE) for part in own]) for own in layout.ranges]
         steps = steps_of(layout, sight, rank, gathers=False)
@@ -119,10 +119,10 @@ def assert_close(found: Tensor, right: Tensor, tolerance: float) -> None:
 @runs
 def test_a_scale_that_kernels_do_not_take_is_computed(dispatcher: Dispatcher) -> None:
     q, k, v = numbers(torch.float16, 4, 5), numbers(torch.float16, 2, 7), numbers(torch.float16, 2, 7)
-    block = Block((0, 5), (0, 7), Causal.LOWER_RIGHT, (-1, -1))
-    shared: Any = Numbers(-0.25, 0.0, deterministic=False)
+    block = AttentionBlock((0, 5), (0, 7), Causal.LOWER_RIGHT, (-1, -1))
+    shared: Any = ScoreOptions(-0.25, 0.0, deterministic=False)
     out, lse = attend_block(q, k, v, block, shared, dispatcher)
-    other, other_lse = attend_block(-q, k, v, block, Numbers(0.25, 0.0, deterministic=False), dispatcher)
+    other, other_lse = attend_block(-q, k, v, block, ScoreOptions(0.25, 0.0, deterministic=False), dispatcher)
     assert_close(out, other.double(), 2e-3)
     assert_close(lse, other_lse.double(), 2e-3)
     assert len(dispatcher._resolver.plans) == 1

@@ -8,9 +8,9 @@ import pytest
 
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import Causal
-from blocktune.runtime.parallel.plan.blocks import Block, Sight
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight
 from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout
-from blocktune.runtime.parallel.plan.steps import Step, steps_of
+from blocktune.runtime.parallel.plan.steps import RankStep, steps_of
 
 pytestmark = pytest.mark.triton_free
 INF = float("inf")
@@ -31,7 +31,7 @@ def visible(sight: Sight) -> Counter[tuple[int, int]]:
     )
 
 
-def pairs(block: Block) -> list[tuple[int, int]]:
+def pairs(block: AttentionBlock) -> list[tuple[int, int]]:
     """Return the rows of queries and keys that a call with these arguments pairs, by the meaning of windows."""
     left, right = block.window
     right = 0 if block.causal is Causal.LOWER_RIGHT else right
@@ -46,7 +46,7 @@ def pairs(block: Block) -> list[tuple[int, int]]:
     ]
 
 
-def arrived(layout: SequenceLayout, rank: int, number: int, plans: list[tuple[Step, ...]]) -> list[int]:
+def arrived(layout: SequenceLayout, rank: int, number: int, plans: list[tuple[RankStep, ...]]) -> list[int]:
     """Return the positions of the keys in a rank's buffer: what the other ranks say that they send."""
     step = plans[rank][number]
     if number == 0:
@@ -124,6 +124,6 @@ def test_packed_sequences_within_a_rank_are_one_call_and_nothing_travels() -> No
     layout, sight = SequenceLayout.contiguous(32, 2), Sight(INF, 0, (0, 5, 16, 20, 32))
     steps = steps_of(layout, sight, 0, gathers=False)
     assert steps[0].blocks == (
-        Block((0, 16), (0, 16), Causal.LOWER_RIGHT, (UNLIMITED, UNLIMITED), (0, 5, 16), (0, 5, 16)),
+        AttentionBlock((0, 16), (0, 16), Causal.LOWER_RIGHT, (UNLIMITED, UNLIMITED), (0, 5, 16), (0, 5, 16)),
     )
-    assert steps[1] == Step(0, (), (), ())
+    assert steps[1] == RankStep(0, (), (), ())

@@ -8,7 +8,7 @@ import pytest
 from blocktune import SequenceLayout, UsageError
 from blocktune.runtime.parallel.plan.blocks import Sight
 from blocktune.runtime.parallel.plan.cost import LAUNCH_S, SUM_BYTES, Machine, fastest, time_s
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, possible, require_possible
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, possible, require_possible
 
 pytestmark = pytest.mark.triton_free
 INF = float("inf")
@@ -16,11 +16,11 @@ FAST_LINK = Machine(flops_per_s=7e14, memory_bytes_per_s=4e12, link_bytes_per_s=
 SLOW_LINK = replace(FAST_LINK, link_bytes_per_s=2e9)
 
 
-def problem(seqlen: int, ranks: int, *, causal: bool = True, window: float = INF, **changes: Any) -> Problem:
+def problem(seqlen: int, ranks: int, *, causal: bool = True, window: float = INF, **changes: Any) -> RankProblem:
     """32 query heads of 128 over 8 key heads in 16 bits."""
     sizes: dict[str, Any] = {"batch": 1, "num_heads": 32, "num_heads_kv": 8, "head_dim": 128, "head_dim_v": 128}
     sizes |= {"element_bytes": 2, "layout": SequenceLayout.zigzag(seqlen, ranks)}
-    return Problem(**sizes | {"sight": Sight(window, 0 if causal else INF, (0, seqlen))} | changes)
+    return RankProblem(**sizes | {"sight": Sight(window, 0 if causal else INF, (0, seqlen))} | changes)
 
 
 def test_a_ring_of_two_by_hand() -> None:

@@ -6,18 +6,18 @@ import torch
 from blocktune import attention
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.parallel import ring as rings
-from blocktune.runtime.parallel.block_attention import Numbers
-from blocktune.runtime.parallel.plan.blocks import Block
-from blocktune.runtime.parallel.plan.steps import Step
+from blocktune.runtime.parallel.block_attention import ScoreOptions
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock
+from blocktune.runtime.parallel.plan.steps import RankStep
 from blocktune.runtime.parallel.ring import Ring, RingAttention
 
 SCALE = 0.125
 UNLIMITED = (-1, -1)
 
 
-def ring_of(*blocks: Block) -> Ring:
+def ring_of(*blocks: AttentionBlock) -> Ring:
     """A ring of one rank with these blocks of its 96 keys."""
-    return Ring(None, (Step(96, (), (), blocks),), Numbers(SCALE, 0.0, False), attention)
+    return Ring(None, (RankStep(96, (), (), blocks),), ScoreOptions(SCALE, 0.0, False), attention)
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 def test_only_long_blocks_that_see_all_keys_are_cut() -> None:
-    plain = Block((10, 50), (0, 96), Causal.NONE, UNLIMITED)
-    causal = Block((50, 100), (0, 96), Causal.LOWER_RIGHT, UNLIMITED)
-    few = Block((100, 132), (0, 96), Causal.NONE, UNLIMITED)
+    plain = AttentionBlock((10, 50), (0, 96), Causal.NONE, UNLIMITED)
+    causal = AttentionBlock((50, 100), (0, 96), Causal.LOWER_RIGHT, UNLIMITED)
+    few = AttentionBlock((100, 132), (0, 96), Causal.NONE, UNLIMITED)
     (step,) = ring_of(plain, causal, few).in_short_walks().steps
     assert [block.queries for block in step.blocks] == [(10, 26), (26, 42), (42, 50), (50, 100), (100, 132)]
     assert all(block.keys == (0, 96) for block in step.blocks)
@@ -48,7 +48,7 @@ def test_gradients_of_parts_are_those_of_the_whole(dtype: torch.dtype) -> None:
     expected = torch.nn.functional.scaled_dot_product_attention(*wanted, scale=SCALE, enable_gqa=True)
     expected.backward(grad.double())
     given = [tensor.clone().requires_grad_() for tensor in (query, key, value)]
-    out, _ = RingAttention.apply(*given, None, ring_of(Block((0, 96), (0, 96), Causal.NONE, UNLIMITED)))
+    out, _ = RingAttention.apply(*given, None, ring_of(AttentionBlock((0, 96), (0, 96), Causal.NONE, UNLIMITED)))
     out.backward(grad)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
     for own, other in zip(given, wanted, strict=True):

@@ -11,7 +11,13 @@ from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.selection import pytorch_rival
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung
-from blocktune.runtime.selection.pytorch_rival import Duel, PytorchRival, reason_for_pytorch, rival_on, shipped_rival
+from blocktune.runtime.selection.pytorch_rival import (
+    PyTorchDuel,
+    PytorchRival,
+    reason_for_pytorch,
+    rival_on,
+    shipped_rival,
+)
 
 pytestmark = pytest.mark.triton_free
 
@@ -20,8 +26,8 @@ ODD = AttentionShape(batch=4, num_heads=8, num_heads_kv=8, seqlen_q=2048, seqlen
 ROUND = replace(ODD, head_dim=64, head_dim_v=64)
 
 
-def duels(ratio: float, shape: AttentionShape = ODD, time_us: float = 100.0) -> list[Duel]:
-    return [Duel(replace(shape, batch=batch), ratio * time_us, time_us) for batch in (1, 2, 8)]
+def duels(ratio: float, shape: AttentionShape = ODD, time_us: float = 100.0) -> list[PyTorchDuel]:
+    return [PyTorchDuel(replace(shape, batch=batch), ratio * time_us, time_us) for batch in (1, 2, 8)]
 
 
 @pytest.mark.parametrize(

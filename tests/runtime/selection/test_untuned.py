@@ -13,9 +13,9 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.runtime.selection.correction import (
-    Correction,
+    DeviceCorrection,
+    LogRatio,
     Measured,
-    Ratio,
     Trust,
     config_from,
     correction_document,
@@ -67,10 +67,11 @@ def measured(shape: AttentionShape, ratios: Mapping[KernelConfig, float], level:
         shape=shape,
         first=first.name,
         level=level,
-        defaults={first.name: Ratio(0.0, 0.0)},
+        defaults={first.name: LogRatio(0.0, 0.0)},
         configs={
             first.name: {
-                relative_config(first, config, default): Ratio(math.log(ratio), 0.0) for config, ratio in ratios.items()
+                relative_config(first, config, default): LogRatio(math.log(ratio), 0.0)
+                for config, ratio in ratios.items()
             }
         },
     )
@@ -78,7 +79,7 @@ def measured(shape: AttentionShape, ratios: Mapping[KernelConfig, float], level:
 
 def decision(*shapes: Measured, device: DeviceSpec = H200, us: float = 100.0) -> Untuned:
     """By what was measured for these shapes, and a model that takes all configs for equally fast."""
-    return Untuned(device, Correction(device=H200.key, trust=TRUST, measured=shapes), lambda *_: us)
+    return Untuned(device, DeviceCorrection(device=H200.key, trust=TRUST, measured=shapes), lambda *_: us)
 
 
 def test_a_parameter_that_follows_from_the_shape_is_counted_from_the_default() -> None:
@@ -220,7 +221,7 @@ def test_a_correction_survives_its_file() -> None:
     one = measured(near, {other_than_default(near, keep_p=1): 0.9}, level=0.25)
     one = dataclasses.replace(one, hashes={FORWARD.name: FORWARD.source_hash})
     document = correction_document(H200.key, Trust(shift=0.25), [one])
-    again = Correction.from_json(json.loads(json.dumps(document)))
+    again = DeviceCorrection.from_json(json.loads(json.dumps(document)))
     assert again.trust == Trust(shift=0.25)
     (kept,) = again.measured
     assert (kept.shape, kept.first, kept.level) == (near, FORWARD.name, 0.25)
@@ -229,7 +230,7 @@ def test_a_correction_survives_its_file() -> None:
     assert dict(config)["keep_p"] == 1
     assert ratio.measured == pytest.approx(math.log(0.9), abs=0.001)
     older = correction_document(H200.key, Trust(), [dataclasses.replace(one, hashes={FORWARD.name: "0" * 16})])
-    assert Correction.from_json(older).measured[0].is_older(FORWARD.name)
+    assert DeviceCorrection.from_json(older).measured[0].is_older(FORWARD.name)
 
 
 def test_a_correction_that_was_read_while_other_kernels_competed_is_the_same(
@@ -246,7 +247,7 @@ def test_a_correction_that_was_read_while_other_kernels_competed_is_the_same(
 
 def test_a_document_of_another_format_is_refused() -> None:
     with pytest.raises(UsageError, match="tune lab calibrate"):
-        Correction.from_json({"format": "blocktune-results", "schema": 1})
+        DeviceCorrection.from_json({"format": "blocktune-results", "schema": 1})
 
 
 def test_the_ladder_asks_the_decision_below_all_measurements_of_the_shape() -> None:
@@ -289,7 +290,7 @@ def test_a_model_that_decodes_is_decided_for_eight_times_until_its_keys_have_dou
         asked.append(shape)
         return 100.0
 
-    table = ConfigTable([], lambda: Untuned(H200, Correction(device=H200.key), predict))
+    table = ConfigTable([], lambda: Untuned(H200, DeviceCorrection(device=H200.key), predict))
     for keys in range(4096, 8192, 16):
         table.expected(decode_shape(seqlen_k=keys + 1))
     assert {shape.seqlen_k for shape in asked} == {4096 + 512 * step for step in range(1, 9)}

@@ -7,10 +7,10 @@ from math import inf
 import torch
 
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.runtime.parallel.block_attention import Numbers, call_of
-from blocktune.runtime.parallel.plan.blocks import Block, Sight
+from blocktune.runtime.parallel.block_attention import ScoreOptions, call_of
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight
 from blocktune.runtime.parallel.plan.layout import SequenceLayout
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, columns_of, possible
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, columns_of, possible
 from blocktune.runtime.parallel.plan.steps import steps_of
 from tests.support.ranks.cases import Case
 
@@ -29,10 +29,10 @@ def flop(length: int, direction: str, window: int | None = None) -> float:
     return 4 * DIM * HEADS * pairs * (BACKWARD if direction == "both" else 1.0)
 
 
-def problem(length: int, ranks: int, window: float = inf, layout: str = "zigzag") -> Problem:
+def problem(length: int, ranks: int, window: float = inf, layout: str = "zigzag") -> RankProblem:
     """Return what the model is told of a call."""
     make = SequenceLayout.zigzag if layout == "zigzag" else SequenceLayout.contiguous
-    return Problem(
+    return RankProblem(
         batch=1, num_heads=HEADS, num_heads_kv=HEADS_KV, head_dim=DIM, head_dim_v=DIM, element_bytes=2,
         sight=Sight(window, 0, (0, length)), layout=make(length, ranks),
     )  # fmt: skip
@@ -55,7 +55,7 @@ def check_cases(ranks: int, device_type: str) -> Iterator[tuple[str, Case]]:
     yield "causal", replace(even, columns=2)
 
 
-def blocks_of_problem(problem: Problem) -> Iterator[tuple[Block, int, int]]:
+def blocks_of_problem(problem: RankProblem) -> Iterator[tuple[AttentionBlock, int, int]]:
     """Yield every block of every schedule and rank, and how many query heads and key heads it has."""
     for schedule in possible(problem):
         columns = columns_of(problem, schedule)
@@ -66,7 +66,7 @@ def blocks_of_problem(problem: Problem) -> Iterator[tuple[Block, int, int]]:
                 yield from ((block, heads, heads_kv) for block in step.blocks)
 
 
-def shapes_of(problem: Problem, numbers: Numbers) -> set[AttentionShape]:
+def shapes_of(problem: RankProblem, numbers: ScoreOptions) -> set[AttentionShape]:
     """Return the shapes of all blocks, forward and backward."""
     found = set()
     for block, heads, heads_kv in set(blocks_of_problem(problem)):

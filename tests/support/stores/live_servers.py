@@ -59,14 +59,14 @@ def live_server(
     what_ifs: what makes compiles, a farm of one worker by default."""
     for name in ("altair", "vl_convert", "fastapi", "uvicorn"):
         pytest.importorskip(name, reason=f"`tune ui` needs {name}")
-    from blocktune.cli.ui.address import Address, bound_socket
-    from blocktune.cli.ui.server import Settings, make_server
+    from blocktune.cli.ui.address import ServerAddress, bound_socket
+    from blocktune.cli.ui.server import ServerSettings, make_server
     from blocktune.cli.ui.what_if import WhatIfs
     from blocktune.tuner.compile.farm import CompileFarm
 
-    settings = Settings(StoreTarget.of(db), sources or Sources(), poll_seconds=poll_seconds)
+    settings = ServerSettings(StoreTarget.of(db), sources or Sources(), poll_seconds=poll_seconds)
     with bound_socket(0) as listening, CompileFarm(workers=1) as farm:
-        address = Address(listening.getsockname()[1])
+        address = ServerAddress(listening.getsockname()[1])
         server = make_server(settings, what_ifs or WhatIfs(farm), address)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()

@@ -21,7 +21,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.ladder import Ladder, climb, listed_steps
 from blocktune.tuner.compare.ladder_ideas import IDEAS, PYTORCH
 from blocktune.tuner.compare.ladder_steps import (
-    Step,
+    LadderStep,
     bytes_of,
     kernels_of,
     last_timed,
@@ -243,7 +243,7 @@ def test_equal_steps_differ_in_nothing_and_sizes_are_read_easily() -> None:
     step = climb(LONG, H200, compiler=Compiler()).step("v2")
     assert why(step, step, H200) == "no model sees a difference"
     assert (size(12), size(1500), size(44_500_000_000)) == ("12 B", "1.5 kB", "44.5 GB")
-    assert last_timed([step, Step(name="padded", problem="no")]) is step
+    assert last_timed([step, LadderStep(name="padded", problem="no")]) is step
     assert last_timed([]) is None
 
 

@@ -13,7 +13,7 @@ from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import find_contenders
-from blocktune.tuner.lab.recording import Recorder, dense_part
+from blocktune.tuner.lab.recording import SweepRecorder, dense_part
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from tests.support.models import landscape
@@ -50,8 +50,8 @@ def _synthetic_kernels() -> Iterator[None]:
         yield
 
 
-def recorder(runner: Any, most: int) -> Recorder:
-    return Recorder(
+def recorder(runner: Any, most: int) -> SweepRecorder:
+    return SweepRecorder(
         device=landscape.DEVICE,
         environment=landscape.SUBJECT.environment,
         runner=runner,

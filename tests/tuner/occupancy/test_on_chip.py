@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.kernels.base.on_chip import OnChip, Place
+from blocktune.kernels.base.on_chip import ChipMemory, OnChip
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -22,7 +22,7 @@ def config(block_m: int, block_n: int, num_warps: int, num_stages: int, schedule
     return KernelConfig.of("flash_fwd", tile | {"schedule": schedule})
 
 
-def places(held: OnChip) -> dict[str, tuple[int, Place]]:
+def places(held: OnChip) -> dict[str, tuple[int, ChipMemory]]:
     return {tile.name: (tile.bytes, tile.place) for tile in held.tiles}
 
 
@@ -53,14 +53,14 @@ def test_shared_tiles_are_what_the_kernels_predict(cc: tuple[int, int], dim: int
 def test_wgmma_reads_shared_memory_and_accumulates_in_registers() -> None:
     held = on_chip(config(128, 64, 8, 3), complete_shape(8192, 128), limits_for((9, 0)))
     assert places(held) == {
-        "Q": (128 * 128 * 2, Place.SHARED_MEMORY),
-        "K": (3 * 64 * 128 * 2, Place.SHARED_MEMORY),
-        "V": (3 * 64 * 128 * 2, Place.SHARED_MEMORY),
-        "S": (128 * 64 * 4, Place.REGISTERS),
-        "P": (128 * 64 * 2, Place.REGISTERS),
-        "O": (128 * 128 * 4, Place.REGISTERS),
-        "m": (128 * 4, Place.REGISTERS),
-        "l": (128 * 4, Place.REGISTERS),
+        "Q": (128 * 128 * 2, ChipMemory.SHARED_MEMORY),
+        "K": (3 * 64 * 128 * 2, ChipMemory.SHARED_MEMORY),
+        "V": (3 * 64 * 128 * 2, ChipMemory.SHARED_MEMORY),
+        "S": (128 * 64 * 4, ChipMemory.REGISTERS),
+        "P": (128 * 64 * 2, ChipMemory.REGISTERS),
+        "O": (128 * 128 * 4, ChipMemory.REGISTERS),
+        "m": (128 * 4, ChipMemory.REGISTERS),
+        "l": (128 * 4, ChipMemory.REGISTERS),
     }
     # 64 registers of O, 32 of S and one of m and l together for each of 256 threads
     assert held.least_registers == 97
@@ -72,13 +72,13 @@ def test_running_ahead_carries_probabilities_beside_scores() -> None:
     in_order, ahead = (on_chip(config(64, 64, 4, 2, schedule), shape, limits) for schedule in (0, 1))
     assert ahead.least_registers == in_order.least_registers + 64 * 64 * 2 // 4 // 128
     shared_rows = on_chip(config(64, 64, 8, 2, 1), shape, limits)
-    assert places(shared_rows)["P"][1] is Place.SHARED_MEMORY
+    assert places(shared_rows)["P"][1] is ChipMemory.SHARED_MEMORY
 
 
 def test_tensor_memory_relieves_the_registers() -> None:
     shape = complete_shape(8192, 128)
     hopper, blackwell = (on_chip(config(128, 128, 4, 2), shape, limits_for(cc)) for cc in ((9, 0), (10, 0)))
-    assert places(blackwell)["O"] == (128 * 128 * 4, Place.TENSOR_MEMORY)
+    assert places(blackwell)["O"] == (128 * 128 * 4, ChipMemory.TENSOR_MEMORY)
     assert hopper.least_registers > 255
     assert blackwell.least_registers == 130
 
@@ -87,9 +87,9 @@ def test_mma_keeps_queries_in_shared_memory_and_exchanges_p_of_few_rows() -> Non
     """Running ahead, too."""
     shape, limits = complete_shape(8192, 128), limits_for((8, 0))
     held = on_chip(config(64, 32, 4, 2, 1), shape, limits)
-    assert places(held)["Q"] == (64 * 128 * 2, Place.SHARED_MEMORY)
-    assert places(held)["P"] == (64 * 32 * 2, Place.SHARED_MEMORY)
-    assert places(on_chip(config(128, 32, 4, 2, 1), shape, limits))["P"][1] is Place.REGISTERS
+    assert places(held)["Q"] == (64 * 128 * 2, ChipMemory.SHARED_MEMORY)
+    assert places(held)["P"] == (64 * 32 * 2, ChipMemory.SHARED_MEMORY)
+    assert places(on_chip(config(128, 32, 4, 2, 1), shape, limits))["P"][1] is ChipMemory.REGISTERS
 
 
 def test_float32_operands_are_two_tiles_each() -> None:
@@ -99,12 +99,12 @@ def test_float32_operands_are_two_tiles_each() -> None:
         on_chip(config(64, 32, 4, 2), shape, limits_for(cc)) for cc in ((8, 0), (9, 0), (10, 0))
     )
     tile = 32 * 128 * 4
-    assert places(ampere)["Q"] == places(hopper)["Q"] == (2 * 64 * 128 * 4, Place.SHARED_MEMORY)
-    assert places(ampere)["P"] == (2 * 64 * 32 * 4, Place.SHARED_MEMORY)
-    assert places(blackwell)["Q"] == (64 * 128 * 4, Place.TENSOR_MEMORY)
+    assert places(ampere)["Q"] == places(hopper)["Q"] == (2 * 64 * 128 * 4, ChipMemory.SHARED_MEMORY)
+    assert places(ampere)["P"] == (2 * 64 * 32 * 4, ChipMemory.SHARED_MEMORY)
+    assert places(blackwell)["Q"] == (64 * 128 * 4, ChipMemory.TENSOR_MEMORY)
     for held in (hopper, blackwell):
-        assert places(held)["K or V, as two tf32 tiles"] == (2 * tile, Place.SHARED_MEMORY)
-        assert places(held)["K"] == places(held)["V"] == (tile, Place.SHARED_MEMORY)
+        assert places(held)["K or V, as two tf32 tiles"] == (2 * tile, ChipMemory.SHARED_MEMORY)
+        assert places(held)["K"] == places(held)["V"] == (tile, ChipMemory.SHARED_MEMORY)
 
 
 @pytest.mark.few(3)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from blocktune.kernels.base.kernel import AttentionKernel
-from blocktune.kernels.base.on_chip import OnChip, Place
+from blocktune.kernels.base.on_chip import ChipMemory, OnChip
 from blocktune.kernels.hardware.limits import ComputeLimits, limits_for
 from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -60,7 +60,7 @@ def test_hopper_s_backward_sums_in_registers_and_exchanges_ds() -> None:
     shape = shape_for(kernel, 128, "bf16")
     found = on_chip_of(kernel, kernel.default_config(shape, limits), shape, limits)
     assert found is not None
-    tiles = {tile.name: tile for tile in found.tiles if tile.place is Place.SHARED_MEMORY}
+    tiles = {tile.name: tile for tile in found.tiles if tile.place is ChipMemory.SHARED_MEMORY}
     assert (tiles["dS"].count, tiles["dS"].bytes) == (2, 2 * 128 * 64 * 2)
     # 64 registers each of dK and dV, 32 each of S and dP, for each of 256 threads
     assert found.least_registers == 192
@@ -96,4 +96,4 @@ def test_the_first_algorithm_holds_one_tile_of_each() -> None:
     found = on_chip_of(get_kernel("flash_v1"), config, complete_shape(1024, 64), limits_for((9, 0)))
     assert found is not None
     assert (found.shared_bytes, found.least_registers) == (3 * 8192, 32 + 32 + 1)
-    assert [tile.name for tile in found.tiles if tile.place is Place.SHARED_MEMORY] == ["Q", "K", "V"]
+    assert [tile.name for tile in found.tiles if tile.place is ChipMemory.SHARED_MEMORY] == ["Q", "K", "V"]

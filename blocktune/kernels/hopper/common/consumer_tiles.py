@@ -1,7 +1,7 @@
 """What a block of a warp-specialised forward keeps on the chip. Warps that copy hold no tile."""
 
 from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, WARPGROUP_WARPS
-from blocktune.kernels.base.on_chip import OnChip, Tile, shared_tile, softmax_tiles
+from blocktune.kernels.base.on_chip import ChipTile, OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.values.config import KernelConfig
 
 
@@ -9,7 +9,7 @@ def consumer_tiles(
     config: KernelConfig,
     widths: tuple[int, int],
     element_bytes: int,
-    leaving: Tile | None,
+    leaving: ChipTile | None,
     *,
     transposed_values: bool = False,
     one_ring: bool = False,
@@ -40,6 +40,6 @@ def consumer_tiles(
     )
 
 
-def leaving_tile(block_m: int, columns: int, element_bytes: int) -> Tile:
+def leaving_tile(block_m: int, columns: int, element_bytes: int) -> ChipTile:
     """Return memory of its own for the output of all consumers on its way out."""
     return shared_tile("O on its way out", block_m, columns, element_bytes)

@@ -14,7 +14,7 @@ from blocktune.kernels.base.feature_arguments import DENSE_FEATURES
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.launch import ExtrasLaunch, TritonLaunch
 from blocktune.kernels.base.loops import ForwardLoops
-from blocktune.kernels.base.on_chip import OnChip, Tile, shared_tile
+from blocktune.kernels.base.on_chip import ChipTile, OnChip, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
@@ -144,7 +144,7 @@ class FlashForwardHopper(AttentionKernel):
         own = None if shares_memory(config, shape) else leaving_tile(config.block_m, columns, shape.element_bytes)
         return consumer_tiles(config, widths, shape.element_bytes, own, one_ring=has_one_ring(config))
 
-    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[ChipTile, ...]:
         """Return the places of a block's keys, if ALiBi is a product."""
         if not draws_lines(config, shape):
             return ()

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import CompileSpec, Launch, SoftmaxCost
-from blocktune.kernels.base.on_chip import Tile, shared_tile
+from blocktune.kernels.base.on_chip import ChipTile, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step
@@ -149,7 +149,7 @@ class FlashBackwardFused(FlashBackward):
         shared = keys > 0 and config.block_m >= WARPGROUP_ROWS
         return keys + (3 * padded_width(shape.head_dim) + config.block_n if shared else 0)
 
-    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[Tile, ...]:
+    def further_tiles(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[ChipTile, ...]:
         """Return what it takes to add a tile's share of dQ."""
         width, m, n = padded_width(shape.head_dim), config.block_m, config.block_n
         tiles = {

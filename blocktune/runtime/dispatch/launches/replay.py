@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.base.direct_launch import STREAM, Address, DirectLaunch, DropoutWord, EncodedMaps, Part
+from blocktune.kernels.base.direct_launch import STREAM, DirectLaunch, DropoutWord, EncodedMaps, Part, TensorAddress
 
 MAX_KEPT = 256
 """Sets of addresses whose arguments are kept: those of the layers of a model, some times over."""
@@ -105,7 +105,7 @@ class KernelReplay:
 def _at(description: Any, address: int) -> Any:
     """Return the descriptor with another address, which is all that it keeps of a tensor."""
     other = copy(description)
-    other.base = Address(address)
+    other.base = TensorAddress(address)
     return other
 
 

@@ -31,7 +31,7 @@ class Sight:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class AttentionBlock:
     """One call of attention: rows of the queries and of the keys, and a diagonal from the lower right.
 
     A window on its right side is -1 where the causal mask bounds it. bounds_q and bounds_k are those of packed
@@ -50,7 +50,7 @@ class Block:
         """Whether every query sees every key."""
         return self.causal is Causal.NONE and self.window == (UNLIMITED, UNLIMITED) and not self.bounds_q
 
-    def in_parts(self, num_queries: int) -> "tuple[Block, ...]":
+    def in_parts(self, num_queries: int) -> "tuple[AttentionBlock, ...]":
         """Return blocks of this number of queries each; the block itself where queries do not see all of its keys."""
         if not self.is_plain:
             return (self,)
@@ -78,19 +78,19 @@ class _Part:
     right: float
 
 
-def own_blocks(parts: Sequence[Range], sight: Sight) -> tuple[Block, ...]:
+def own_blocks(parts: Sequence[Range], sight: Sight) -> tuple[AttentionBlock, ...]:
     """Return the calls for queries and keys of the same ranges."""
     rows = sum(stop - start for start, stop in parts)
     if sight.orders_only and parts and parts[-1][1] <= sight.bounds[-1]:  # gaps do not change which token is first
-        return (Block((0, rows), (0, rows), Causal.LOWER_RIGHT, (UNLIMITED, UNLIMITED)),)
+        return (AttentionBlock((0, rows), (0, rows), Causal.LOWER_RIGHT, (UNLIMITED, UNLIMITED)),)
     return blocks_of(parts, parts, sight)
 
 
-def blocks_of(queries: Sequence[Range], keys: Sequence[Range], sight: Sight) -> tuple[Block, ...]:
+def blocks_of(queries: Sequence[Range], keys: Sequence[Range], sight: Sight) -> tuple[AttentionBlock, ...]:
     """Return the calls for the queries of some ranges and the keys of others."""
-    found: list[Block] = []
+    found: list[AttentionBlock] = []
     for own, rows in zip(queries, rows_of(queries), strict=True):
-        of_queries: list[Block] = []
+        of_queries: list[AttentionBlock] = []
         for their, their_rows in zip(keys, rows_of(keys), strict=True):
             of_pair = _grouped(list(_parts(own, their, sight)), rows[0] - own[0], their_rows[0] - their[0])
             of_queries = _united([*of_queries, *of_pair])
@@ -127,7 +127,7 @@ def _within(queries: Range, keys: Range, document: Range, sight: Sight) -> _Part
     return _Part((first_q, last_q), (first_k, last_k), sight.left + last_k - last_q, sight.right + last_q - last_k)
 
 
-def _grouped(parts: list[_Part], shift_q: int, shift_k: int) -> list[Block]:
+def _grouped(parts: list[_Part], shift_q: int, shift_k: int) -> list[AttentionBlock]:
     """Return the calls for parts of successive documents: as packed sequences where rows and windows allow it.
 
     shift_q and shift_k make rows of positions.
@@ -147,7 +147,7 @@ def _follows(part: _Part, before: _Part) -> bool:
     return adjacent and (before.left, before.right) == (part.left, part.right)
 
 
-def _block(group: list[_Part], shift_q: int, shift_k: int) -> Block:
+def _block(group: list[_Part], shift_q: int, shift_k: int) -> AttentionBlock:
     """Return the call for documents with one window."""
     (first_q, first_k), (last_q, last_k) = (
         (group[0].queries[0], group[0].keys[0]),
@@ -158,7 +158,7 @@ def _block(group: list[_Part], shift_q: int, shift_k: int) -> Block:
     left = _side(group[0].left, longest_k)
     right = _side(group[0].right, longest_q)
     causal = Causal.LOWER_RIGHT if right == 0 else Causal.NONE
-    return Block(
+    return AttentionBlock(
         (first_q + shift_q, last_q + shift_q),
         (first_k + shift_k, last_k + shift_k),
         causal,
@@ -179,9 +179,9 @@ def _side(reach: float, length: int) -> int:
     return UNLIMITED if reach >= length - 1 else int(reach)
 
 
-def _united(blocks: list[Block]) -> list[Block]:
+def _united(blocks: list[AttentionBlock]) -> list[AttentionBlock]:
     """Return the calls with those as one in which every query sees every key, where the rows allow it."""
-    found: list[Block] = []
+    found: list[AttentionBlock] = []
     for block in blocks:
         one = _union(found[-1], block) if found else None
         if one is None:
@@ -191,7 +191,7 @@ def _united(blocks: list[Block]) -> list[Block]:
     return found
 
 
-def _union(before: Block, after: Block) -> Block | None:
+def _union(before: AttentionBlock, after: AttentionBlock) -> AttentionBlock | None:
     if not (before.is_plain and after.is_plain):
         return None
     if before.queries == after.queries and before.keys[1] == after.keys[0]:

@@ -15,9 +15,9 @@ from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.parallel.plan.blocks import Block
-from blocktune.runtime.parallel.plan.schedule import Problem, Schedule, columns_of, possible, require_possible
-from blocktune.runtime.parallel.plan.steps import Step, Transfer, steps_of
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock
+from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, columns_of, possible, require_possible
+from blocktune.runtime.parallel.plan.steps import RankStep, Transfer, steps_of
 
 EFFICIENCY = 0.73
 """Of the tensor cores, that attention reaches on long sequences."""
@@ -87,7 +87,7 @@ def machine_with(spec: DeviceSpec, *, one_host: bool) -> Machine:
 
 
 @lru_cache(maxsize=256)
-def fastest(problem: Problem, machine: Machine, *, backward: bool = False) -> Schedule:
+def fastest(problem: RankProblem, machine: Machine, *, backward: bool = False) -> Schedule:
     """Return the schedule with the least time by the model; of those that are about as fast, the preferred one.
 
     Raises:
@@ -99,7 +99,7 @@ def fastest(problem: Problem, machine: Machine, *, backward: bool = False) -> Sc
     return next(schedule for schedule in order if times.get(schedule, inf) <= ABOUT * min(times.values()))
 
 
-def time_s(problem: Problem, schedule: Schedule, machine: Machine) -> float:
+def time_s(problem: RankProblem, schedule: Schedule, machine: Machine) -> float:
     """Return how long the forward takes by the model, on the slowest rank."""
     columns = columns_of(problem, schedule)
     layout, heads = problem.layout.joined(columns), problem.num_heads // columns
@@ -110,14 +110,16 @@ def time_s(problem: Problem, schedule: Schedule, machine: Machine) -> float:
     return slowest + _trade_s(problem, columns, heads_kv, machine)
 
 
-def _steps_s(steps: tuple[Step, ...], problem: Problem, heads: int, heads_kv: int, machine: Machine) -> float:
+def _steps_s(steps: tuple[RankStep, ...], problem: RankProblem, heads: int, heads_kv: int, machine: Machine) -> float:
     """Return how long the steps of a rank take, the first one's transfers being those of the second."""
     computed = [_compute_s(step, problem, heads, heads_kv, machine, first=not n) for n, step in enumerate(steps)]
     moved = [_transfer_s(step, problem, heads_kv, machine) for step in steps[1:]]
     return sum(map(max, computed, [*moved, 0.0]))
 
 
-def _compute_s(step: Step, problem: Problem, heads: int, heads_kv: int, machine: Machine, *, first: bool) -> float:
+def _compute_s(
+    step: RankStep, problem: RankProblem, heads: int, heads_kv: int, machine: Machine, *, first: bool
+) -> float:
     """Return how long the blocks of a step take; those after the first are added to what is there."""
     total = 0.0
     for number, block in enumerate(step.blocks):
@@ -128,7 +130,7 @@ def _compute_s(step: Step, problem: Problem, heads: int, heads_kv: int, machine:
     return total
 
 
-def _flops(block: Block, sizes: tuple[int, int], problem: Problem, heads: int, heads_kv: int) -> int:
+def _flops(block: AttentionBlock, sizes: tuple[int, int], problem: RankProblem, heads: int, heads_kv: int) -> int:
     """Return the FLOP of one sequence of a block."""
     return AttentionShape(
         batch=problem.batch,
@@ -143,7 +145,7 @@ def _flops(block: Block, sizes: tuple[int, int], problem: Problem, heads: int, h
     ).flops
 
 
-def _transfer_s(step: Step, problem: Problem, heads_kv: int, machine: Machine) -> float:
+def _transfer_s(step: RankStep, problem: RankProblem, heads_kv: int, machine: Machine) -> float:
     """Return how long the keys and values of a step travel; they go out and come in at once."""
     rows = max(_rows(step.sent), _rows(step.received))
     dims = problem.head_dim + problem.head_dim_v
@@ -156,7 +158,7 @@ def _rows(transfers: tuple[Transfer, ...]) -> int:
     return sum(transfer.rows[1] - transfer.rows[0] for transfer in transfers)
 
 
-def _trade_s(problem: Problem, columns: int, heads_kv: int, machine: Machine) -> float:
+def _trade_s(problem: RankProblem, columns: int, heads_kv: int, machine: Machine) -> float:
     """Return how long heads are traded for tokens, and back."""
     if columns == 1:
         return 0.0

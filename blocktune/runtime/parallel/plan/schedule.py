@@ -20,7 +20,7 @@ class Schedule(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RankProblem:
     """Attention that ranks share. num_columns: ranks that trade heads whatever the schedule."""
 
     batch: int
@@ -34,12 +34,12 @@ class Problem:
     num_columns: int = 1
 
 
-def possible(problem: Problem) -> tuple[Schedule, ...]:
+def possible(problem: RankProblem) -> tuple[Schedule, ...]:
     """Return the schedules of which each rank gets whole heads."""
     return tuple(schedule for schedule in Schedule if _obstacle(problem, schedule) is None)
 
 
-def require_possible(problem: Problem, schedule: Schedule) -> None:
+def require_possible(problem: RankProblem, schedule: Schedule) -> None:
     """Check that each rank gets whole heads.
 
     Raises:
@@ -50,7 +50,7 @@ def require_possible(problem: Problem, schedule: Schedule) -> None:
         raise UsageError(obstacle)
 
 
-def _obstacle(problem: Problem, schedule: Schedule) -> str | None:
+def _obstacle(problem: RankProblem, schedule: Schedule) -> str | None:
     """Return why a schedule cannot serve, or None."""
     if schedule is Schedule.ULYSSES and problem.num_columns > 1:
         return (
@@ -67,6 +67,6 @@ def _obstacle(problem: Problem, schedule: Schedule) -> str | None:
     return None
 
 
-def columns_of(problem: Problem, schedule: Schedule) -> int:
+def columns_of(problem: RankProblem, schedule: Schedule) -> int:
     """Count the ranks that trade heads."""
     return problem.layout.num_ranks if schedule is Schedule.ULYSSES else problem.num_columns

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blocktune.runtime.parallel.plan.blocks import Block, Sight, blocks_of, needed, own_blocks
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight, blocks_of, needed, own_blocks
 from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout, coalesced, rows_of
 
 
@@ -21,7 +21,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RankStep:
     """Keys that arrive in rows of a buffer, keys that leave, and what is computed with those that arrived.
 
     The first step of a rank has no transfers: its keys are the rank's own.
@@ -30,11 +30,11 @@ class Step:
     num_rows: int
     received: tuple[Transfer, ...]
     sent: tuple[Transfer, ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[AttentionBlock, ...]
 
 
 @lru_cache(maxsize=256)
-def steps_of(layout: SequenceLayout, sight: Sight, rank: int, *, gathers: bool) -> tuple[Step, ...]:
+def steps_of(layout: SequenceLayout, sight: Sight, rank: int, *, gathers: bool) -> tuple[RankStep, ...]:
     """Return the steps of a rank.
 
     Args:
@@ -44,12 +44,12 @@ def steps_of(layout: SequenceLayout, sight: Sight, rank: int, *, gathers: bool) 
         gathers: whether all keys travel in one step; otherwise those of one rank do.
     """
     own, others = layout.ranges[rank], range(1, layout.num_ranks)
-    first = Step(layout.length(rank), (), (), own_blocks(own, sight))
+    first = RankStep(layout.length(rank), (), (), own_blocks(own, sight))
     distances = [tuple(others)] if gathers else [(distance,) for distance in others]
     return first, *(_step(layout, sight, rank, each) for each in distances if each)
 
 
-def _step(layout: SequenceLayout, sight: Sight, rank: int, distances: Sequence[int]) -> Step:
+def _step(layout: SequenceLayout, sight: Sight, rank: int, distances: Sequence[int]) -> RankStep:
     """Return the step in which the keys of the ranks at these distances before a rank arrive."""
     own, size = layout.ranges[rank], layout.num_ranks
     arriving = sorted(
@@ -66,7 +66,7 @@ def _step(layout: SequenceLayout, sight: Sight, rank: int, distances: Sequence[i
         for distance in distances
         for transfer in _sent(own, layout.ranges[(rank + distance) % size], sight, (rank + distance) % size)
     )
-    return Step(rows[-1][1] if rows else 0, received, sent, blocks_of(own, coalesced(ranges), sight))
+    return RankStep(rows[-1][1] if rows else 0, received, sent, blocks_of(own, coalesced(ranges), sight))
 
 
 def _sent(own: Sequence[Range], queries: Sequence[Range], sight: Sight, target: int) -> list[Transfer]:

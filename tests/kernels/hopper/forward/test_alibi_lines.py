@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.base.on_chip import Place
+from blocktune.kernels.base.on_chip import ChipMemory
 from blocktune.kernels.hopper.forward import launch as forward_launch
 from blocktune.kernels.hopper.forward import lines
 from blocktune.kernels.hopper.forward.layout import draws_lines, line_bytes
@@ -51,7 +51,7 @@ def test_places_of_keys_are_shared_memory_that_the_models_know() -> None:
     problem, plain = (shape_of(300, 300, features=words) for words in ("alibi", ""))
     config = config_of(problem)
     (tile,) = KERNEL.further_tiles(config, problem, HOPPER)
-    assert tile.place is Place.SHARED_MEMORY
+    assert tile.place is ChipMemory.SHARED_MEMORY
     assert tile.bytes == line_bytes(config) == 64 * 16 * 2
     assert KERNEL.shared_bytes(config, problem, HOPPER) == KERNEL.shared_bytes(config, plain, HOPPER) + tile.bytes
     assert KERNEL.further_tiles(config, plain, HOPPER) == ()
