@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 from sqlalchemy import Select
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.filling import fill_checksums
+from blocktune.db.records.filling import fill_checksums, upgrade_checksums
 from blocktune.db.records.reading import readable_records
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
@@ -57,7 +57,7 @@ class ConnectedStore:
         if read_only:
             require_current(engines)
         else:
-            make_current(engines, fill_checksums)
+            make_current(engines, upgrade_checksums, fill_checksums)
         return cls(engines, read_only=read_only)
 
     @classmethod
@@ -67,9 +67,8 @@ class ConnectedStore:
         place = StoreTarget.of(target)
         engines = open_engines(place, read_only=True, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
         if not is_current(engines):
-            make_current(
-                open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS), fill_checksums
-            )
+            writable = open_engines(place, read_only=False, lock_timeout_seconds=LOCK_TIMEOUT_SECONDS)
+            make_current(writable, upgrade_checksums, fill_checksums)
         return cls(engines, read_only=True)
 
     @property

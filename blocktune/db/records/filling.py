@@ -2,26 +2,34 @@
 
 from collections.abc import Callable, Mapping
 from datetime import UTC
+from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, Select, Table, bindparam, select, update
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.reading import batches
+from blocktune.db.records.reading import halved
 from blocktune.db.records.records import Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
-from blocktune.db.records.rows import UNREADABLE, best_of, document_of, trial_of, unverified_best, unverified_trial
+from blocktune.db.records.rows import best_of, document_of, trial_of, unverified_best, unverified_trial, whole_device
 from blocktune.db.tables.models import Base, BestRow, DeviceRow, ShapeRow, TrialRow
 from blocktune.kernels.files.checksums import checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
 
 Checksums = dict[str, str]
 
+_ROWS_AT_ONCE = 1000
+
+
+def upgrade_checksums(connection: Connection) -> None:
+    """Give the rows of an older schema the checksums of the present one."""
+    renew_checksums(connection)
+    fill_checksums(connection)
+
 
 def fill_checksums(connection: Connection) -> None:
-    """Give all rows their checksums that have none, and moved rows their new ones. A row that breaks a rule stays
-    without, since it is not known what it said."""
-    renew_checksums(connection)
+    """Give all rows their checksums that have none. A row that breaks a rule stays without, since it is not known what
+    it said."""
     with Session(connection) as session:
         for row_type, checksums in _CHECKSUMS.items():
             table = row_type.metadata.tables[row_type.__tablename__]
@@ -40,24 +48,22 @@ def renew_checksums(connection: Connection) -> None:
 
 def _give(session: Session, table: Table, query: Select[Any], checksums: Callable[[Any], Checksums]) -> None:
     """Write the checksums of a query's rows, as far as there are some."""
-    for rows in batches(session, query, table.c.id):
-        given = [values for row in rows if (values := _given(row, checksums))]
-        if given:
-            names = [name for name in given[0] if name != "row_id"]
-            statement = update(table).where(table.c.id == bindparam("row_id"))
-            session.connection().execute(statement.values({name: bindparam(name) for name in names}), given)
 
+    def keep(row_id: int, error: Exception) -> None:
+        """Leave a row that breaks a rule as it is."""
 
-def _given(row: Any, checksums: Callable[[Any], Checksums]) -> dict[str, Any] | None:
-    """Return the checksums of a row with its id; None for a row that breaks a rule, or that gets none."""
-    try:
-        found = checksums(row)
-    except UNREADABLE:
-        return None
-    return {"row_id": row.id, **found} if found else None
+    def given(row: Any) -> dict[str, Any]:
+        return {"row_id": row.id, **checksums(row)}
+
+    rows = halved(session, query, table.c.id, given, keep)
+    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+        if found := [values for values in batch if len(values) > 1]:
+            names: dict[str, Any] = {name: bindparam(name) for name in found[0] if name != "row_id"}
+            session.connection().execute(update(table).where(table.c.id == bindparam("row_id")).values(**names), found)
 
 
 def _of_device(row: DeviceRow) -> Checksums:
+    whole_device(row)  # which raises where the document is no device
     return {"checksum": device_checksum(row.document)}
 
 

@@ -93,9 +93,44 @@ def batches(
         session.expunge_all()
 
 
+def halved(
+    session: Session,
+    query: Select[Any],
+    row_id: ColumnElement[int],
+    convert: Callable[[Any], Record],
+    leave_out: Callable[[int, Exception], None],
+) -> Iterator[Record]:
+    """Yield the records of rows some of which are broken, half by half: what breaks a driver's rule ends a query.
+
+    Args:
+        session: of the store.
+        query: selects rows of one table.
+        row_id: their column that is their key.
+        convert: makes the record of a row.
+        leave_out: is called with the id of a broken row and its error.
+    """
+
+    def records(ids: Sequence[int]) -> Iterator[Record]:
+        try:
+            found = [convert(row) for row in session.scalars(query.where(row_id.in_(ids)))]
+        except UNREADABLE as error:
+            if len(ids) == 1:
+                leave_out(ids[0], error)
+                return
+            middle = len(ids) // 2
+            yield from records(ids[:middle])
+            yield from records(ids[middle:])
+        else:
+            yield from found
+
+    ids = list(session.scalars(query.with_only_columns(row_id)))
+    for start in range(0, len(ids), _ROWS_AT_ONCE):
+        yield from records(ids[start : start + _ROWS_AT_ONCE])
+
+
 @dataclass
 class _Reading(Generic[Record]):
-    """Reads all rows at once where none is broken, else half by half: what breaks a driver's rule ends a query."""
+    """Reads all rows at once where none is broken, else half by half."""
 
     session: Session
     query: Select[Any]
@@ -112,23 +147,7 @@ class _Reading(Generic[Record]):
         try:
             yield from [self.convert(row) for row in self.rows_of(self.session, self.query)]
         except UNREADABLE:
-            ids = list(self.session.scalars(self.query.with_only_columns(self.row_type.id)))
-            for start in range(0, len(ids), _ROWS_AT_ONCE):
-                yield from self._of(ids[start : start + _ROWS_AT_ONCE])
-
-    def _of(self, ids: Sequence[int]) -> Iterator[Record]:
-        query = self.query.where(self.row_type.id.in_(ids))
-        try:
-            found = [self.convert(row) for row in self.session.scalars(query)]
-        except UNREADABLE as error:
-            if len(ids) == 1:
-                self._leave_out(ids[0], error)
-                return
-            middle = len(ids) // 2
-            yield from self._of(ids[:middle])
-            yield from self._of(ids[middle:])
-        else:
-            yield from found
+            yield from halved(self.session, self.query, self.row_type.id, self.convert, self._leave_out)
 
     def _leave_out(self, row_id: int, error: Exception) -> None:
         checksum = self.session.scalar(select(self.row_type.checksum).where(self.row_type.id == row_id))

@@ -38,6 +38,7 @@ from sqlalchemy import (
     TypeDecorator,
     UniqueConstraint,
     null,
+    text,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column, relationship
 
@@ -74,9 +75,15 @@ class Base(DeclarativeBase):
     type_annotation_map: ClassVar[dict[Any, Any]] = {datetime: Moment(), float: Double()}
 
 
+def unchecked_index(table: str) -> Index:
+    """Return an index of the rows without a checksum, which is empty unless an older blocktune still writes."""
+    unchecked = text("checksum IS NULL")
+    return Index(f"ix_{table}_unchecked", "id", sqlite_where=unchecked, postgresql_where=unchecked)
+
+
 def checksum_column() -> Mapped[str | None]:
-    """Return a column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows of an older
-    blocktune that broke a rule when the column came."""
+    """Return a column for the checksum of a row: db/records/row_checksums.py says of what. NULL in rows that an older
+    blocktune has added since the store was opened for writing, and in those that break a rule."""
     return mapped_column(String(16), server_default=null())
 
 
@@ -215,6 +222,7 @@ class TrialRow(Base):
         UniqueConstraint(
             "device_id", "shape_id", "kernel_id", "environment_id", "config_id", name="uq_trial_candidate"
         ),
+        unchecked_index("trial"),
         CheckConstraint("(outcome = 'ok') = (time_us IS NOT NULL)", name="only_ok_has_a_time"),
         CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
         CheckConstraint("occupancy >= 0 AND occupancy <= 1", name="occupancy_is_a_fraction"),
@@ -247,6 +255,7 @@ class BestRow(Base):
     __table_args__ = (
         UniqueConstraint("device_id", "shape_id", "kernel_id"),
         Index(None, "kernel_id"),  # by which production finds the winners of one autotuned kernel
+        unchecked_index("best"),
         CheckConstraint("origin <> 'measured' OR time_us IS NOT NULL", name="measured_has_a_time"),
         CheckConstraint("time_us > 0 AND time_us < 1e12", name="time_is_positive_and_finite"),
     )

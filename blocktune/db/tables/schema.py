@@ -34,6 +34,8 @@ CURRENT = "0008"
 """The newest revision in `migrations/versions`."""
 
 VERSION_TABLE = "blocktune_schema"
+_UNCHECKED = tuple(text(f"SELECT 1 FROM {table} WHERE checksum IS NULL LIMIT 1") for table in ("trial", "best"))
+"""Queries of the index `unchecked_index`, so that every opening can ask."""
 APPLICATION_ID = 0x626C6B74  # "blkt"
 
 
@@ -79,12 +81,15 @@ def require_same(connection: Connection, target: StoreTarget) -> None:
     )
 
 
-def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
+def make_current(
+    engines: StoreEngines, upgrade: Callable[[Connection], None], fill: Callable[[Connection], None]
+) -> None:
     """Create or upgrade the schema where it is not current. Any number of processes may do so at once.
 
     Args:
         engines: of the store.
-        fill: gives rows of an older schema what the present one adds, in the same transaction.
+        upgrade: gives rows of an older schema what the present one adds, in the same transaction.
+        fill: gives rows their checksums that a process of an older version has added since, which was open before.
 
     Raises:
         StoreError: the place cannot be written; or one of the errors of `version_of`.
@@ -93,6 +98,7 @@ def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> N
         _create_file(engines.target.path)
     version = _version(engines)
     if version == CURRENT:
+        _fill_late_rows(engines, fill)
         return
     with translated(engines.target):
         if engines.target.path is not None:
@@ -106,6 +112,16 @@ def make_current(engines: StoreEngines, fill: Callable[[Connection], None]) -> N
             if found != CURRENT:
                 _upgrade(connection)
             if found not in (None, CURRENT):
+                upgrade(connection)
+
+
+def _fill_late_rows(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
+    """Give rows without a checksum theirs."""
+    with translated(engines.target):
+        with engines.reader.connect() as connection:
+            found = any(connection.execute(query).first() for query in _UNCHECKED)
+        if found:
+            with engines.writer.begin() as connection:
                 fill(connection)
 
 

@@ -114,6 +114,28 @@ def test_so_does_an_autotuned_kernel(
     assert "row(s)" in caplog.text
 
 
+def test_rows_that_an_older_version_adds_after_the_upgrade_get_their_checksum(filled: Path, bests: list[Best]) -> None:
+    """A process that opened the store before the upgrade goes on writing, and knows no checksums."""
+    before = (
+        sql(filled, "SELECT id, checksum, served_checksum FROM best"),
+        sql(filled, "SELECT id, checksum FROM trial"),
+    )
+    sql(filled, "UPDATE best SET checksum = NULL, served_checksum = NULL WHERE id = 1")
+    sql(filled, "UPDATE trial SET checksum = NULL WHERE id > 2")
+    with ResultStore.open(filled) as store:
+        assert len(store.bests()) == len(bests)
+    assert (
+        sql(filled, "SELECT id, checksum, served_checksum FROM best"),
+        sql(filled, "SELECT id, checksum FROM trial"),
+    ) == before
+
+
+@pytest.mark.parametrize("table", ["trial", "best"])
+def test_an_opening_reads_no_table_to_find_rows_without_a_checksum(filled: Path, table: str) -> None:
+    ((*_, plan),) = sql(filled, f"EXPLAIN QUERY PLAN SELECT 1 FROM {table} WHERE checksum IS NULL LIMIT 1")
+    assert f"ix_{table}_unchecked" in plan
+
+
 def test_no_random_byte_of_a_row_serves_another_config(filled: Path, best: Best, tmp_path: Path) -> None:
     dice = random.Random(5)
     sound = {json.dumps(row, sort_keys=True) for row in SqliteRows(filled).read(best.device)}

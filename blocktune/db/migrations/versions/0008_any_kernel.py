@@ -1,6 +1,7 @@
 """Trials and winners of autotuned kernels become rows of `trial` and `best`.
 
-`user_trial` and `user_best` are views for one version, with the columns that the tables had.
+`user_trial` and `user_best` are views for one version, with the columns that the tables had. An index tells at once
+whether a process of an older version, which was still open, has added rows without a checksum.
 """
 
 from typing import Any
@@ -174,3 +175,8 @@ def _widen() -> None:
             op.f("uq_best_device_id_shape_id_kernel_id"), ["device_id", "shape_id", "kernel_id"]
         )
     op.create_index(op.f("ix_best_kernel_id"), "best", ["kernel_id"])
+    for table in ("trial", "best"):
+        unchecked = sa.text("checksum IS NULL")
+        op.create_index(
+            op.f(f"ix_{table}_unchecked"), table, ["id"], sqlite_where=unchecked, postgresql_where=unchecked
+        )
