@@ -10,6 +10,7 @@ import typer
 from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
 from blocktune.cli.shared.stores import existing_store
+from blocktune.kernels.files.file_path import short_stem
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
@@ -133,4 +134,4 @@ def _devices(winners: "Mapping[str, Sequence[AnyBest]]", name: str | None, every
 
 def _file_name(device: "DeviceSpec") -> str:
     """Return a name for a file from what tells devices apart; device names may come from anywhere."""
-    return re.sub(r"[^a-z0-9]+", "-", device.key.lower()).strip("-")[:120]
+    return short_stem(re.sub(r"[^a-z0-9]+", "-", device.key.lower()).strip("-"))

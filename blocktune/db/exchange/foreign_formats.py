@@ -15,6 +15,7 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
 from blocktune.db.records.bounds import require_sound_best
 from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
+from blocktune.kernels.files.file_path import short_stem
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
@@ -142,7 +143,7 @@ def flex_options(device: DeviceSpec, bests: Iterable[Best], trials: Iterable[Tri
     }
     if not options:
         return {}
-    return {f"{_plain(device.name)}.flex.json": _json({"device": device.name, "kernel_options": options})}
+    return {f"{short_stem(_plain(device.name))}.flex.json": _json({"device": device.name, "kernel_options": options})}
 
 
 def flex_option(config: KernelConfig) -> dict[str, int | bool]:
@@ -191,7 +192,7 @@ def _vllm_name(best: Best) -> str:
         "dtype": shape.dtype,
         "device_name": _plain(best.device.name),
     }
-    return ",".join(f"{name}={value}" for name, value in fixed.items() if value != "") + ".json"
+    return short_stem(",".join(f"{name}={value}" for name, value in fixed.items() if value != "")) + ".json"
 
 
 def _plain(text: str) -> str:

@@ -1,9 +1,20 @@
 """Paths as callers give them: text or a `Path`, with `~` for the home directory."""
 
+import hashlib
 import os
 from pathlib import Path
 
 from blocktune.kernels.values.errors import UsageError
+
+LONGEST_STEM = 180
+"""Characters of a file's name in front of its endings. File systems take 255 for the whole."""
+
+
+def short_stem(text: str) -> str:
+    """Return a text as the stem of a file's name: of a long one the begin, and a digest that tells it from others."""
+    if len(text) <= LONGEST_STEM:
+        return text
+    return f"{text[: LONGEST_STEM - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def file_path(path: str | os.PathLike[str]) -> Path:

@@ -4,8 +4,10 @@ A signature is Ed25519 over the file's hash, made and checked by the package `cr
 and ssh-keygen make them: `openssl genpkey -algorithm ed25519`, `ssh-keygen -t ed25519`.
 """
 
+import logging
 import stat
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import KEY_BYTES, read_trusted
 from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.values.errors import StoreError, UsageError
+
+logger = logging.getLogger("blocktune")
 
 SIGNATURE = "signature"
 """The field of a frozen document that holds it: 128 hexadecimal digits."""
@@ -25,6 +29,17 @@ def trusted_key() -> Path | None:
     """Return the public key that the user has named, or None. Whoever reads it says what is wrong with it."""
     named = TRUSTED_KEY.text()
     return Path(named) if named else None
+
+
+@cache
+def warn_of_unused_key(key: Path) -> None:
+    """Say once that a key is named and a dispatcher takes what its owner did not sign."""
+    logger.warning(
+        "%s names %s, but a dispatcher that is not strict takes results without a signature, too. "
+        "Dispatcher(strict=True) takes signed files alone.",
+        TRUSTED_KEY.name,
+        key,
+    )
 
 
 def signed(document: Mapping[str, Any], seal: str, key: str | Path) -> dict[str, Any]:

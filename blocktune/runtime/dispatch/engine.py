@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.files.signature import trusted_key
+from blocktune.kernels.files.signature import trusted_key, warn_of_unused_key
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.autograd import KernelCall, draw
@@ -104,7 +104,10 @@ class Engine:
     def _snapshot(self) -> Snapshot:
         """Return a new snapshot of the source; a strict dispatcher takes signed files alone if the user has named a
         key."""
-        return Snapshot(self._source, self._renew, trusted_key() if self._strict else None)
+        key = trusted_key()
+        if key is not None and not self._strict:
+            warn_of_unused_key(key)
+        return Snapshot(self._source, self._renew, key if self._strict else None)
 
     def _begin(self, snapshot: Snapshot) -> None:
         with self._miss_lock():

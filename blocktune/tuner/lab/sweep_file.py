@@ -23,7 +23,7 @@ from blocktune.db.exchange.importing import MAX_TRIALS, records_from
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.records import Environment, Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.files.checksums import CHECKSUM
-from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.file_path import file_path, short_stem
 from blocktune.kernels.files.reading import DOCUMENT_BYTES, json_value, read_gzip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -116,7 +116,7 @@ class Sweep:
     @property
     def file_name(self) -> str:
         words = f"{self.device.name} {self.label}".lower().removeprefix("nvidia ")
-        return re.sub("[^a-z0-9]+", "-", words).strip("-") + SUFFIX
+        return short_stem(re.sub("[^a-z0-9]+", "-", words).strip("-")) + SUFFIX
 
 
 def sweeps_of(trials: Iterable[Trial]) -> list[Sweep]:

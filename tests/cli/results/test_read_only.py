@@ -43,6 +43,15 @@ def test_a_store_in_a_directory_that_cannot_be_written_is_read(tune, words: tupl
     assert result.exit_code == 0, result.stderr
 
 
+@pytest.mark.parametrize("words", READING, ids=lambda words: " ".join(map(str, words[:4])))
+def test_what_no_call_gets_is_shown_with_a_warning(tune, winner, words: tuple[object, ...]) -> None:
+    tune.store(winner())
+    tune.db.chmod(0o666)
+    result = tune(*words)
+    assert result.exit_code == 0
+    assert f"every user may write {tune.db}" in " ".join(result.stderr.split())
+
+
 @pytest.mark.usefixtures("unwritable")
 def test_what_writes_says_so(tune) -> None:
     result = tune("gc", "--apply")

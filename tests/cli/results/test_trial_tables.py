@@ -4,22 +4,27 @@ import csv
 import io
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blocktune.db.exchange.document import document_from
+from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 
 
+SWEPT = "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz"
+
+
 @pytest.fixture
 def sweep(tune: Any) -> Sweep:
     """A sweep that the database of `tune` holds."""
-    found = load_sweep(SWEEPS / "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz")
+    found = load_sweep(SWEEPS / SWEPT)
     with ResultStore.open(tune.db) as store:
         store.import_json(document_from(found.device, (), found.trials))
     return found
@@ -76,6 +81,25 @@ def test_files_of_kernel_tuner_go_to_a_folder_and_to_stdout(
     assert [Path(name).name.split(".")[1:] for name in files] == [[kernel, kind, "json"] for kernel in kernels]
     printed = json.loads(tune("export", "-", "--format", format_).stdout)
     assert printed == {Path(name).name: json.loads(Path(name).read_text()) for name in files}
+
+
+@pytest.mark.parametrize("format_", ["kernel-tuner", "t4", "vllm"])
+def test_a_device_of_any_name_has_files(tune: Any, winner: Any, tmp_path: Path, format_: str) -> None:
+    trials = load_sweep(SWEEPS / SWEPT).trials
+    device = replace(trials[0].device, name="H" * 256)
+    with ResultStore.open(tune.db) as store:
+        store.merge(
+            [
+                Results(
+                    bests=(replace(winner(), device=device),),
+                    trials=tuple(replace(trial, device=device) for trial in trials[:3]),
+                )
+            ],
+            trust=True,
+        )
+    result = tune("export", tmp_path / "out", "--format", format_)
+    assert result.exit_code == 0, result.stderr
+    assert {len(file.name) < 256 for file in (tmp_path / "out").iterdir()} == {True}
 
 
 def test_files_of_kernel_tuner_need_trials(tune: Any, winner: Any, tmp_path: Path) -> None:

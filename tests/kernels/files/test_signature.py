@@ -12,7 +12,7 @@ from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best
 from blocktune.kernels.files.json_pieces import canonical_text
-from blocktune.kernels.files.signature import signed
+from blocktune.kernels.files.signature import signed, warn_of_unused_key
 from blocktune.kernels.files.variables import TRUSTED_KEY
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import StoreError, UsageError
@@ -101,6 +101,18 @@ def test_strict_takes_signed_files_alone(
     for strict in (True, False):
         warnings = Dispatcher(LayeredConfigs(layers), strict=strict).explain(shape, device=H200).warnings
         assert any("another signature" in warning for warning in warnings) == strict
+
+
+def test_a_key_that_a_dispatcher_does_not_use_is_told_once(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    warn_of_unused_key.cache_clear()
+    monkeypatch.setenv(TRUSTED_KEY.name, str(keys / "one.pub"))
+    Dispatcher(LayeredConfigs(()), strict=True)
+    assert TRUSTED_KEY.name not in caplog.text
+    for _ in range(2):
+        Dispatcher(LayeredConfigs(()))
+    assert caplog.text.count(f"{TRUSTED_KEY.name} names {keys / 'one.pub'}, but a dispatcher that is not strict") == 1
 
 
 def test_a_source_of_the_program_needs_no_signature(keys: Path) -> None:
