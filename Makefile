@@ -13,6 +13,7 @@
 # make gpu-test     the tests that need a GPU; RECORD=results/h200 writes down how they did
 # make fuzz         drawn calls against float64 on a GPU: SECONDS=600 SEED=1 JOBS=16 OUT=results/h200.differential.json
 # make speed-fuzz   drawn calls next to PyTorch's own attention on a GPU: SECONDS=300 SEED=1 JOBS=15 OUT=blocktune/results/h200.speed-fuzz.json
+# make fuzz-parsers what strangers may have written, guided by coverage, from the inputs of earlier runs: SECONDS=600
 # make fuzz-cli     random commands on random files: RUNS=5000 SEED=1
 # make sanitize     every kernel under compute-sanitizer, on a GPU; RECORD=results/h100 names the record, ARGS what to run
 # make fault-test   the store under fire with full counts, recorded in results/; PART="kills disks" runs these parts alone
@@ -60,7 +61,7 @@ CONSTRAINTS :=
 INSTALL_TORCH = true
 endif
 
-.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
+.PHONY: run test test-interpreted test-all test-nightly test-newest test-costs compile-facts test-pair test-lowest test-transformers width-test gpu-test counters model-bench fuzz speed-fuzz fuzz-parsers fuzz-cli sanitize fault-test cluster-test check results pictures docs clean
 
 run: $(VENV)/.installed
 	$(BIN)/blocktune run $(ARGS)
@@ -136,6 +137,10 @@ fuzz: $(VENV)/.installed-test
 speed-fuzz: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.differential.speed --seconds $(SECONDS) --seed $(SEED) --jobs $(JOBS) \
 		$(if $(OUT),--kernels --out $(OUT))
+
+fuzz-parsers: $(VENV)/.installed-test
+	$(PIP) install atheris
+	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.fuzz --seconds $(SECONDS)
 
 fuzz-cli: $(VENV)/.installed-test
 	PYTHONPATH=$(CURDIR) $(BIN)/python -P -m tools.stores.faults --only commands --runs $(RUNS) --seed $(SEED)
