@@ -25,6 +25,7 @@ from typing import Any
 from blocktune.db.exchange.document import save_text
 from tests.support.stores.postgres_server import missing_part
 from tools import ROOT, program
+from tools.fuzz.drawn import odd_files, odd_requests
 from tools.stores import io_faults
 from tools.stores.changed_exports import imports
 from tools.stores.damaged_files import answers, damages, flipped_bits, flipped_frozen
@@ -158,6 +159,8 @@ PARTS: dict[str, Part] = {
     "bits": Part("flipped bits, read by production", flipped_bits, 5000),
     "frozen": Part("flipped bits and bytes of a frozen file", flipped_frozen, 2000),
     "imports": Part("changed exports, imported", imports, 10_000),
+    "files": Part("odd files and rows, read by every parser", odd_files, 10_000),
+    "requests": Part("odd requests to the live page", odd_requests, 5000),
     "starts": Part("cold starts", cold_starts, 480),
     "stops": Part("PostgreSQL stops", stops, 60),
 }

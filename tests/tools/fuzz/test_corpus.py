@@ -7,6 +7,7 @@ import pytest
 
 from blocktune.kernels.values.errors import UsageError
 from tools.fuzz import corpus
+from tools.fuzz.drawn import odd_files, odd_inputs, odd_requests
 from tools.fuzz.parsers import MAX_MESSAGE, PARSERS, Parser, judge
 from tools.fuzz.requests import stop_server
 
@@ -28,6 +29,17 @@ def test_every_input_that_was_found_ends_well(
     assert inputs or name in SLOW
     for each in [*PARSERS[name].seeds(), *inputs]:
         judge(PARSERS[name], each)
+
+
+def test_odd_inputs_end_well_and_are_the_same_again() -> None:
+    assert [*odd_inputs([b"a", b"bc"], 50, 1)] == [*odd_inputs([b"a", b"bc"], 50, 1)]
+    assert odd_files(Path(), 200, 7) == (0, 0, "")
+
+
+@pytest.mark.exhaustive
+def test_the_live_page_answers_odd_requests() -> None:
+    pytest.importorskip("uvicorn", reason="`tune ui` needs uvicorn")
+    assert odd_requests(Path(), 200, 7) == (0, 0, "")
 
 
 def raising(error: Exception) -> Callable[[bytes], object]:
