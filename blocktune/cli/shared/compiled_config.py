@@ -105,4 +105,4 @@ def _parameter(text: str) -> tuple[str, int]:
     try:
         return name, int(value)
     except ValueError:
-        raise UsageError(f"`--param` must be NAME=VALUE with an integer value, but got {text!r}.") from None
+        raise UsageError(f"`--param` must be NAME=VALUE with an integer value, but got {text!r:.80}.") from None

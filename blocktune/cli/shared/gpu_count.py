@@ -21,7 +21,7 @@ def wanted_gpus(text: str | None) -> int | None:
     if text is None or text == ALL:
         return None
     if not text.isdecimal() or int(text) < 1:
-        raise UsageError(f"`--gpus` must be a number from 1 on or `{ALL}`, but got {text!r}.")
+        raise UsageError(f"`--gpus` must be a number from 1 on or `{ALL}`, but got {text!r:.80}.")
     return int(text)
 
 

@@ -101,13 +101,13 @@ def parse_grid(text: str) -> dict[str, tuple[Any, ...]]:
         if not equals or name not in _FLAGS:
             names = ", ".join(flag.replace("_", "-") for flag in _FLAGS)
             raise UsageError(
-                f"A grid must consist of words name=value,value with the names {names}, but got {word!r}. {EXAMPLE}"
+                f"A grid must consist of words name=value,value with the names {names}, but got {word!r:.80}. {EXAMPLE}"
             )
         if name in lists:
             raise UsageError(f"A grid must have each name once, but got `{name}` twice. {EXAMPLE}")
         lists[name] = tuple(dict.fromkeys(_value(name, value) for value in values.split(",")))
     if not lists:
-        raise UsageError(f"A grid must have at least one word name=value, but got {text!r}. {EXAMPLE}")
+        raise UsageError(f"A grid must have at least one word name=value, but got {text!r:.80}. {EXAMPLE}")
     return lists
 
 
@@ -118,7 +118,7 @@ def _value(name: str, text: str) -> Any:
         return _SWITCH[text] if name.startswith("causal") else int(text)
     except (KeyError, ValueError):
         kind = "0 or 1" if name.startswith("causal") else "a name" if name in _TEXTS else "an integer"
-        raise UsageError(f"`{name}` of a grid must be {kind}, but got {text!r}. {EXAMPLE}") from None
+        raise UsageError(f"`{name}` of a grid must be {kind}, but got {text!r:.80}. {EXAMPLE}") from None
 
 
 def with_grid_flags(command: Callable[..., None]) -> Callable[..., None]:

@@ -98,7 +98,7 @@ class ShapeFlags:
             UsageError: the sizes do not fit together.
         """
         if self.direction not in list(Direction):
-            raise UsageError(f"`direction` must be one of {', '.join(Direction)}, but got {self.direction!r}.")
+            raise UsageError(f"`direction` must be one of {', '.join(Direction)}, but got {self.direction!r:.80}.")
         if self.causal and self.causal_lower_right:
             raise UsageError("`--causal` and `--causal-lower-right` exclude each other, but both are given. Drop one.")
         plain = complete_shape(

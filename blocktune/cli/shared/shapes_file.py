@@ -62,7 +62,9 @@ def sizes_of_file(path: Path) -> tuple[Mapping[str, Any], ...]:
         lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
         for name, values in lists.items():
             if not values or any(not isinstance(value, bool | int | float | str) for value in values):
-                raise UsageError(f"A size must be a number or a text, but {where} has {name} = {table[name]!r}.")
+                raise UsageError(
+                    f"A size must be a number or a text, but {where} has {name:.80} = {table[name]!r:.80}."
+                )
         found += [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
     if not found:
         raise UsageError(f"{path} has no table, and so no size. Write [name] with the sizes that --args takes.")
@@ -79,14 +81,16 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."
         ) from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is not TOML, as files of shapes are: {error}. Correct it.") from error
+        raise UsageError(f"{path} is not TOML, as files of shapes are: {error!s:.200}. Correct it.") from error
     for name, value in document.items():
         if isinstance(value, dict):
-            yield f"{path} [{name}]", value
+            yield f"{path} [{name:.80}]", value
         elif isinstance(value, list) and all(isinstance(entry, dict) for entry in value):
-            yield from ((f"{path} [[{name}]] number {number}", entry) for number, entry in enumerate(value, start=1))
+            yield from (
+                (f"{path} [[{name:.80}]] number {number}", entry) for number, entry in enumerate(value, start=1)
+            )
         else:
-            raise UsageError(f"{path} has `{name}` outside of any table. Write [name] above it.")
+            raise UsageError(f"{path} has `{name:.80}` outside of any table. Write [name] above it.")
 
 
 def _flags(where: str, table: Mapping[str, Any]) -> Iterator[ShapeFlags]:
@@ -107,7 +111,9 @@ def _name(where: str, key: str) -> str:
     name = key.replace("-", "_")
     if name not in _NAMES:
         names = ", ".join(name.replace("_", "-") for name in _NAMES)
-        raise UsageError(f"{where} has the unknown key `{key}`. The keys of a shape are {names}. Correct or remove it.")
+        raise UsageError(
+            f"{where} has the unknown key `{key:.80}`. The keys of a shape are {names}. Correct or remove it."
+        )
     return name
 
 
@@ -115,7 +121,9 @@ def _values(where: str, key: str, value: Any) -> tuple[Any, ...]:
     kind, told = _KINDS.get(key.replace("-", "_"), _COUNT)
     values = value if isinstance(value, list) else [value]
     if not values or any(type(one) is not kind for one in values):
-        raise UsageError(f"`{key}` must be {told} or a list of these, but {where} has {key} = {value!r}. Correct it.")
+        raise UsageError(
+            f"`{key}` must be {told} or a list of these, but {where} has {key} = {value!r:.80}. Correct it."
+        )
     return tuple(values)
 
 

@@ -9,6 +9,7 @@ import warnings
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
+from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.catalogue import (
     CATALOGUE_FILE,
     CatalogueEntry,
@@ -108,13 +109,13 @@ class DeviceSpec:
             UsageError: a field is unknown, missing or out of range.
         """
         if not isinstance(data, dict) or not isinstance(data.get("cc"), str):
-            raise UsageError(f"A device must be an object with a compute capability `cc`, but got {data!r}.")
+            raise UsageError(f"A device must be an object with a compute capability `cc`, but got {data!r:.100}.")
         plain = {name: value for name, value in data.items() if name not in ("cc", "limits")}
         limits = _with_overlay(limits_for(parse_cc(data["cc"])), data.get("limits", {}))
         try:
             return cls(limits=limits, **plain)
         except TypeError as error:
-            raise UsageError(f"A device must have the fields of `to_json`: {error}.") from None
+            raise UsageError(f"A device must have the fields of `to_json`: {shown(str(error), 200)}.") from None
 
 
 def _with_overlay(limits: ComputeLimits, overlay: dict[str, Any]) -> ComputeLimits:

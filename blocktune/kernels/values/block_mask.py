@@ -207,7 +207,7 @@ def _check_blocks(block_q: int, block_k: int) -> None:
         if type(size) is not int or not MIN_MASK_BLOCK <= size <= MAX_SIZE or size & (size - 1):
             raise UsageError(
                 f"`{name}` of a BlockMask must be a power of two of at least {MIN_MASK_BLOCK} and below 2**31, but got "
-                f"{name}={size!r}. Take 64 or 128."
+                f"{name}={size!r:.80}. Take 64 or 128."
             )
 
 

@@ -37,24 +37,29 @@ class KernelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.kernel, str) or not _NAME.fullmatch(self.kernel):
             raise UsageError(
-                f"A kernel's name must consist of lower-case letters, digits and underscores, but got {self.kernel!r}."
+                "A kernel's name must consist of lower-case letters, digits and underscores, but got "
+                f"{self.kernel!r:.80}."
             )
         if type(self.block_m) is not int or self.block_m % MIN_BLOCK or not 0 < self.block_m <= MAX_BLOCK:
             raise UsageError(
-                f"`block_m` must be a multiple of {MIN_BLOCK} up to {MAX_BLOCK}, but got block_m={self.block_m!r}."
+                f"`block_m` must be a multiple of {MIN_BLOCK} up to {MAX_BLOCK}, but got block_m={self.block_m!r:.80}."
             )
         for name, value, highest in (
             ("block_n", self.block_n, MAX_BLOCK),
             ("num_warps", self.num_warps, 32),
         ):
             if type(value) is not int or not _is_power_of_two(value) or value > highest:
-                raise UsageError(f"`{name}` must be a power of two up to {highest}, but got {name}={value!r}.")
+                raise UsageError(f"`{name}` must be a power of two up to {highest}, but got {name}={value!r:.80}.")
         if type(self.num_stages) is not int or not 1 <= self.num_stages <= MAX_STAGES:
-            raise UsageError(f"`1 <= num_stages <= {MAX_STAGES}` must hold, but got num_stages={self.num_stages!r}.")
+            raise UsageError(
+                f"`1 <= num_stages <= {MAX_STAGES}` must hold, but got num_stages={self.num_stages!r:.80}."
+            )
         object.__setattr__(self, "extra", tuple(sorted((name, value) for name, value in self.extra)))
         for name, value in self.extra:
             if not isinstance(name, str) or not _NAME.fullmatch(name) or type(value) is not int or abs(value) > 1 << 20:
-                raise UsageError(f"A kernel's own parameter must be a name and an integer, but got {name!r}={value!r}.")
+                raise UsageError(
+                    f"A kernel's own parameter must be a name and an integer, but got {name!r}={value!r:.80}."
+                )
 
     @property
     def parameters(self) -> dict[str, int]:
@@ -96,7 +101,7 @@ class KernelConfig:
             UsageError: a value is missing or out of range.
         """
         if not isinstance(data, dict) or not isinstance(data.get("kernel"), str):
-            raise UsageError(f"A config must be an object with a `kernel` name, but got {data!r}.")
+            raise UsageError(f"A config must be an object with a `kernel` name, but got {data!r:.80}.")
         return cls.of(data["kernel"], {name: value for name, value in data.items() if name != "kernel"})
 
 

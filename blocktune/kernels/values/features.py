@@ -96,7 +96,7 @@ class Features:
             left, right = map(bounded_side, window)
             object.__setattr__(self, "window", None if left == right == UNLIMITED else (left, right))
         if type(self.page_size) is not int or self.page_size < 0 or self.page_size & (self.page_size - 1):
-            raise UsageError(f"`page_size` must be 0 or a power of two, but got page_size={self.page_size!r}.")
+            raise UsageError(f"`page_size` must be 0 or a power of two, but got page_size={self.page_size!r:.80}.")
         if self.page_size and not self.cached:
             raise UsageError(
                 f"A paged cache needs cache_seqlens, but got page_size={self.page_size} without `cached`. Add it."
@@ -164,13 +164,13 @@ class Features:
                     values["mask"] = MaskKind(word)
             except ValueError:
                 raise UsageError(
-                    f"No such feature: {word!r}. The features are window=LEFT:RIGHT, page=SIZE, "
+                    f"No such feature: {word!r:.80}. The features are window=LEFT:RIGHT, page=SIZE, "
                     f"{', '.join((*_FLAGS, *list(MaskKind)[1:]))}, "
                     f"{', '.join(f'kv={kind}' for kind in list(CacheType)[1:])}."
                 ) from None
             if len(values) == number:
                 raise UsageError(
-                    f"Each feature is said once, and there is one mask, but got {text!r}. Leave {word} out."
+                    f"Each feature is said once, and there is one mask, but got {text!r:.80}. Leave {word:.40} out."
                 )
         return cls(**values)  # type: ignore[arg-type]
 

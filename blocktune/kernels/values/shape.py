@@ -242,7 +242,7 @@ _STORED_NAMES = {"dtype": tuple(ELEMENT_BYTES), "causal": tuple(Causal), "direct
 def _require_sizes(sizes: dict[str, Any]) -> None:
     for name, value in sizes.items():
         if type(value) is not int or value <= 0:
-            raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
+            raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r:.80}. Give a positive integer.")
         if value > MAX_SIZE:
             raise UsageError(f"`{name} <= {MAX_SIZE}` must hold, but got a number of {value.bit_length()} bits.")
     heads, heads_kv = sizes["num_heads"], sizes["num_heads_kv"]
@@ -258,7 +258,7 @@ def _dtype_named(dtype: object) -> str:
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     name = _LONG_DTYPES.get(name, name)
     if name not in ELEMENT_BYTES:
-        raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {dtype!r}.")
+        raise UsageError(f"`dtype` must be one of {', '.join(ELEMENT_BYTES)}, but got {dtype!r:.80}.")
     return name
 
 
@@ -275,4 +275,4 @@ def _member(kind: type[_Choice], name: str, value: str) -> _Choice:
     try:
         return kind(value)
     except ValueError:
-        raise UsageError(f"`{name}` must be one of {', '.join(kind)}, but got {value!r}.") from None
+        raise UsageError(f"`{name}` must be one of {', '.join(kind)}, but got {value!r:.80}.") from None

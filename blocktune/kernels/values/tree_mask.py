@@ -38,7 +38,7 @@ def tree_words(parents: Sequence[int | None]) -> "Tensor":
     for draft, parent in enumerate(parents):
         if parent is not None and (type(parent) is not int or not 0 <= parent < draft):
             raise UsageError(
-                f"`0 <= parent < child` must hold, but got parents[{draft}]={parent!r}. "
+                f"`0 <= parent < child` must hold, but got parents[{draft}]={parent!r:.80}. "
                 "Number the drafts so that a parent comes before its children, and give None for a root."
             )
         seen.append((0 if parent is None else seen[parent]) | 1 << draft)

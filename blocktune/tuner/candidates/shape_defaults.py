@@ -57,7 +57,7 @@ def complete_shape(
     }
     for name, value in given.items():
         if value is not None and (type(value) is not int or value <= 0):
-            raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r}. Give a positive integer.")
+            raise UsageError(f"`{name} > 0` must hold, but got {name}={value!r:.80}. Give a positive integer.")
     if seq == 1 and seq_k is None:
         raise UsageError(
             "A single query needs `seq_k`, the number of keys that it reads, but got seq=1 alone. "
@@ -88,7 +88,7 @@ def _full_dtype(name: str) -> str:
     try:
         return _DTYPE_NAMES[name.lower()]
     except KeyError:
-        raise UsageError(f"`dtype` must be one of {', '.join(_DTYPE_NAMES)}, but got {name!r}.") from None
+        raise UsageError(f"`dtype` must be one of {', '.join(_DTYPE_NAMES)}, but got {name!r:.80}.") from None
 
 
 def _alignment(causal: bool | str | Causal) -> Causal:
@@ -97,4 +97,4 @@ def _alignment(causal: bool | str | Causal) -> Causal:
     try:
         return Causal(causal.replace("-", "_"))
     except ValueError:
-        raise UsageError(f"`causal` must be one of {', '.join(Causal)}, but got {causal!r}.") from None
+        raise UsageError(f"`causal` must be one of {', '.join(Causal)}, but got {causal!r:.80}.") from None

@@ -264,7 +264,7 @@ def _rows(node: Untrusted) -> list[dict[str, Any]]:
     for name, column in columns.items():
         outer, dot, inner = name.partition(".")
         if bool(dot) != (outer in _NESTED):
-            node.reject(f"columns such as `outcome` or `config.block_m`, and not `{name[:80]}`")
+            node.reject(f"columns such as `outcome` or `config.block_m`, and not `{ascii(name)[1:-1]:.80}`")
         for row, item in zip(rows, column, strict=True):
             if item is not None:
                 place = row.setdefault(outer, {}) if dot else row
