@@ -54,12 +54,9 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
     Raises:
         UsageError: the driver is not installed.
     """
-    options = _options(url, patience_seconds, read_only=read_only)
-    # in any other a writer would not see what was stored while it waited for its lock, and in a longer snapshot the
-    # tables that an upgrade makes again are empty
-    level: dict[str, Any] = {"isolation_level": "READ COMMITTED"} if url.get_backend_name() == "postgresql" else {}
     try:
-        engine = create_engine(url, poolclass=NullPool, connect_args=options, **level)
+        options = _options(url, patience_seconds, read_only=read_only)
+        engine = create_engine(url, poolclass=NullPool, connect_args=options, **_isolation(url))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"The driver {url.drivername!r} of the database URL is not installed: {error}. For PostgreSQL `pip "
@@ -88,6 +85,12 @@ def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+
+def _isolation(url: URL) -> dict[str, Any]:
+    """Return the isolation of transactions, whatever that of the role is: in any other a writer would not see what was
+    stored while it waited for its lock, and tables that an upgrade has made again would be empty to a reader."""
+    return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() == "postgresql" else {}
 
 
 def _options(url: URL, patience_seconds: float, *, read_only: bool) -> dict[str, int | str]:
