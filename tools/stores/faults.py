@@ -167,8 +167,8 @@ PARTS: dict[str, Part] = {
     "starts": Part("cold starts", cold_starts, 480),
     "stops": Part("PostgreSQL stops", on_server(server_stops), 60),
     "network": Part("PostgreSQL behind a bad network", on_server(network), 240),
-    "full": Part("PostgreSQL on a full disk", on_server(full_disks), 80),
-    "versions": Part("PostgreSQL and two versions", on_server(versions), 40),
+    "full": Part("PostgreSQL on a full disk", on_server(full_disks), 40),
+    "versions": Part("PostgreSQL and two versions", on_server(versions), 20),
 }
 """What is tried, and how often."""
 
