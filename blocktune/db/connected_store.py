@@ -12,7 +12,6 @@ from blocktune.db.records.reading import readable_records
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.schema import is_current, make_current, require_current, require_same
-from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.values.errors import StoreError
@@ -101,16 +100,23 @@ class ConnectedStore:
             raise StoreError(f"{self.label} was opened for reading alone, so nothing can be written to it.")
 
     def _writing(self, work: Callable[[Session], T]) -> T:
-        """Return what a piece of work returns that is done in a transaction of its own, alone."""
-        self._require_writable()
+        """Return what a piece of work returns that is done in a transaction of its own, alone.
 
-        def transaction() -> T:
+        Of one that had to be done again it is what the first returned that came to its commit: the answer may have been
+        lost alone, and what was stored by then is not news to the second.
+        """
+        self._require_writable()
+        returned: list[T] = []
+
+        def transaction() -> None:
             with Session(self._engines.writer) as session, session.begin():
                 require_same(session.connection(), self.target)
-                return work(session)
+                returned.append(work(session))
+                session.flush()
 
         with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
+            self._engines.kept_up(transaction)
+        return returned[0]
 
     def _reading(self, work: Callable[[Session], T]) -> T:
         """Return what a piece of work returns that reads in one transaction."""
@@ -120,7 +126,7 @@ class ConnectedStore:
                 return work(session)
 
         with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
+            return self._engines.kept_up(transaction)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         """Return the records of a query that can be read."""

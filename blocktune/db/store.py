@@ -228,12 +228,13 @@ class ResultStore(ConnectedStore):
         """Drop the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
         winners stay. A dry run only counts."""
         self._require_writable()
-        with translated(self._engines.target):
+        with translated(self.target), self._engines.slow_answer_warning():
             return clean(self._engines, rules, dry_run=dry_run)
 
     def health(self) -> StoreHealth:
         """Return where the store is and in what state; reads the whole file to check it."""
-        return health_of(self._engines)
+        with self._engines.slow_answer_warning():
+            return health_of(self._engines)
 
     def correct(self) -> list[BitCorrection]:
         """Correct single bits of the rows of a SQLite file, after a backup; returns where. A server has its own

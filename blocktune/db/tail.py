@@ -19,7 +19,6 @@ from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, ShapeRow, TrialRow
 from blocktune.db.tables.schema import require_current
-from blocktune.db.tables.server import kept_up
 from blocktune.db.tables.store_errors import translated
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
@@ -120,7 +119,7 @@ class StoreTail:
                 return readable_records(session, query, trial_of, self._engines.target.label)
 
         with translated(self._engines.target):
-            found = kept_up(transaction, self._engines.lock_timeout_seconds)
+            found = self._engines.kept_up(transaction)
         now = datetime.now(UTC)  # a date of a wrong clock must not hide what comes until then
         at = max((min(trial.created_at, now) for trial in found), default=mark.at)
         return found, Mark(max(mark.row_id, newest), max(mark.at, at))
@@ -135,7 +134,7 @@ class StoreTail:
                 return list(session.execute(query))
 
         with translated(self._engines.target):
-            return kept_up(transaction, self._engines.lock_timeout_seconds)
+            return self._engines.kept_up(transaction)
 
 
 def _groups_query(after_id: int) -> Select[Any]:

@@ -9,11 +9,14 @@ import pytest
 from tests.support.stores.postgres_server import need_server
 from tools import program
 from tools.pages.command_reference import leaf_commands
-from tools.stores import io_faults
+from tools.stores import Unavailable, io_faults
 from tools.stores.changed_exports import imports
-from tools.stores.faults import told
+from tools.stores.faults import Work, told
 from tools.stores.hostile_files import EVERY
-from tools.stores.server_stops import server_stops
+from tools.stores.server.disk import full_disks
+from tools.stores.server.network import network
+from tools.stores.server.stops import server_stops
+from tools.stores.server.versions import versions
 
 exhaustive = pytest.mark.exhaustive
 
@@ -68,3 +71,16 @@ def test_the_first_call_of_production_is_right_in_time_and_small(tmp_path: Path)
 def test_a_server_that_is_stopped_again_and_again_loses_nothing(tmp_path: Path) -> None:
     need_server()
     assert server_stops(tmp_path, 10, seed=0)[:2] == (0, 0)
+
+
+@exhaustive
+@pytest.mark.parametrize(("work", "tried"), [(network, 40), (full_disks, 6), (versions, 3)])
+def test_a_server_behind_a_bad_network_on_a_full_disk_and_of_two_versions_loses_nothing(
+    tmp_path: Path, work: Work, tried: int
+) -> None:
+    need_server()
+    try:
+        lost, wrong, note = work(tmp_path, tried, seed=0)
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+    assert (lost, wrong) == (0, 0), note

@@ -2,8 +2,8 @@
 
 Every part says how often it was tried and what went wrong: rows lost that had been acknowledged, losses that a recovery
 understated, wrong rows that were believed, and commands that did not end as they should. A part that this machine
-cannot try, for want of a PostgreSQL server or a C compiler, is left out. A part takes the place of its earlier run in
-the record, the others stay as they are.
+cannot try, for want of a PostgreSQL server or a C compiler, say, is left out. A part takes the place of its earlier run
+in the record, the others stay as they are.
 """
 
 import argparse
@@ -26,10 +26,13 @@ from blocktune.db.exchange.document import save_text
 from tests.support.stores.postgres_server import missing_part
 from tools import ROOT, program
 from tools.fuzz.drawn import odd_files, odd_requests
-from tools.stores import io_faults
+from tools.stores import Unavailable, io_faults
 from tools.stores.changed_exports import imports
 from tools.stores.damaged_files import answers, damages, flipped_bits, flipped_frozen
-from tools.stores.server_stops import server_stops
+from tools.stores.server.disk import full_disks
+from tools.stores.server.network import network
+from tools.stores.server.stops import server_stops
+from tools.stores.server.versions import versions
 
 FORMAT, SCHEMA = "blocktune-faults", 2
 
@@ -66,10 +69,6 @@ class Case:
     commit: str
     python: str = platform.python_version()
     sqlite: str = sqlite3.sqlite_version
-
-
-class Unavailable(Exception):
-    """A part that this machine cannot try."""
 
 
 def told(name: str, folder: Path, tried: int, seed: int) -> dict[str, Any]:
@@ -120,11 +119,15 @@ def failing_disks(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
     return lost, len(found["wrong"]) - lost, f"ended: {ended}{''.join(f'; {each}' for each in found['wrong'][:5])}"
 
 
-def stops(folder: Path, tried: int, seed: int) -> tuple[int, int, str]:
-    """A PostgreSQL server is killed and started again while processes write to it."""
-    if missing_part():
-        raise Unavailable(missing_part())
-    return server_stops(folder, tried, seed)
+def on_server(work: Work) -> Work:
+    """Return a part that needs the programs of PostgreSQL."""
+
+    def tried(folder: Path, count: int, seed: int) -> tuple[int, int, str]:
+        if missing_part():
+            raise Unavailable(missing_part())
+        return work(folder, count, seed)
+
+    return tried
 
 
 def commands(name: str) -> Work:
@@ -162,7 +165,10 @@ PARTS: dict[str, Part] = {
     "files": Part("odd files and rows, read by every parser", odd_files, 10_000),
     "requests": Part("odd requests to the live page", odd_requests, 5000),
     "starts": Part("cold starts", cold_starts, 480),
-    "stops": Part("PostgreSQL stops", stops, 60),
+    "stops": Part("PostgreSQL stops", on_server(server_stops), 60),
+    "network": Part("PostgreSQL behind a bad network", on_server(network), 240),
+    "full": Part("PostgreSQL on a full disk", on_server(full_disks), 40),
+    "versions": Part("PostgreSQL and two versions", on_server(versions), 20),
 }
 """What is tried, and how often."""
 

@@ -6,18 +6,28 @@ looked up cannot change before it writes.
 """
 
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.server import server_engine
+from blocktune.db.tables.server import WATCHED_DRIVER, kept_up, server_engine
 from blocktune.db.tables.sqlite_file import connect_sqlite, readable_uri
+from blocktune.db.tables.waiting import slow_answer_warning
+
+T = TypeVar("T")
 
 WRITER_LOCK = 0x626C6B74756E65  # "blktune", the key of the advisory lock that stands for BEGIN IMMEDIATE
+
+PAUSE_SECONDS = 300
+"""How long a client of a server may do something else within a transaction. One that was stopped, or whose machine has
+died, would keep all others waiting until the server misses it, for hours."""
 
 LOCK_TURN_MILLISECONDS = 200
 """How long SQLite waits for a lock before Python sees to its signals."""
@@ -31,6 +41,19 @@ class StoreEngines:
     reader: Engine
     writer: Engine
     lock_timeout_seconds: float
+
+    def kept_up(self, work: Callable[[], T]) -> T:
+        """Return what a transaction returns, which is begun again where a server drops it."""
+        if self.target.path is not None:
+            return work()
+        with self.slow_answer_warning():
+            return kept_up(work, self.lock_timeout_seconds)
+
+    def slow_answer_warning(self) -> AbstractContextManager[None]:
+        """Return a context with a warning of a long wait for a server."""
+        if self.target.path is not None:
+            return nullcontext()
+        return slow_answer_warning(self.target.label, self.lock_timeout_seconds)
 
 
 def open_engines(target: StoreTarget, *, read_only: bool, lock_timeout_seconds: float) -> StoreEngines:
@@ -81,11 +104,23 @@ def _begin_sqlite(lock_timeout_seconds: float, connection: Connection) -> None:
 
 
 def _begin_server(lock_timeout_seconds: float, connection: Connection) -> None:
-    """Have tables joined in the order of the query: a record refers to up to seven rows, each by its primary key, and
-    to look for a better order takes longer than to find them. A writer waits for the others."""
+    """Give a transaction its settings, whatever those of the role are, and remember which process of the server works
+    for it. A writer waits for the others.
+
+    Tables are joined in the order of the query: a record refers to up to seven rows, each by its primary key, and to
+    look for a better order takes longer than to find them.
+    """
     if connection.dialect.name != "postgresql":
         return
-    connection.execute(text("SET LOCAL join_collapse_limit = 1"))
+    settings = {
+        "join_collapse_limit": 1,
+        "lock_timeout": round(lock_timeout_seconds * 1000),
+        "idle_in_transaction_session_timeout": PAUSE_SECONDS * 1000,
+        "datestyle": "ISO",  # the only one that drivers read
+    }
+    values = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+    backend_pid, *_ = connection.execute(text(f"SELECT pg_backend_pid(), {values}")).one()
+    if connection.dialect.driver == WATCHED_DRIVER:
+        connection.connection.driver_connection.backend_pid = backend_pid  # type: ignore[union-attr]
     if _is_writer(connection):
-        connection.execute(text(f"SET LOCAL lock_timeout = {round(lock_timeout_seconds * 1000)}"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": WRITER_LOCK})

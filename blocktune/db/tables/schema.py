@@ -60,8 +60,12 @@ def is_current(engines: StoreEngines) -> bool:
 
 
 def _version(engines: StoreEngines) -> str | None:
-    with translated(engines.target), engines.reader.connect() as connection:
-        return version_of(connection, engines.target)
+    def transaction() -> str | None:
+        with engines.reader.connect() as connection:
+            return version_of(connection, engines.target)
+
+    with translated(engines.target):
+        return engines.kept_up(transaction)
 
 
 def require_same(connection: Connection, target: StoreTarget) -> None:
@@ -106,23 +110,31 @@ def make_current(
                 _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
             else:
                 back_up(engines.target.path)
-        with engines.writer.execution_options(blocktune_upgrade=True).begin() as connection:
-            # Whoever held the lock before may have done the work.
-            found = version_of(connection, engines.target)
-            if found != CURRENT:
-                _upgrade(connection)
-            if found not in (None, CURRENT):
-                upgrade(connection)
+
+        def transaction() -> None:
+            with engines.writer.execution_options(blocktune_upgrade=True).begin() as connection:
+                # Whoever held the lock before may have done the work.
+                found = version_of(connection, engines.target)
+                if found != CURRENT:
+                    _upgrade(connection)
+                if found not in (None, CURRENT):
+                    upgrade(connection)
+
+        engines.kept_up(transaction)
 
 
 def _fill_late_rows(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
     """Give rows without a checksum theirs."""
-    with translated(engines.target):
+
+    def transaction() -> None:
         with engines.reader.connect() as connection:
             found = any(connection.execute(query).first() for query in _UNCHECKED)
         if found:
             with engines.writer.begin() as connection:
                 fill(connection)
+
+    with translated(engines.target):
+        engines.kept_up(transaction)
 
 
 def version_of(connection: Connection, target: StoreTarget) -> str | None:

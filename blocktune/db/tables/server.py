@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,16 +11,13 @@ from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
+from blocktune.db.tables.waiting import BUSY, connect_seconds
 from blocktune.kernels.values.errors import UsageError
-
-CONNECT_SECONDS = 10
-"""How long a server may take to answer at all; one that accepts and is silent would keep a command waiting for ever."""
 
 SILENCE_SECONDS = 30
 """How long a connection that is in use may be silent before the operating system gives it up."""
 
 LIBPQ_OPTIONS: dict[str, int | str] = {
-    "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": SILENCE_SECONDS // 2,
     "keepalives_interval": SILENCE_SECONDS // 6,
     "keepalives_count": 3,
@@ -30,17 +26,18 @@ LIBPQ_OPTIONS: dict[str, int | str] = {
 """What drivers over libpq are given where the URL does not say otherwise."""
 
 LIBPQ_DRIVERS = ("psycopg", "psycopg2", "psycopg_async")
-
-BUSY = re.compile(
-    "too many clients|too many connections|remaining connection slots|no more connections|starting up|shutting down"
-)
-"""What a server says that is there and takes no connection for the moment; drivers have no code for it."""
+WATCHED_DRIVER = "psycopg"
+"""Whose connections notice that the server does not answer: watched_connection.py."""
 
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 2.0
 """Between two tries to reach a server that was there before."""
 
 BUSY_PAUSE_SECONDS = 0.25
 """At most, where the server is full: connections end all the time, and who asks rarely may never get one."""
+
+REPEATED = ("40P01", "40001")
+"""What a server tells who must begin again: a deadlock, as of a reader and an upgrade that lock tables in another
+order, and a conflict of a standby's."""
 
 T = TypeVar("T")
 
@@ -58,7 +55,8 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
         UsageError: the driver is not installed.
     """
     try:
-        engine = create_engine(url, poolclass=NullPool, connect_args=_options(url, read_only=read_only))
+        options = _options(url, patience_seconds, read_only=read_only)
+        engine = create_engine(url, poolclass=NullPool, connect_args=options, **_isolation(url))
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise UsageError(
             f"The driver {url.drivername!r} of the database URL is not installed: {error}. For PostgreSQL `pip "
@@ -69,12 +67,12 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
 
 
 def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
-    """Do a whole transaction, and again for a while where the server drops its connection. So it must be one that may
-    happen twice: the server may have committed just before.
+    """Do a whole transaction, and again for a while where the server drops its connection or says so. So it must be one
+    that may happen twice: the server may have committed just before.
 
     Args:
         work: begins and ends the transaction.
-        patience_seconds: how long after the first drop it is begun again.
+        patience_seconds: how long after the first failure it is begun again.
     """
     deadline, pause = math.inf, FIRST_PAUSE_SECONDS
     while True:
@@ -82,16 +80,24 @@ def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
             return work()
         except DBAPIError as error:
             deadline = min(deadline, time.monotonic() + patience_seconds)
-            if not error.connection_invalidated or time.monotonic() + pause > deadline:
+            is_repeated = error.connection_invalidated or getattr(error.orig, "sqlstate", None) in REPEATED
+            if not is_repeated or time.monotonic() + pause > deadline:
                 raise
         time.sleep(pause)
         pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
 
-def _options(url: URL, *, read_only: bool) -> dict[str, int | str]:
+def _isolation(url: URL) -> dict[str, Any]:
+    """Return the isolation of transactions, whatever that of the role is: in any other a writer would not see what was
+    stored while it waited for its lock, and tables that an upgrade has made again would be empty to a reader."""
+    return {"isolation_level": "READ COMMITTED"} if url.get_backend_name() == "postgresql" else {}
+
+
+def _options(url: URL, patience_seconds: float, *, read_only: bool) -> dict[str, int | str]:
     if url.get_driver_name() not in LIBPQ_DRIVERS:
         return {}
-    options = LIBPQ_OPTIONS if read_only else LIBPQ_OPTIONS | {"target_session_attrs": "read-write"}
+    options = LIBPQ_OPTIONS | {"connect_timeout": connect_seconds(patience_seconds)}
+    options |= {} if read_only else {"target_session_attrs": "read-write"}
     return {name: value for name, value in options.items() if name not in url.query}
 
 
@@ -105,6 +111,8 @@ class _Connecting:
     def connect(self, dialect: Any, _: Any, arguments: Any, options: Mapping[str, Any]) -> Any:
         """Return a connection of the driver; SQLAlchemy calls this."""
         connect = partial(dialect.connect, *arguments, **options)
+        if dialect.driver == WATCHED_DRIVER:
+            connect = partial(_watched_connection, self._patience_seconds, *arguments, **options)
         deadline, pause = time.monotonic() + self._patience_seconds, FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -118,3 +126,10 @@ class _Connecting:
             else:
                 self._was_reached = True
                 return connection
+
+
+def _watched_connection(patience_seconds: float, *arguments: Any, **options: Any) -> Any:
+    """Return a connection of an optional driver."""
+    from blocktune.db.tables.watched_connection import WatchedConnection
+
+    return WatchedConnection.connect_watched(patience_seconds, *arguments, **options)

@@ -47,7 +47,7 @@ def translated(target: StoreTarget) -> Iterator[None]:
 
 def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
     """Return what this error of a driver means for the store, with the way out."""
-    # `database is locked` has a name in SQLite and a code in PostgreSQL (lock_not_available).
+    # an error has a name in SQLite and a code in PostgreSQL: 55P03 lock_not_available, 53100 disk_full
     name = getattr(error, "sqlite_errorname", None) or getattr(error, "sqlstate", None) or ""
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED", "55P03")):
         return StoreLockedError(
@@ -63,7 +63,7 @@ def _store_error(target: StoreTarget, error: BaseException) -> StoreError:
             f"{target.label} or its directory cannot be written to ({_reason(error)}). Get write permission, or "
             "name another place by --db or BLOCKTUNE_DB."
         )
-    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM")):
+    if name.startswith(("SQLITE_FULL", "SQLITE_IOERR_SHM", "53100")):
         return StoreError(f"The disk of {target.label} is full. Make room and try again.")
     return StoreError(
         f"The database {target.label} does not work: {_reason(error)}. See `tune doctor`, or give another one by "
@@ -79,5 +79,5 @@ def _corrupt(target: StoreTarget, error: BaseException) -> StoreCorruptError:
 
 
 def _reason(error: object) -> str:
-    """Return what a driver says, which may repeat what a file holds."""
-    return shown(str(error), MAX_REASON)
+    """Return what a driver says as one line without a full stop. It may repeat what a file holds."""
+    return shown(" ".join(str(error).split()).rstrip("."), MAX_REASON)

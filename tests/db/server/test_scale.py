@@ -13,7 +13,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, TrialRow
 from tests.support.stores.large_servers import fill, plan_of, shapes_like
 from tests.support.stores.postgres_server import PostgresServer
-from tools.stores.server_scale import look_up
+from tools.stores.server.scale import look_up
 
 SIZES = [pytest.param((200, 100)), pytest.param((2000, 500), marks=pytest.mark.exhaustive)]
 

@@ -12,7 +12,7 @@ from sqlalchemy import event, make_url
 
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
-from blocktune.db.tables import server
+from blocktune.db.tables import server, waiting
 from blocktune.kernels.values.errors import StoreError
 
 
@@ -25,26 +25,33 @@ def silent_port() -> Iterator[int]:
 
 def test_a_silent_server_is_not_waited_for_for_ever(silent_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psycopg")
-    monkeypatch.setitem(server.LIBPQ_OPTIONS, "connect_timeout", 2)  # type: ignore[arg-type]
+    monkeypatch.setattr(waiting, "CONNECT_SECONDS", 2)
     began = time.monotonic()
     with pytest.raises(StoreError, match="does not work"):
         ResultStore.open(f"postgresql+psycopg://user@127.0.0.1:{silent_port}/name")
     assert time.monotonic() - began < 20
 
 
+def options(url: str, *, patience_seconds: float = 30.0, read_only: bool = True) -> dict[str, int | str]:
+    return server._options(make_url(url), patience_seconds, read_only=read_only)
+
+
 def test_the_url_has_the_last_word() -> None:
-    assert "connect_timeout" in server._options(make_url("postgresql+psycopg://host/name"), read_only=True)
-    assert "connect_timeout" not in server._options(
-        make_url("postgresql+psycopg://host/name?connect_timeout=99"), read_only=True
-    )
-    assert server._options(make_url("mysql+pymysql://host/name"), read_only=True) == {}
+    assert options("postgresql+psycopg://host/name")["connect_timeout"] == 10
+    assert "connect_timeout" not in options("postgresql+psycopg://host/name?connect_timeout=99")
+    assert options("mysql+pymysql://host/name") == {}
+
+
+def test_who_waits_less_for_a_lock_waits_less_for_a_connection() -> None:
+    seconds = [options("postgresql://host/name", patience_seconds=each)["connect_timeout"] for each in (1.0, 7.5, 99.0)]
+    assert seconds == [5, 8, 10]
 
 
 def test_whoever_writes_looks_for_a_server_that_takes_it() -> None:
-    url, chosen = make_url("postgresql+psycopg://a,b/name"), "target_session_attrs"
-    assert server._options(url, read_only=False)[chosen] == "read-write"
-    assert chosen not in server._options(url, read_only=True)
-    assert chosen not in server._options(url.update_query_dict({chosen: "any"}), read_only=False)
+    url, chosen = "postgresql+psycopg://a,b/name", "target_session_attrs"
+    assert options(url, read_only=False)[chosen] == "read-write"
+    assert chosen not in options(url)
+    assert chosen not in options(f"{url}?{chosen}=any", read_only=False)
 
 
 class Refused(Exception):
@@ -54,6 +61,7 @@ class Refused(Exception):
 class Server:
     """A driver whose server refuses for a while."""
 
+    driver = "psycopg2"
     loaded_dbapi = SimpleNamespace(OperationalError=Refused)
 
     def __init__(self, words: str = "connection refused") -> None:

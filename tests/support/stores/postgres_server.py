@@ -90,9 +90,9 @@ class PostgresServer:
         """Whether it has been started and not been stopped."""
         return (self.data / "postmaster.pid").exists()
 
-    def create(self) -> None:
-        """Make an empty cluster. Everyone who can reach its socket is trusted."""
-        words = ("--username", ADMIN, "--auth", "trust", "--no-sync", "--encoding", "UTF8", "--locale", "C")
+    def create(self, *options: str) -> None:
+        """Make an empty cluster, by more options of initdb's. Everyone who can reach its socket is trusted."""
+        words = (*options, "--username", ADMIN, "--auth", "trust", "--no-sync", "--encoding", "UTF8", "--locale", "C")
         self.run("initdb", "--pgdata", str(self.data), *words)
 
     def create_standby(self, primary: "PostgresServer") -> None:

@@ -1,4 +1,4 @@
-"""What questions cost on a server with many trials: server_scale.py SHAPES CONFIGS [OUT]
+"""What questions cost on a server with many trials: scale.py SHAPES CONFIGS [OUT]
 
 A server is started, given SHAPES * CONFIGS trials and a winner for every shape, and asked. Prints milliseconds as JSON:
 of the server alone (planning and finding) on a connection that is new and on one that is in use, of whole calls, each
