@@ -123,7 +123,7 @@ def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> 
 
 
 def feature_constants(shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments that say which features there are."""
+    """Return the constants that say which features there are."""
     features = shape.features
     return {
         "CAUSAL": shape.causal is not Causal.NONE,
@@ -132,7 +132,9 @@ def feature_constants(shape: AttentionShape) -> dict[str, Any]:
         "SOFTCAP": features.softcap,
         "ALIBI": features.alibi,
         "MASK": MASK_CODES[features.mask],
+        "BIASED": features.softcap or features.alibi or features.mask is MaskKind.ADDITIVE,
         "DROPOUT": features.dropout,
+        "PACKED": features.varlen,
     }
 
 
