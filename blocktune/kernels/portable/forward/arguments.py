@@ -12,8 +12,11 @@ class Strides(NamedTuple):
 
 
 class SequenceBounds(NamedTuple):
-    """A sequence: its lengths, and the keys i + diagonal - left .. i + diagonal + right that query i of it sees. A
-    negative left or right is no bound, and None is of no use to the kernel at hand."""
+    """A sequence: its lengths, and the keys i + diagonal - left .. i + diagonal + right that query i of it sees.
+
+    In decoding the options say which of these bounds count, elsewhere a negative one is none. None: of no use to the
+    kernel at hand.
+    """
 
     seqlen_q: Any
     seqlen_k: Any
