@@ -18,7 +18,7 @@ A row that an additive mask hides with finite numbers alone (masked_rows.py) has
 import triton
 import triton.language as tl
 
-from blocktune.kernels.portable.backward.sparse_gradients import at_most_one, load_row_values
+from blocktune.kernels.portable.backward.sparse_gradients import limit_exp2, load_row_values
 from blocktune.kernels.portable.forward.masked_rows import is_masked_row, log2_keys
 from blocktune.kernels.portable.forward.scores import (
     full_row_range,
@@ -61,13 +61,13 @@ def probabilities(
     if OPTIONS.MASK == 2 and not EXACT:
         masked = is_masked_row(statistics)  # its keys are far above this reference, and so at the limit
         reference = tl.where(masked, -2251799813685248.0, statistics)
-        p = at_most_one((scores - reference) * log2_e, tl.where(masked, -log2_keys(statistics), 0.0))
+        p = limit_exp2((scores - reference) * log2_e, tl.where(masked, -log2_keys(statistics), 0.0))
     elif OPTIONS.BIASED:
-        p = at_most_one((scores - statistics) * log2_e)
+        p = limit_exp2((scores - statistics) * log2_e)
     elif EXACT:
-        p = at_most_one((scores - statistics) * (scoring.scale * log2_e))
+        p = limit_exp2((scores - statistics) * (scoring.scale * log2_e))
     else:
-        p = at_most_one(scores * (scoring.scale * log2_e) - statistics)
+        p = limit_exp2(scores * (scoring.scale * log2_e) - statistics)
     return p, derivative
 
 

@@ -20,7 +20,6 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops, Visits
-from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
@@ -31,6 +30,7 @@ from blocktune.kernels.portable.backward.base import (
     row_sums,
     row_sums_spec,
     subtract_rows,
+    tile_constants,
 )
 from blocktune.kernels.portable.backward.shared_memory import (
     least_pass_columns,
@@ -45,7 +45,7 @@ from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, tile_shi
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
 
 if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockLists, BlockMask
@@ -228,29 +228,16 @@ def run_time_sizes(shape: AttentionShape) -> dict[str, int]:
 
 def dq_constants(config: KernelConfig, shape: AttentionShape) -> Options:
     """Return the constants of `dq_kernel`."""
-    own = config.parameters
-    return _constants(config, shape, own["block_m"], own["block_n"], ragged=shape.seqlen_k % own["block_n"] != 0)
+    block_m, block_n = config.parameters["block_m"], config.parameters["block_n"]
+    ragged = shape.seqlen_k % block_n != 0
+    return tile_constants(shape, block_m, block_n, config.num_stages)._replace(RAGGED=ragged, UPPER_LEFT=False)
 
 
 def dkv_constants(config: KernelConfig, shape: AttentionShape) -> Options:
     """Return the constants of `dkv_kernel`."""
     block_m, block_n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
-    return _constants(config, shape, block_m, block_n, ragged=shape.seqlen_q % block_m != 0)
-
-
-def _constants(config: KernelConfig, shape: AttentionShape, block_m: int, block_n: int, *, ragged: bool) -> Options:
-    return Options(
-        HEAD_DIM=shape.head_dim,
-        HEAD_DIM_V=shape.head_dim_v,
-        WIDTH=padded_width(shape.head_dim),
-        WIDTH_V=padded_width(shape.head_dim_v),
-        CAUSAL=shape.causal is not Causal.NONE,
-        RAGGED=ragged,
-        PRECISION=gradient_precision(shape.dtype),
-        BLOCK_M=block_m,
-        BLOCK_N=block_n,
-        STAGES=config.num_stages,
-    )
+    ragged = shape.seqlen_q % block_m != 0
+    return tile_constants(shape, block_m, block_n, config.num_stages)._replace(RAGGED=ragged, UPPER_LEFT=False)
 
 
 def _common_arguments(shape: AttentionShape) -> dict[str, Any]:

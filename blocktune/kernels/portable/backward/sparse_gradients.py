@@ -34,14 +34,14 @@ def load_row_values(base, rows, seqlen_q, other, CHECK_ROWS: tl.constexpr):
 
 
 @triton.jit
-def at_most_one(exponents, highest=0.0):
+def limit_exp2(exponents, highest=0.0):
     """Return 2 to these exponents, which rounding alone makes greater than the `highest`: probabilities. NaN stays
     NaN."""
     return tl.exp2(tl.minimum(exponents, highest, propagate_nan=tl.PropagateNan.ALL))
 
 
 @triton.jit
-def in_base_2(lse):
+def convert_to_base_2(lse):
     """Return the log-sum-exp in base 2; inf for a row without keys, which leaves it no probability."""
     return tl.where(lse == float("-inf"), float("inf"), lse * 1.4426950408889634)
 
@@ -82,7 +82,7 @@ def walk_for_dq(
         k = load_matrix(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, CHECK_KEYS)
         v = load_matrix(keys.v, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, CHECK_KEYS)
         # [BLOCK_M, BLOCK_N]
-        p = at_most_one(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse_2[:, None])
+        p = limit_exp2(tl.dot(q, k.T, input_precision=PRECISION) * scale_log2 - lse_2[:, None])
         if MASKED:
             rows = row_start + tl.arange(0, q.shape[0])
             columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -113,9 +113,9 @@ def walk_for_dkv(
         following = listed_tile(blocks, tl.minimum(step + 1, stop))
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         q = load_matrix(queries.q, tile * BLOCK_M, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, RAGGED)
-        lse_2 = in_base_2(load_row_values(queries.lse, rows, seqlen_q, float("inf"), RAGGED))
+        lse_2 = convert_to_base_2(load_row_values(queries.lse, rows, seqlen_q, float("inf"), RAGGED))
         # [BLOCK_N, BLOCK_M]
-        p = at_most_one(tl.dot(k, q.T, input_precision=PRECISION) * scale_log2 - lse_2[None, :])
+        p = limit_exp2(tl.dot(k, q.T, input_precision=PRECISION) * scale_log2 - lse_2[None, :])
         if RAGGED:  # an infinite key times the zeros of a row past the end is NaN
             p = tl.where(rows[None, :] < seqlen_q, p, 0.0)
         if MASKED:
@@ -187,7 +187,7 @@ def dq_kernel(
     keys = Keys(Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k))
     rows = row_start + tl.arange(0, BLOCK_M)
     row_values = batch_head.to(tl.int64) * seqlen_q
-    lse_2 = in_base_2(load_row_values(Lse + row_values, rows, seqlen_q, float("inf"), True))
+    lse_2 = convert_to_base_2(load_row_values(Lse + row_values, rows, seqlen_q, float("inf"), True))
     delta = load_row_values(Delta + row_values, rows, seqlen_q, 0.0, True)
     q = load_matrix(queries, row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
     dout = load_matrix(douts, row_start, BLOCK_M, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, True)

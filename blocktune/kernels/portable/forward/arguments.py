@@ -113,37 +113,35 @@ class Dropout(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The constants of the forward and backward kernels; a default says that there is no such thing."""
+    """The constants of the forward and backward kernels; a default says that there is no such thing.
+
+    WIDTH, WIDTH_V: columns of tiles, which are filled up with zeros. RAGGED: tiles may reach beyond the last key, or in
+    a backward beyond the last query. PRECISION: `input_precision` of products. BLOCK_M, BLOCK_N: queries and keys of a
+    tile. SCHEDULE: 0, or the scores of a tile are computed ahead, with 2 against a fixed reference. TMA: keys and
+    values are read through descriptors. UPPER_LEFT: the diagonal of a packed sequence begins at its first key,
+    otherwise it ends at the last one. MASK: 1 boolean (as uint8, 0 where the pair takes no part), 2 additive (any float
+    type). BIASED: a score is more than a product, by SOFTCAP, ALIBI or an additive MASK. SUMS: the pass over keys adds
+    up dq, 1 by atomic additions, 2 by the copy engine.
+    """
 
     HEAD_DIM: int
     HEAD_DIM_V: int
     WIDTH: int
     WIDTH_V: int
-    """Columns of tiles, which are filled up with zeros."""
     CAUSAL: bool
     RAGGED: bool
-    """Tiles may reach beyond the last key, or in a backward beyond the last query."""
     PRECISION: str
-    """Of products: `input_precision` of `tl.dot`."""
     BLOCK_M: int
     BLOCK_N: int
-    """Queries and keys of a tile."""
     STAGES: int
     SCHEDULE: int = 0
-    """0, or the scores of a tile are computed ahead, with 2 against a fixed reference."""
     TMA: bool = False
-    """Keys and values are read through descriptors."""
     UPPER_LEFT: bool = False
-    """The diagonal of a packed sequence begins at its first key, otherwise it ends at the last one."""
     WINDOW: bool = False
     SOFTCAP: bool = False
     ALIBI: bool = False
     MASK: int = 0
-    """1 boolean (as uint8, 0 where the pair takes no part), 2 additive (any float type), 0 without a mask tensor."""
     BIASED: bool = False
-    """A score is more than a product: SOFTCAP, ALIBI or an additive MASK."""
     DROPOUT: bool = False
     PACKED: bool = False
-    """Sequences are packed."""
     SUMS: int = 0
-    """How the pass over keys adds up dq: 1 by atomic additions, 2 by the copy engine, 0 not at all."""
