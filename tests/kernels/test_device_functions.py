@@ -15,7 +15,7 @@ KERNELS = Path(__file__).parents[2] / "blocktune" / "kernels"
 MOST_PARAMETERS, MOST_UNPACKED = 20, 4
 """What a device function may take, and a line unpack."""
 DEVICE_PARAMETERS = {
-    "historical": 24,
+    "historical": 19,
     "hopper/backward": 24,
     "hopper/biases": 10,
     "hopper/common": 5,
@@ -23,10 +23,10 @@ DEVICE_PARAMETERS = {
     "hopper/decode8": 9,
     "hopper/forward": 10,
     "hopper/fp8": 8,
-    "portable/backward": 49,
-    "portable/decode": 33,
-    "portable/decode8": 42,
-    "portable/forward": 41,
+    "portable/backward": 15,
+    "portable/decode": 8,
+    "portable/decode8": 11,
+    "portable/forward": 13,
 }
 """The most parameters of a function that device code calls, by folder; others have none."""
 KERNEL_PARAMETERS = {
@@ -37,10 +37,10 @@ KERNEL_PARAMETERS = {
     "hopper/decode8": 40,
     "hopper/forward": 35,
     "hopper/fp8": 24,
-    "portable/backward": 73,
-    "portable/decode": 56,
-    "portable/decode8": 63,
-    "portable/forward": 62,
+    "portable/backward": 57,
+    "portable/decode": 40,
+    "portable/decode8": 47,
+    "portable/forward": 47,
     "portable/partials": 23,
     "portable/sinks": 19,
 }
@@ -96,7 +96,13 @@ def test_device_code_unpacks_no_more_values_than_it_did() -> None:
     assert wide_unpackings() == WIDE_UNPACKINGS
 
 
-@pytest.mark.parametrize("folder", ["hopper/common", "hopper/decode", "hopper/decode8", "hopper/forward", "hopper/fp8"])
+@pytest.mark.parametrize(
+    "folder",
+    [
+        *("hopper/common", "hopper/decode", "hopper/decode8", "hopper/forward", "hopper/fp8"),
+        *("portable/backward", "portable/decode", "portable/decode8", "portable/forward"),
+    ],
+)
 def test_folders_with_structs_stay_within_the_target(folder: str) -> None:
     assert DEVICE_PARAMETERS[folder] <= MOST_PARAMETERS
     assert folder not in WIDE_UNPACKINGS

@@ -14,9 +14,8 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 DENSE_FEATURES = frozenset(("window", "softcap", "alibi", "boolean", "additive", "dropout", "varlen"))
 """The features whose arguments are here."""
 
-MASK_CODES = {MaskKind.NONE: 0, MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
-"""The masks as `score_tile` counts them."""
-_TENSOR_MASKS = (MaskKind.BOOLEAN, MaskKind.ADDITIVE)
+MASK_CODES = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: 2}
+"""The mask tensors as `score_tile` counts them; 0 is none."""
 
 SIZES = (
     "num_heads", "group_size", "batch_heads", "head_group", "seqlen_q", "seqlen_k", "diagonal", "window_left",
@@ -35,7 +34,7 @@ def check_extras(features: Features, extras: Extras) -> None:
     """
     varlen = features.varlen
     if (
-        (extras.mask is not None) is not (features.mask in _TENSOR_MASKS)
+        (extras.mask is not None) is not (features.mask in MASK_CODES)
         or (extras.alibi_slopes is not None) is not features.alibi
         or (extras.cu_seqlens_q is not None) is not varlen
         or (extras.cu_seqlens_k is not None) is not varlen
@@ -51,7 +50,7 @@ def check_extras(features: Features, extras: Extras) -> None:
 def _misplaced(features: Features, extras: Extras) -> list[str]:
     """Return the tensors that are missing or too many."""
     needed = {
-        "mask": features.mask in _TENSOR_MASKS,
+        "mask": features.mask in MASK_CODES,
         "alibi_slopes": features.alibi,
         "cu_seqlens_q": features.varlen,
         "cu_seqlens_k": features.varlen,
@@ -123,7 +122,7 @@ def run_time_sizes(shape: AttentionShape, batch_heads: int, head_group: int) -> 
 
 
 def feature_constants(shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments that say which features there are."""
+    """Return the constants that say which features there are."""
     features = shape.features
     return {
         "CAUSAL": shape.causal is not Causal.NONE,
@@ -131,8 +130,10 @@ def feature_constants(shape: AttentionShape) -> dict[str, Any]:
         "WINDOW": features.window is not None,
         "SOFTCAP": features.softcap,
         "ALIBI": features.alibi,
-        "MASK": MASK_CODES[features.mask],
+        "MASK": MASK_CODES.get(features.mask, 0),
+        "BIASED": features.softcap or features.alibi or features.mask is MaskKind.ADDITIVE,
         "DROPOUT": features.dropout,
+        "PACKED": features.varlen,
     }
 
 

@@ -22,8 +22,16 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
-from blocktune.kernels.portable.forward.tiles import attend_in_order, key_tiles, load_matrix, locate_tile, store_rows
+from blocktune.kernels.portable.forward.tiles import (
+    attend_in_order,
+    key_tiles,
+    load_matrix,
+    locate_tile,
+    no_state,
+    store_rows,
+)
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -37,42 +45,36 @@ def flash_fwd_padded_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """The tensors of `flash_fwd_kernel`; columns HEAD_DIM(_V)..WIDTH(_V)-1 of every tile are zeros that are never
-    loaded. This program computes BLOCK_M rows of one (batch, head), a key tile after the other."""
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    """Compute BLOCK_M rows of one (batch, head), a key tile after the other, with the tensors of `flash_fwd_kernel`.
+    Columns HEAD_DIM(_V)..WIDTH(_V)-1 of every tile are zeros that are never loaded."""
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
+    sequence = SequenceBounds(seqlen_q, seqlen_k, causal_offset)
     k_base = K + batch * stride_kb + head_kv * stride_kh
     v_base = V + batch * stride_vb + head_kv * stride_vh
+    queries = Matrix(Q + batch * stride_qb + head * stride_qh, stride_qm, seqlen_q)
     # [BLOCK_M, WIDTH]
-    q = load_matrix(
-        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
+    q = load_matrix(queries, row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    keys = Keys(Matrix(k_base, stride_kn, seqlen_k), Matrix(v_base, stride_vn, seqlen_k))
+    acc, l_i, _ = no_state(OPTIONS)
+    state = SoftmaxState(acc, l_i, tl.full(l_i.shape, float("-inf"), tl.float32))
+    full, stop = key_tiles(row_start, sequence, OPTIONS)
+    state = attend_in_order(
+        q, keys, state, 0, full, row_start, sequence, scale_log2, False, False, OPTIONS.STAGES, OPTIONS
     )
-    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
-    acc, l_i, m_i = attend_in_order(
-        q, k_base, v_base, acc, l_i, m_i, 0, full, row_start, 0, 0, stride_kn, stride_vn, seqlen_k, causal_offset,
-        scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, False, STAGES, PRECISION,
-        False,
-    )  # fmt: skip
-    if CAUSAL or RAGGED:
-        acc, l_i, m_i = attend_in_order(
-            q, k_base, v_base, acc, l_i, m_i, full, stop, row_start, 0, 0, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, False, 1,
-            PRECISION, False,
-        )  # fmt: skip
+    if OPTIONS.CAUSAL or OPTIONS.RAGGED:
+        state = attend_in_order(q, keys, state, full, stop, row_start, sequence, scale_log2, True, False, 1, OPTIONS)
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    store_rows(
-        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
-    )
+    out_base = Out + batch * stride_ob + head * stride_oh
+    store_rows(state, out_base, lse_base, row_start, stride_om, seqlen_q, OPTIONS.HEAD_DIM_V)
 
 
 def next_width(head_dim: int) -> int:
@@ -131,11 +133,11 @@ class FlashForwardPadded(HistoricalKernel):
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), tensor) | {"Lse": None, "scale_log2": 1.0}
         for letter in "qkvo":
             arguments |= contiguous_strides(shape, letter)
-        arguments |= _PLAIN.sizes(shape) | self._constants(config, shape)
+        arguments |= _PLAIN.sizes(shape) | {"OPTIONS": self._options(config, shape)}
         return specialize(flash_fwd_padded_kernel, arguments, _PLAIN.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        fixed = (*_PLAIN.sizes(shape).values(), *self._constants(config, shape).values())
+        fixed = (*_PLAIN.sizes(shape).values(), self._options(config, shape))
         return TritonLaunch(
             flash_fwd_padded_kernel,
             _PLAIN.grid(config, shape),
@@ -144,10 +146,9 @@ class FlashForwardPadded(HistoricalKernel):
             _PLAIN.options(config),
         )
 
-    def _constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    def _options(self, config: KernelConfig, shape: AttentionShape) -> Options:
         width, width_v = operand_widths(self.multiplied(shape))
-        shared = _PLAIN.constants(plain_config(config), shape) | {"WIDTH": width, "WIDTH_V": width_v}
-        return {name: value for name, value in shared.items() if name != "SCHEDULE"}
+        return Options(**_PLAIN.constants(plain_config(config), shape) | {"WIDTH": width, "WIDTH_V": width_v})
 
 
 def padded_shape(shape: AttentionShape) -> AttentionShape:

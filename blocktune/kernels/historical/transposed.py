@@ -28,9 +28,17 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.softmax import online_step
-from blocktune.kernels.portable.forward.tiles import key_tiles, load_matrix, locate_tile, mask_scores, store_rows
+from blocktune.kernels.portable.forward.tiles import (
+    key_tiles,
+    load_matrix,
+    locate_tile,
+    mask_scores,
+    no_state,
+    store_rows,
+)
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -54,7 +62,8 @@ def transpose_keys_kernel(
     head = (batch_head % num_heads_kv).to(tl.int64)
     start = tl.program_id(0) % tiles * BLOCK
     # [BLOCK, WIDTH]
-    k = load_matrix(K + batch * stride_kb + head * stride_kh, start, stride_kn, seqlen_k, BLOCK, HEAD_DIM, WIDTH, True)
+    keys_of_head = Matrix(K + batch * stride_kb + head * stride_kh, stride_kn, seqlen_k)
+    k = load_matrix(keys_of_head, start, BLOCK, HEAD_DIM, WIDTH, True)
     dims = tl.arange(0, WIDTH)
     keys = start + tl.arange(0, BLOCK)
     # [WIDTH, BLOCK]
@@ -63,25 +72,17 @@ def transpose_keys_kernel(
 
 
 @triton.jit
-def load_turned(
-    base,
-    key,
-    stride_td,
-    seqlen_k,
-    BLOCK: tl.constexpr,
-    DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHECK_KEYS: tl.constexpr,
-):
-    """Keys key..key+BLOCK-1 of a [DIM, seqlen_k] matrix as [WIDTH, BLOCK], zeros outside."""
+def load_turned(matrix, key, BLOCK: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, CHECK_KEYS: tl.constexpr):
+    """Return keys key..key+BLOCK-1 of a `Matrix` of DIM rows whose columns are keys, as [WIDTH, BLOCK], zeros
+    outside."""
     dims = tl.arange(0, WIDTH)
     keys = key + tl.arange(0, BLOCK)
     # [WIDTH, BLOCK]
-    pointers = base + dims.to(tl.int64)[:, None] * stride_td + keys[None, :]
+    pointers = matrix.base + dims.to(tl.int64)[:, None] * matrix.stride + keys[None, :]
     if CHECK_KEYS and DIM != WIDTH:
-        return tl.load(pointers, mask=(dims[:, None] < DIM) & (keys[None, :] < seqlen_k), other=0.0)
+        return tl.load(pointers, mask=(dims[:, None] < DIM) & (keys[None, :] < matrix.rows), other=0.0)
     elif CHECK_KEYS:
-        return tl.load(pointers, mask=keys[None, :] < seqlen_k, other=0.0)
+        return tl.load(pointers, mask=keys[None, :] < matrix.rows, other=0.0)
     elif DIM != WIDTH:
         return tl.load(pointers, mask=dims[:, None] < DIM, other=0.0)
     else:
@@ -90,25 +91,26 @@ def load_turned(
 
 @triton.jit
 def attend_turned(
-    q, kt_base, v_base, acc, l_i, m_i, first, stop, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
-    scale_log2,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+    q, keys, state, first, stop, row_start, sequence, scale_log2,
+    MASKED: tl.constexpr, STAGES: tl.constexpr, OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """Key tiles first..stop-1 one after another, as `attend_in_order` has it. Returns acc, l_i, m_i."""
+    """Attend to key tiles first..stop-1 one after another, as `attend_in_order` does."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    CHECK_KEYS: tl.constexpr = MASKED and OPTIONS.RAGGED
+    acc, l_i, m_i = state
     for tile in tl.range(first, stop, num_stages=STAGES):
         # [WIDTH, BLOCK_N]
-        kt = load_turned(kt_base, tile * BLOCK_N, stride_td, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED)
+        kt = load_turned(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, CHECK_KEYS)
         # [BLOCK_M, BLOCK_N]
-        scores = tl.dot(q, kt, input_precision=PRECISION)
+        scores = tl.dot(q, kt, input_precision=OPTIONS.PRECISION)
         if MASKED:
-            scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
+            scores = mask_scores(scores, row_start, tile, sequence.seqlen_k, sequence.diagonal, OPTIONS.CAUSAL)
         p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
         # [BLOCK_N, WIDTH_V]
-        v = load_matrix(v_base, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED)
+        v = load_matrix(keys.v, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, CHECK_KEYS)
         # [BLOCK_M, WIDTH_V]
-        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
-    return acc, l_i, m_i
+        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=OPTIONS.PRECISION)
+    return SoftmaxState(acc, l_i, m_i)
 
 
 @triton.jit(do_not_specialize=RUN_TIME_SIZES)
@@ -117,40 +119,34 @@ def flash_fwd_transposed_kernel(
     stride_qb, stride_qh, stride_qm, stride_tb, stride_th, stride_td,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+    OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """The tensors of `flash_fwd_kernel` with KT [batch, num_heads / group_size, HEAD_DIM, seqlen_k] in the place of K,
-    strides of (batch, head, dim). This program computes BLOCK_M rows of one (batch, head)."""
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    """Compute BLOCK_M rows of one (batch, head), with the tensors of `flash_fwd_kernel` and in the place of K with KT
+    [batch, num_heads / group_size, HEAD_DIM, seqlen_k], strides of (batch, head, dim)."""
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
+    sequence = SequenceBounds(seqlen_q, seqlen_k, causal_offset)
     kt_base = KT + batch * stride_tb + head_kv * stride_th
     v_base = V + batch * stride_vb + head_kv * stride_vh
+    queries = Matrix(Q + batch * stride_qb + head * stride_qh, stride_qm, seqlen_q)
     # [BLOCK_M, WIDTH]
-    q = load_matrix(
-        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
-    )
-    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    full, stop = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
-    acc, l_i, m_i = attend_turned(
-        q, kt_base, v_base, acc, l_i, m_i, 0, full, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
-        scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, STAGES, PRECISION,
-    )  # fmt: skip
-    if CAUSAL or RAGGED:
-        acc, l_i, m_i = attend_turned(
-            q, kt_base, v_base, acc, l_i, m_i, full, stop, row_start, stride_td, stride_vn, seqlen_k, causal_offset,
-            scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, 1, PRECISION,
-        )  # fmt: skip
+    q = load_matrix(queries, row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    keys = Keys(Matrix(kt_base, stride_td, seqlen_k), Matrix(v_base, stride_vn, seqlen_k))
+    acc, l_i, _ = no_state(OPTIONS)
+    state = SoftmaxState(acc, l_i, tl.full(l_i.shape, float("-inf"), tl.float32))
+    full, stop = key_tiles(row_start, sequence, OPTIONS)
+    state = attend_turned(q, keys, state, 0, full, row_start, sequence, scale_log2, False, OPTIONS.STAGES, OPTIONS)
+    if OPTIONS.CAUSAL or OPTIONS.RAGGED:
+        state = attend_turned(q, keys, state, full, stop, row_start, sequence, scale_log2, True, 1, OPTIONS)
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    store_rows(
-        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
-    )
+    out_base = Out + batch * stride_ob + head * stride_oh
+    store_rows(state, out_base, lse_base, row_start, stride_om, seqlen_q, OPTIONS.HEAD_DIM_V)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +210,7 @@ class FlashForwardTransposed(HistoricalKernel):
         arguments: dict[str, Any] = dict.fromkeys(("Q", "V", "Out", "KT"), tensor) | {"Lse": None, "scale_log2": 1.0}
         for letter in "qvo":
             arguments |= contiguous_strides(shape, letter)
-        arguments |= _turned_strides(shape) | _PLAIN.sizes(shape) | _constants(config, shape)
+        arguments |= _turned_strides(shape) | _PLAIN.sizes(shape) | {"OPTIONS": _options(config, shape)}
         return specialize(flash_fwd_transposed_kernel, arguments, _PLAIN.options(config))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -224,7 +220,7 @@ class FlashForwardTransposed(HistoricalKernel):
         return (specialize(transpose_keys_kernel, arguments, {"num_warps": 4}),)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TransposedLaunch:
-        fixed = (*_PLAIN.sizes(shape).values(), *_constants(config, shape).values())
+        fixed = (*_PLAIN.sizes(shape).values(), _options(config, shape))
         return TransposedLaunch(
             function=flash_fwd_transposed_kernel,
             grid=_PLAIN.grid(config, shape),
@@ -240,11 +236,11 @@ def plain_config(config: KernelConfig) -> KernelConfig:
     return replace(config, kernel=_PLAIN.name, extra=(("schedule", IN_ORDER),))
 
 
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+def _options(config: KernelConfig, shape: AttentionShape) -> Options:
     shared = _PLAIN.constants(plain_config(config), shape)
     # rows of transposed keys are block_n long; see `swizzled_alike`
     shared["WIDTH_V"] = swizzled_alike(config.block_n, shared["WIDTH_V"], shape.element_bytes)[1]
-    return {name: value for name, value in shared.items() if name != "SCHEDULE"}
+    return Options(**shared)
 
 
 def _turned_strides(shape: AttentionShape) -> dict[str, int]:

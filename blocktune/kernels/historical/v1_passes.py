@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.arguments import Matrix
 from blocktune.kernels.portable.forward.tiles import load_matrix, mask_scores
 
 SIZES = ("num_heads", "group_size", "seqlen_q", "seqlen_k", "causal_offset")
@@ -43,7 +44,7 @@ def update_rows(
     m_old = tl.load(maxima + rows, there, other=0.0)
     l_old = tl.load(sums + rows, there, other=0.0)
     # [BLOCK_M, WIDTH_V]
-    out = load_matrix(acc_base, row_start, stride_am, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
+    out = load_matrix(Matrix(acc_base, stride_am, seqlen_q), row_start, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
     m_tile = tl.max(scores, 1) * scale_log2
     m_new = tl.maximum(m_old, m_tile)
     # -inf minus -inf would be NaN
@@ -74,7 +75,7 @@ def last_values(
         rows = row_start + tl.arange(0, BLOCK_M)
         there = rows < seqlen_q
         if CONVERT:
-            out = load_matrix(acc_base, row_start, stride_am, seqlen_q, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
+            out = load_matrix(Matrix(acc_base, stride_am, seqlen_q), row_start, BLOCK_M, HEAD_DIM_V, WIDTH_V, True)
             pointers = out_base + rows.to(tl.int64)[:, None] * stride_om + columns[None, :]
             tl.store(pointers, out.to(out_base.dtype.element_ty), there[:, None] & (columns[None, :] < HEAD_DIM_V))
         if lse_base is not None:
@@ -111,22 +112,17 @@ def flash_v1_kernel(
     if CAUSAL:
         keys_seen = tl.maximum(0, tl.minimum(seqlen_k, seqlen_q + causal_offset))
     for tile in tl.range(0, tl.cdiv(keys_seen, BLOCK_N), num_stages=1):
-        k = load_matrix(
-            K + batch * stride_kb + head_kv * stride_kh, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH,
-            True,
-        )  # fmt: skip
-        v = load_matrix(
-            V + batch * stride_vb + head_kv * stride_vh, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V,
-            WIDTH_V, True,
-        )  # fmt: skip
+        keys = Matrix(K + batch * stride_kb + head_kv * stride_kh, stride_kn, seqlen_k)
+        k = load_matrix(keys, tile * BLOCK_N, BLOCK_N, HEAD_DIM, WIDTH, True)
+        values = Matrix(V + batch * stride_vb + head_kv * stride_vh, stride_vn, seqlen_k)
+        v = load_matrix(values, tile * BLOCK_N, BLOCK_N, HEAD_DIM_V, WIDTH_V, True)
         first_tile = 0
         if CAUSAL:  # no earlier query sees the first of these keys
             first_tile = tl.maximum(0, tile * BLOCK_N - causal_offset) // BLOCK_M
         for tile_m in tl.range(first_tile, tl.cdiv(seqlen_q, BLOCK_M), num_stages=1):
             row_start = tile_m * BLOCK_M
-            q = load_matrix(
-                Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
-            )
+            queries = Matrix(Q + batch * stride_qb + head * stride_qh, stride_qm, seqlen_q)
+            q = load_matrix(queries, row_start, BLOCK_M, HEAD_DIM, WIDTH, True)
             update_rows(
                 q, k, v, acc_base, sums, maxima, row_start, tile, stride_am, seqlen_q, seqlen_k, causal_offset,
                 scale_log2, HEAD_DIM_V, WIDTH_V, CAUSAL, CAUSAL or RAGGED, PRECISION, BLOCK_M,

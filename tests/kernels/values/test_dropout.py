@@ -5,6 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.arguments import Dropout
 from blocktune.kernels.portable.forward.scores import keep_tile
 from blocktune.kernels.values.dropout import keep_arguments, keep_mask, keep_threshold, pair_numbers, philox, share_kept
 from blocktune.kernels.values.errors import UsageError
@@ -113,7 +114,7 @@ def _write_keep_tile(
         rows, columns = tl.arange(0, M)[None, :], tl.arange(0, N)[:, None]
     else:
         rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
-    keep = keep_tile(rows, 0, head, seed_lo, seed_hi, offset, threshold, N, TRANSPOSED)
+    keep = keep_tile(rows, 0, Dropout(head, None, seed_lo, seed_hi, offset, threshold), N, TRANSPOSED)
     pointers = Keep + (head * seqlen_q + rows) * seqlen_k + columns
     tl.store(pointers, keep.to(tl.uint8), mask=(rows < seqlen_q) & (columns < seqlen_k))
 

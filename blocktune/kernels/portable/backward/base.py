@@ -29,6 +29,7 @@ from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import least_pass_columns, most_pass_columns
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
+from blocktune.kernels.portable.forward.arguments import Options
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -98,7 +99,7 @@ class BackwardInputs:
         if exact:
             divided = contiguous_steps(dout)
             strides, unit = in_units((*self.strides, *divided))
-            rest = *strides, *query_sizes(shape).values(), *statistics_constants(config, shape).values(), unit
+            rest = *strides, *query_sizes(shape).values(), statistics_constants(config, shape), unit
             options = {"num_warps": config.num_warps}
             self._ahead.append(Step(statistics_kernel, statistics_grid(config, shape), rest, options, pins=pins))
             self.strides = *inner, *divided
@@ -172,7 +173,7 @@ class FlashBackward(AttentionKernel):
         gradients = gradient_strides(shape, "k", "dk") | gradient_strides(shape, "v", "dv")
         arguments |= named_in_units(input_strides(shape) | gradients)
         arguments |= {"Sums": self.sums_argument(config, shape)}
-        arguments |= key_sizes(shape) | key_constants(config, shape, self.sums_code(config))
+        arguments |= key_sizes(shape) | {"OPTIONS": key_constants(config, shape, self.sums_code(config))}
         return specialize(keys_kernel, arguments, launch_options(config))
 
     def sums_argument(self, config: KernelConfig, shape: AttentionShape) -> Any:
@@ -180,7 +181,7 @@ class FlashBackward(AttentionKernel):
         del config, shape
 
     def sums_code(self, config: KernelConfig) -> int:
-        """Return how the pass over keys adds up dq: `SUMS` of `keys_kernel`."""
+        """Return how the pass over keys adds up dq: `SUMS` of `Options`."""
         del config
         return 0
 
@@ -221,11 +222,10 @@ def statistics_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
     return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads,)
 
 
-def statistics_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of `statistics_kernel`: of the tiles of the pass over keys, whose products it
-    repeats."""
-    values = tile_constants(shape, config.block_m, config.block_n, 1)
-    return {name: values[name] for name in statistics_kernel.arg_names if name in values}
+def statistics_constants(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of `statistics_kernel`: of the tiles of the pass over keys, whose products it repeats, and
+    of all of which it checks the rows."""
+    return tile_constants(shape, config.block_m, config.block_n, 1)._replace(RAGGED=True, DROPOUT=False)
 
 
 def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -236,28 +236,28 @@ def specs_before(config: KernelConfig, shape: AttentionShape) -> tuple[CompileSp
     arguments = {name: value for name, value in common_arguments(shape).items() if name != "Lse"}
     arguments |= {"Highest": numbers, "Divided": own}
     arguments |= named_in_units(input_strides(shape) | gradient_strides(shape, "o", "d"))
-    arguments |= query_sizes(shape) | statistics_constants(config, shape)
+    arguments |= query_sizes(shape) | {"OPTIONS": statistics_constants(config, shape)}
     options = {"num_warps": config.num_warps}
     return row_sums_spec(shape), specialize(statistics_kernel, arguments, options)
 
 
-def key_constants(config: KernelConfig, shape: AttentionShape, sums: int) -> dict[str, Any]:
-    """Return the constexpr arguments of `keys_kernel`."""
-    values = {"SUMS": sums} | tile_constants(shape, config.block_m, config.block_n, config.num_stages)
-    return {name: values[name] for name in keys_kernel.arg_names if name in values}
+def key_constants(config: KernelConfig, shape: AttentionShape, sums: int) -> Options:
+    """Return the constants of `keys_kernel`."""
+    return tile_constants(shape, config.block_m, config.block_n, config.num_stages)._replace(SUMS=sums)
 
 
-def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: int) -> dict[str, Any]:
-    """Return the constexpr arguments that both passes share."""
+def tile_constants(shape: AttentionShape, block_m: int, block_n: int, stages: int) -> Options:
+    """Return the constants that both passes share."""
     ragged = shape.seqlen_q % block_m != 0 or shape.seqlen_k % block_n != 0 or shape.features.varlen
-    return feature_constants(shape) | {
-        "HEAD_DIM": shape.head_dim,
-        "HEAD_DIM_V": shape.head_dim_v,
-        "WIDTH": padded_width(shape.head_dim),
-        "WIDTH_V": padded_width(shape.head_dim_v),
-        "RAGGED": ragged,
-        "PRECISION": gradient_precision(shape.dtype),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "STAGES": stages,
-    }
+    return Options(
+        HEAD_DIM=shape.head_dim,
+        HEAD_DIM_V=shape.head_dim_v,
+        WIDTH=padded_width(shape.head_dim),
+        WIDTH_V=padded_width(shape.head_dim_v),
+        RAGGED=ragged,
+        PRECISION=gradient_precision(shape.dtype),
+        BLOCK_M=block_m,
+        BLOCK_N=block_n,
+        STAGES=stages,
+        **feature_constants(shape),
+    )

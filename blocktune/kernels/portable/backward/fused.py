@@ -71,7 +71,7 @@ class FusedBackwardLaunch(BackwardLauncher):
         inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
         constants = key_constants(config, shape, _sums_code(config))
         strides, unit = in_units((*inputs.strides, *dk.stride()[:3], *dv.stride()[:3]))
-        rest = *strides, *key_sizes(shape).values(), *constants.values(), unit
+        rest = *strides, *key_sizes(shape).values(), constants, unit
         described = ((SUMS, partial(_described_sums, _sums_block(config, shape))),) if copies(config) else ()
         keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), described, pins=pins)
 
@@ -187,7 +187,7 @@ def copies(config: KernelConfig) -> bool:
 
 
 def _sums_code(config: KernelConfig) -> int:
-    """Return `SUMS` of `keys_kernel`."""
+    """Return `SUMS` of `Options`."""
     return 1 + config.parameters["reduce"]
 
 

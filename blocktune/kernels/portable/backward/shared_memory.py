@@ -23,7 +23,7 @@ def pass_bytes(
     values = (stages - 1) * walked * ROW_VALUES_BYTES * row_values
     if limits.mma == "none":  # no asynchronous copies: operands on their way to other threads
         return (2 if short else 1) * owned_bytes + walked_bytes
-    if not short and warpgroup:  # both TF32 tiles of what is multiplied, and with tcgen05 what is owned is elsewhere
+    if not short and warpgroup:  # an operand is two TF32 tiles; tcgen05 holds the owned rows in tensor memory
         held = 2 * owned_bytes if limits.mma == "wgmma" else 0
         return held + (stages - 1) * walked_bytes + values + 2 * walked * _widest(shape) * FLOAT32_BYTES
     if not short:

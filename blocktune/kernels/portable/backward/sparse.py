@@ -20,7 +20,6 @@ from blocktune.kernels.base.flash_kernel import (
 )
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec, Launch, SoftmaxCost
 from blocktune.kernels.base.loops import BackwardLoops, Visits
-from blocktune.kernels.base.precision import gradient_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, take_addresses
@@ -31,6 +30,7 @@ from blocktune.kernels.portable.backward.base import (
     row_sums,
     row_sums_spec,
     subtract_rows,
+    tile_constants,
 )
 from blocktune.kernels.portable.backward.shared_memory import (
     least_pass_columns,
@@ -39,12 +39,13 @@ from blocktune.kernels.portable.backward.shared_memory import (
     pass_bytes,
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel, dkv_kernel, dq_kernel
+from blocktune.kernels.portable.forward.arguments import Options
 from blocktune.kernels.portable.forward.sparse import fitting_mask, mask_problem
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, tile_shift
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.kernels.values.shape import AttentionShape, Direction
 
 if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockLists, BlockMask
@@ -78,11 +79,11 @@ class SparseBackwardLaunch(BackwardLauncher):
         sums = row_sums(out, dout, pins=pins)
         grid = (tiles(shape.seqlen_q, self.config.block_m) * shape.batch * shape.num_heads,)
         strides, unit = in_units((*inner, *dq.stride()[:3]))
-        rest = *row_tiles, *strides, *sizes, *dq_constants(self.config, shape).values(), unit
+        rest = *row_tiles, *strides, *sizes, dq_constants(self.config, shape), unit
         of_queries = Step(dq_kernel, grid, rest, options, pins=pins)
         grid = (tiles(shape.seqlen_k, block_n) * shape.batch * shape.num_heads_kv,)
         strides, unit = in_units((*inner, *dk.stride()[:3], *dv.stride()[:3]))
-        rest = *column_tiles, *strides, *sizes, *dkv_constants(self.config, shape).values(), unit
+        rest = *column_tiles, *strides, *sizes, dkv_constants(self.config, shape), unit
         of_keys = Step(dkv_kernel, grid, rest, options, pins=pins)
 
         def launch(
@@ -184,12 +185,12 @@ class FlashBackwardSparse(AttentionKernel):
         arguments = _common_arguments(shape) | dict.fromkeys(("Dk", "Dv"), TensorArgument(shape.dtype))
         gradients = gradient_strides(shape, "k", "dk") | gradient_strides(shape, "v", "dv")
         arguments |= named_in_units(_input_strides(shape) | gradients)
-        return specialize(dkv_kernel, arguments | dkv_constants(config, shape), launch_options(config))
+        return specialize(dkv_kernel, arguments | {"OPTIONS": dkv_constants(config, shape)}, launch_options(config))
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         arguments = _common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)}
         arguments |= named_in_units(_input_strides(shape) | gradient_strides(shape, "q", "dq"))
-        dq = specialize(dq_kernel, arguments | dq_constants(config, shape), launch_options(config))
+        dq = specialize(dq_kernel, arguments | {"OPTIONS": dq_constants(config, shape)}, launch_options(config))
         return dq, row_sums_spec(shape)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseBackwardLaunch:
@@ -225,33 +226,18 @@ def run_time_sizes(shape: AttentionShape) -> dict[str, int]:
     return dict(zip(RUN_TIME_SIZES, (*heads, shape.seqlen_q, shape.seqlen_k, shape.causal_offset), strict=True))
 
 
-def dq_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of `dq_kernel`."""
-    own = config.parameters
-    return _constants(config, shape, "RAGGED_K", shape.seqlen_k % own["block_n"] != 0, own["block_m"], own["block_n"])
+def dq_constants(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of `dq_kernel`."""
+    block_m, block_n = config.parameters["block_m"], config.parameters["block_n"]
+    ragged = shape.seqlen_k % block_n != 0
+    return tile_constants(shape, block_m, block_n, config.num_stages)._replace(RAGGED=ragged, UPPER_LEFT=False)
 
 
-def dkv_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of `dkv_kernel`."""
+def dkv_constants(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of `dkv_kernel`."""
     block_m, block_n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
-    return _constants(config, shape, "RAGGED_Q", shape.seqlen_q % block_m != 0, block_m, block_n)
-
-
-def _constants(
-    config: KernelConfig, shape: AttentionShape, ragged_name: str, ragged: bool, block_m: int, block_n: int
-) -> dict[str, Any]:
-    return {
-        "HEAD_DIM": shape.head_dim,
-        "HEAD_DIM_V": shape.head_dim_v,
-        "WIDTH": padded_width(shape.head_dim),
-        "WIDTH_V": padded_width(shape.head_dim_v),
-        "CAUSAL": shape.causal is not Causal.NONE,
-        ragged_name: ragged,
-        "PRECISION": gradient_precision(shape.dtype),
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "STAGES": config.num_stages,
-    }
+    ragged = shape.seqlen_q % block_m != 0
+    return tile_constants(shape, block_m, block_n, config.num_stages)._replace(RAGGED=ragged, UPPER_LEFT=False)
 
 
 def _common_arguments(shape: AttentionShape) -> dict[str, Any]:

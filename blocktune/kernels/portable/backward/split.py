@@ -41,6 +41,7 @@ from blocktune.kernels.portable.backward.shared_memory import (
     statistics_bytes,
 )
 from blocktune.kernels.portable.backward.sparse_gradients import delta_kernel
+from blocktune.kernels.portable.forward.arguments import Options
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -66,10 +67,10 @@ class SplitBackwardLaunch(BackwardLauncher):
         shape, config = self.shape, self.config
         inputs = BackwardInputs(shape, config, q, k, v, out, lse, dout, extras, pins=pins)
         strides, unit = in_units((*inputs.strides, *dk.stride()[:3], *dv.stride()[:3]))
-        rest = *strides, *key_sizes(shape).values(), *key_constants(config, shape, 0).values(), unit
+        rest = *strides, *key_sizes(shape).values(), key_constants(config, shape, 0), unit
         keys = Step(keys_kernel, key_grid(config, shape), rest, launch_options(config), pins=pins)
         strides, unit = in_units((*inputs.strides, *dq.stride()[:3]))
-        rest = *strides, *query_sizes(shape).values(), *_query_constants(config, shape).values(), unit
+        rest = *strides, *query_sizes(shape).values(), _query_constants(config, shape), unit
         queries = Step(queries_kernel, _query_grid(config, shape), rest, _query_options(config), pins=pins)
 
         def launch(
@@ -155,7 +156,7 @@ class FlashBackwardSplit(FlashBackward):
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         arguments = common_arguments(shape) | {"Dq": TensorArgument(shape.dtype)}
         arguments |= named_in_units(input_strides(shape) | gradient_strides(shape, "q", "dq"))
-        arguments |= query_sizes(shape) | _query_constants(config, shape)
+        arguments |= query_sizes(shape) | {"OPTIONS": _query_constants(config, shape)}
         return specialize(queries_kernel, arguments, _query_options(config)), *specs_before(config, shape)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SplitBackwardLaunch:
@@ -175,8 +176,7 @@ def _query_options(config: KernelConfig) -> dict[str, int]:
     return {"num_warps": own["dq_num_warps"], "num_stages": own["dq_num_stages"]}
 
 
-def _query_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of `queries_kernel`."""
+def _query_constants(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of `queries_kernel`."""
     own = config.parameters
-    values = tile_constants(shape, own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"])
-    return {name: values[name] for name in queries_kernel.arg_names if name in values}
+    return tile_constants(shape, own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"])

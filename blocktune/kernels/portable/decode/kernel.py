@@ -31,10 +31,10 @@ from blocktune.kernels.portable.decode.launch import (
     EARLY,
     DecodeLaunch,
     decode_launch,
-    first_constants,
     first_sizes,
     is_paired,
     merge_arguments,
+    options_of,
 )
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.portable.forward.pointers import FlashForward
@@ -133,7 +133,7 @@ class FlashDecode(AttentionKernel):
         buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
         exchanged = 0 if whole or config.block_m >= width_v else config.block_n
         loop_bytes = buffers + config.block_m * (width + exchanged) * shape.element_bytes
-        # a share's output leaves in float32 when nothing else is there any more
+        # after the loop a share's output, in float32, takes the place of all other tiles
         leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         return max(loop_bytes, leaving)
 
@@ -200,10 +200,9 @@ class FlashDecode(AttentionKernel):
             "cap_log2": 1.0,
         }
         arguments |= dict.fromkeys(("stride_table", "stride_slopes", "stride_tree_b", "stride_tree_m"), 0)
-        paired = is_paired(config)
-        arguments |= {"Counter": indices if paired else None, "PAIRED": paired}
+        arguments |= {"Counter": indices if is_paired(config) else None, "OPTIONS": options_of(config, shape)}
         strides = all_strides(shape, "qkvo") | (_paged_strides(shape) if features.page_size else {})
-        return arguments | named_in_units(strides) | first_sizes(config, shape) | first_constants(config, shape)
+        return arguments | named_in_units(strides) | first_sizes(config, shape)
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         merge = self.bind(config, shape).merge

@@ -13,6 +13,7 @@ from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import new_memory
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode.arguments import Options
 from blocktune.kernels.portable.decode.scratch import scratch
 from blocktune.kernels.portable.decode.tiles import flash_decode_kernel, merge_splits_kernel
 from blocktune.kernels.values.config import KernelConfig
@@ -90,7 +91,7 @@ def decode_launch(config: KernelConfig, shape: AttentionShape, *, batch_invarian
         function=flash_decode_kernel,
         grid=(programs, splits, 1),
         leading=partial(_leading_with_counters, workspace_elements(config, shape), programs if paired else 0),
-        trailing=partial(trailing, (*sizes.values(), *first_constants(config, shape).values(), paired)),
+        trailing=partial(trailing, (*sizes.values(), options_of(config, shape))),
         options={"num_warps": config.num_warps, "num_stages": config.num_stages},
         merge=_merge_launch(config, shape, batch_invariant) if splits > 1 and not paired else None,
     )
@@ -222,24 +223,26 @@ def _bounds(shape: AttentionShape) -> tuple[int, int]:
     return left, right if shape.causal is Causal.NONE else 0
 
 
-def first_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of the first kernel, in order."""
-    (left, right), (width, width_v) = _bounds(shape), operand_widths(shape)
-    return {
-        "HEAD_DIM": shape.head_dim,
-        "HEAD_DIM_V": shape.head_dim_v,
-        "WIDTH": width,
-        "WIDTH_V": width_v,
-        "PAGE_SIZE": shape.features.page_size,
-        "FROM_START": shape.causal is Causal.UPPER_LEFT,
-        "LEFT": left != UNLIMITED,
-        "RIGHT": right != UNLIMITED,
-        "WORDS": -(-shape.seqlen_q // 32) if shape.features.mask is MaskKind.TREE else 0,
-        "SOFTCAP": shape.features.softcap,
-        "PRECISION": product_precision(shape.dtype),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "SPLITS": config.parameters["splits"],
-        "STAGES": config.num_stages,
-        "OVERLAP": config.parameters["overlap"] == EARLY and config.parameters["splits"] > 1,
-    }
+def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of the first kernel."""
+    (left, right), (width, width_v), splits = _bounds(shape), operand_widths(shape), config.parameters["splits"]
+    return Options(
+        HEAD_DIM=shape.head_dim,
+        HEAD_DIM_V=shape.head_dim_v,
+        WIDTH=width,
+        WIDTH_V=width_v,
+        PAGE_SIZE=shape.features.page_size,
+        FROM_START=shape.causal is Causal.UPPER_LEFT,
+        LEFT=left != UNLIMITED,
+        RIGHT=right != UNLIMITED,
+        WORDS=-(-shape.seqlen_q // 32) if shape.features.mask is MaskKind.TREE else 0,
+        SOFTCAP=shape.features.softcap,
+        PRECISION=product_precision(shape.dtype),
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        SPLITS=splits,
+        STAGES=config.num_stages,
+        OVERLAP=config.parameters["overlap"] == EARLY and splits > 1,
+        PAIRED=is_paired(config),
+        OF_TOKENS=shape.features.token_scales,
+    )

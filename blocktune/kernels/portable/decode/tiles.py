@@ -13,6 +13,8 @@ later can merge instead (PAIRED): only the other one writes a share, and nothing
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.decode.arguments import CachedKeys, Rows
+from blocktune.kernels.portable.forward.arguments import SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.softmax import online_step
 from blocktune.kernels.portable.forward.tiles import in_elements
@@ -36,35 +38,36 @@ DECODE_SIZES = (
 
 
 @triton.jit
-def key_range(
-    length, seqlen_q, diagonal, left, right, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, LEFT: tl.constexpr,
-    RIGHT: tl.constexpr,
-):  # fmt: skip
-    """(first tile, stop tile, stop key) of this program's split: an equal share of the key tiles that a query sees."""
-    start_key = tl.maximum(0, diagonal - left) if LEFT else 0
-    stop_key = tl.minimum(length, seqlen_q + diagonal + right) if RIGHT else length
-    first = start_key // BLOCK_N
-    tiles = tl.maximum(0, tl.cdiv(stop_key, BLOCK_N) - first)
+def key_range(sequence, OPTIONS: tl.constexpr):
+    """Return (first tile, stop tile, stop key) of this program's split: an equal share of the key tiles that a query
+    sees."""
+    SPLITS: tl.constexpr = OPTIONS.SPLITS
+    length, diagonal = sequence.seqlen_k, sequence.diagonal
+    start_key = tl.maximum(0, diagonal - sequence.left) if OPTIONS.LEFT else 0
+    stop_key = tl.minimum(length, sequence.seqlen_q + diagonal + sequence.right) if OPTIONS.RIGHT else length
+    first = start_key // OPTIONS.BLOCK_N
+    tiles = tl.maximum(0, tl.cdiv(stop_key, OPTIONS.BLOCK_N) - first)
     split = tl.program_id(1)
     return first + tiles * split // SPLITS, first + tiles * (split + 1) // SPLITS, stop_key
 
 
 @triton.jit
-def load_pages(table, tile, stop_key, BLOCK_N: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """The page of every key of a tile: a scalar where the tile lies in one page, else [BLOCK_N]. 0 behind the keys,
-    where the table may hold anything."""
-    if PAGE_SIZE >= BLOCK_N:
+def load_pages(table, tile, stop_key, OPTIONS: tl.constexpr):
+    """Return the page of every key of a tile: a scalar where the tile lies in one page, else [BLOCK_N]. 0 behind the
+    keys, where the table may hold anything."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    if OPTIONS.PAGE_SIZE >= BLOCK_N:
         first = tile * BLOCK_N
-        return tl.load(table + first // PAGE_SIZE, mask=first < stop_key, other=0).to(tl.int64)
+        return tl.load(table + first // OPTIONS.PAGE_SIZE, mask=first < stop_key, other=0).to(tl.int64)
     else:
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        return tl.load(table + columns // PAGE_SIZE, mask=columns < stop_key, other=0).to(tl.int64)
+        return tl.load(table + columns // OPTIONS.PAGE_SIZE, mask=columns < stop_key, other=0).to(tl.int64)
 
 
 @triton.jit
 def load_keys(base, offsets, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """[BLOCK_N, WIDTH] of K or V: the rows at these offsets [BLOCK_N], zeros where not inside. What lies behind the
-    last key is never read: it may be NaN, which no probability of zero would undo."""
+    """Return [BLOCK_N, WIDTH] of K or V: the rows at these offsets [BLOCK_N], zeros where not inside. What lies behind
+    the last key is never read: it may be NaN, which no probability of zero would undo."""
     columns = tl.arange(0, WIDTH)
     pointers = base + offsets[:, None] + columns[None, :]
     if DIM == WIDTH:
@@ -74,69 +77,68 @@ def load_keys(base, offsets, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def tree_bits(low, high, drafts):
-    """[BLOCK_M, BLOCK_N], whether each row's tree holds these draft keys: drafts [BLOCK_N] counts from the first draft,
-    low and high [BLOCK_M] are the words of drafts 0..31 and 32..63."""
-    words = tl.where(drafts[None, :] < 32, low[:, None], high[:, None])
+def tree_bits(rows, drafts):
+    """Return whether the tree of each of `Rows` holds these draft keys, [BLOCK_M, BLOCK_N]; drafts [BLOCK_N] counts
+    from the first draft."""
+    words = tl.where(drafts[None, :] < 32, rows.low[:, None], rows.high[:, None])
     return ((words >> (drafts & 31)[None, :]) & 1) != 0
 
 
 @triton.jit
-def decode_split(
-    q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
-    length, seqlen_q, diagonal, left, right, scale_log2, cap_log2,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """This program's share of the keys for q [BLOCK_M, WIDTH], whose rows are the queries `rows` [BLOCK_M]: the triple
-    acc [BLOCK_M, WIDTH_V], l_i and m_i [BLOCK_M]."""
+def decode_split(q, keys, rows, sequence, scale_log2, cap_log2, ALIBI: tl.constexpr, OPTIONS: tl.constexpr):
+    """Attend to this program's share of the keys with q [BLOCK_M, WIDTH] of `Rows`, and return the `SoftmaxState`."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    PAGE_SIZE: tl.constexpr = OPTIONS.PAGE_SIZE
+    WIDTH_V: tl.constexpr = OPTIONS.WIDTH_V
     acc = tl.zeros([q.shape[0], WIDTH_V], tl.float32)
     l_i = tl.zeros([q.shape[0]], tl.float32)
     m_i = tl.full([q.shape[0]], float("-inf"), tl.float32)
-    first, stop, stop_key = key_range(length, seqlen_q, diagonal, left, right, BLOCK_N, SPLITS, LEFT, RIGHT)
+    first, stop, stop_key = key_range(sequence, OPTIONS)
     if PAGE_SIZE > 0:
-        pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
-    for tile in tl.range(first, stop, num_stages=STAGES):
+        pages = load_pages(keys.table, first, stop_key, OPTIONS)
+    for tile in tl.range(first, stop, num_stages=OPTIONS.STAGES):
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = columns < stop_key
         if PAGE_SIZE > 0:
             places = (columns % PAGE_SIZE).to(tl.int64)
-            k_offsets = pages * stride_kb + places * stride_kn
-            v_offsets = pages * stride_vb + places * stride_vn
+            k_offsets = pages * keys.k_entry + places * keys.k_row
+            v_offsets = pages * keys.v_entry + places * keys.v_row
             # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
-            pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
+            pages = load_pages(keys.table, tile + 1, stop_key, OPTIONS)
         else:
-            k_offsets = columns.to(tl.int64) * stride_kn
-            v_offsets = columns.to(tl.int64) * stride_vn
+            k_offsets = columns.to(tl.int64) * keys.k_row
+            v_offsets = columns.to(tl.int64) * keys.v_row
         # [BLOCK_N, WIDTH]
-        k = load_keys(k_base, k_offsets, inside, HEAD_DIM, WIDTH)
+        k = load_keys(keys.k, k_offsets, inside, OPTIONS.HEAD_DIM, OPTIONS.WIDTH)
         # [BLOCK_M, BLOCK_N]
-        scores = tl.dot(q, k.T, input_precision=PRECISION) * scale_log2
-        if SOFTCAP:
+        scores = tl.dot(q, k.T, input_precision=OPTIONS.PRECISION) * scale_log2
+        if OPTIONS.SOFTCAP:
             scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2)
-        distance = rows[:, None] + diagonal - columns[None, :]
+        distance = rows.queries[:, None] + sequence.diagonal - columns[None, :]
         if ALIBI:
-            scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)
+            scores -= rows.slopes[:, None] * tl.abs(distance).to(tl.float32)
         visible = inside[None, :]
-        if LEFT:
-            visible = visible & (distance <= left)
-        if RIGHT:
-            visible = visible & (distance >= -right)
-        if TREE:
-            drafts = columns - (length - seqlen_q)
-            visible = visible & ((drafts < 0)[None, :] | tree_bits(low, high, drafts))
+        if OPTIONS.LEFT:
+            visible = visible & (distance <= sequence.left)
+        if OPTIONS.RIGHT:
+            visible = visible & (distance >= -sequence.right)
+        if OPTIONS.WORDS > 0:
+            drafts = columns - (sequence.seqlen_k - sequence.seqlen_q)
+            visible = visible & ((drafts < 0)[None, :] | tree_bits(rows, drafts))
         p, m_i, l_i, factor = online_step(tl.where(visible, scores, float("-inf")), m_i, l_i, 1.0, True)
         # [BLOCK_N, WIDTH_V]
-        v = load_keys(v_base, v_offsets, inside, HEAD_DIM_V, WIDTH_V)
+        v = load_keys(keys.v, v_offsets, inside, OPTIONS.HEAD_DIM_V, WIDTH_V)
         # [BLOCK_M, WIDTH_V]
-        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
-    return acc, l_i, m_i
+        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=OPTIONS.PRECISION)
+    return SoftmaxState(acc, l_i, m_i)
 
 
 @triton.jit
-def store_partial(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: tl.constexpr, SPLITS: tl.constexpr):
-    """The triple of this program's split into the workspace, at the rows `places` [BLOCK_M] of [0, total_rows)."""
+def store_partial(work, state, places, inside, total_rows, OPTIONS: tl.constexpr):
+    """Write the state of this program's split into the workspace, at the rows `places` [BLOCK_M] of [0, total_rows)."""
+    SPLITS: tl.constexpr = OPTIONS.SPLITS
+    HEAD_DIM_V: tl.constexpr = OPTIONS.HEAD_DIM_V
+    acc, l_i, m_i = state
     columns = tl.arange(0, acc.shape[1])
     places = tl.program_id(1) * total_rows.to(tl.int64) + places
     sums = work + SPLITS * total_rows.to(tl.int64) * HEAD_DIM_V
@@ -148,7 +150,7 @@ def store_partial(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: t
 
 @triton.jit
 def is_first(counter):
-    """Whether this program of two is the first to come here. The other one will be told so by `await_share`."""
+    """Return whether this program of two is the first to come here. The other one will be told so by `await_share`."""
     return tl.atomic_add(counter, 1, sem="relaxed") == 0
 
 
@@ -170,9 +172,10 @@ def await_share(counter):
 
 
 @triton.jit
-def merge_pair(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: tl.constexpr):
-    """The triple of both splits, of which the other one's is in the workspace. It is added up in the order of the
+def merge_pair(work, state, places, inside, total_rows, HEAD_DIM_V: tl.constexpr):
+    """Return the state of both splits, of which the other one's is in the workspace. It is added up in the order of the
     splits, so that it is the same to the bit whichever of them merges."""
+    acc, l_i, m_i = state
     columns = tl.arange(0, acc.shape[1])
     sums = work + 2 * total_rows.to(tl.int64) * HEAD_DIM_V
     places = (1 - tl.program_id(1)) * total_rows.to(tl.int64) + places
@@ -189,16 +192,17 @@ def merge_pair(work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V: tl.c
     first, second = tl.where(earlier, own, other), tl.where(earlier, other, own)
     total = tl.where(earlier, l_i, l) * first + tl.where(earlier, l, l_i) * second
     merged = tl.where(earlier, acc, o) * first[:, None] + tl.where(earlier, o, acc) * second[:, None]
-    return merged, total, best
+    return SoftmaxState(merged, total, best)
 
 
 @triton.jit
-def store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V: tl.constexpr, WITH_LSE: tl.constexpr):
-    """The finished rows: divided by their sums, zeros and -inf where a row saw no key."""
+def store_output(state, out_pointers, lse_pointers, inside, HEAD_DIM_V: tl.constexpr):
+    """Write the finished rows: divided by their sums, zeros and -inf where a row saw no key."""
+    acc, l_i, m_i = state
     ln_2: tl.constexpr = 0.6931471805599453
     columns = tl.arange(0, acc.shape[1])
     sums = tl.where(l_i == 0.0, 1.0, l_i)
-    if WITH_LSE:
+    if lse_pointers is not None:
         tl.store(lse_pointers, tl.where(l_i == 0.0, float("-inf"), (m_i + tl.log2(sums)) * ln_2), mask=inside)
     mask = inside[:, None] & (columns[None, :] < HEAD_DIM_V)
     result = (acc / sums[:, None]).to(out_pointers.dtype.element_ty)
@@ -212,75 +216,70 @@ def flash_decode_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, num_heads_kv, group_size, row_tiles, total_rows, seqlen_q, seqlen_k, left, right,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr, PAIRED: tl.constexpr,
-    UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
+    """Decode with program (x, split): BLOCK_M rows of one (batch, key head) and one of SPLITS shares of its keys.
 
     Q [batch, num_heads, seqlen_q, HEAD_DIM]; K and V [batch, num_heads_kv, seqlen_k, HEAD_DIM(_V)], or [pages,
     num_heads_kv, PAGE_SIZE, ...] with Table int32 [batch, stride_table]; Out like Q; Lse [batch, num_heads, seqlen_q]
     or None. Work: the workspace, None with one split, which writes Out itself. Lengths int32 [batch] or None: all have
     seqlen_k keys. Tree int32 [batch, seqlen_q, WORDS], with WORDS 0 none. Slopes float32 [.., num_heads] or None.
     Counter: zeros, one for each x, and zeros at the end, if PAIRED: of two splits the later program merges; else None.
-    cap_log2: the soft cap times log2(e). Key j is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right
-    (RIGHT), where d is 0 (FROM_START) or length - seqlen_q. OVERLAP: once all programs run, those of the merge may be
-    placed beside them.
+    cap_log2: the soft cap times log2(e). OPTIONS: `Options`.
     """
-    if OVERLAP:
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    HEAD_DIM_V: tl.constexpr = OPTIONS.HEAD_DIM_V
+    if OPTIONS.OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    k_strides = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    v_strides = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     batch_head = tl.program_id(0) // row_tiles
     batch = (batch_head // num_heads_kv).to(tl.int64)
     head_kv = (batch_head % num_heads_kv).to(tl.int64)
     packed = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = packed < group_size * seqlen_q
     heads = head_kv * group_size + packed // seqlen_q
-    rows = packed % seqlen_q
+    queries = packed % seqlen_q
     length = seqlen_k
     if Lengths is not None:
         length = tl.minimum(tl.load(Lengths + batch), seqlen_k)
-    q_offsets = batch * stride_qb + heads * stride_qh + rows * stride_qm
-    q = load_keys(Q, q_offsets, inside, HEAD_DIM, WIDTH)  # [BLOCK_M, WIDTH]
+    q_offsets = batch * q_strides.batch + heads * q_strides.head + queries * q_strides.row
+    q = load_keys(Q, q_offsets, inside, OPTIONS.HEAD_DIM, OPTIONS.WIDTH)  # [BLOCK_M, WIDTH]
     slopes, low, high = 0, 0, 0
     if Slopes is not None:
         slopes = tl.load(Slopes + batch * stride_slopes + heads, mask=inside, other=0.0) * 1.4426950408889634
-    if WORDS > 0:
-        words = Tree + batch * stride_tree_b + rows * stride_tree_m
+    if OPTIONS.WORDS > 0:
+        words = Tree + batch * stride_tree_b + queries * stride_tree_m
         low = tl.load(words, mask=inside, other=0)
-        high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
-    k_base, v_base, table = K + head_kv * stride_kh, V + head_kv * stride_vh, Table
-    if PAGE_SIZE == 0:
-        k_base += batch * stride_kb
-        v_base += batch * stride_vb
+        high = tl.load(words + 1, mask=inside, other=0) if OPTIONS.WORDS > 1 else low
+    k_base, v_base, table = K + head_kv * k_strides.head, V + head_kv * v_strides.head, Table
+    if OPTIONS.PAGE_SIZE == 0:
+        k_base += batch * k_strides.batch
+        v_base += batch * v_strides.batch
     else:
         table += batch * stride_table
-    acc, l_i, m_i = decode_split(
-        q, k_base, v_base, table, rows, slopes, low, high, stride_kb, stride_kn, stride_vb, stride_vn,
-        length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, scale_log2, cap_log2,
-        HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
-        PRECISION, BLOCK_N, SPLITS, STAGES,
-    )  # fmt: skip
-    places = (batch * num_heads + heads) * seqlen_q + rows
-    out_pointers = Out + batch * stride_ob + heads * stride_oh + rows * stride_om
+    rows = Rows(queries, slopes, low, high)
+    keys = CachedKeys(k_base, v_base, k_strides.batch, k_strides.row, v_strides.batch, v_strides.row, table)
+    diagonal = 0 if OPTIONS.FROM_START else length - seqlen_q
+    sequence = SequenceBounds(seqlen_q, length, diagonal, left, right)
+    state = decode_split(q, keys, rows, sequence, scale_log2, cap_log2, Slopes is not None, OPTIONS)
+    places = (batch * num_heads + heads) * seqlen_q + queries
+    out_pointers = Out + batch * o_strides.batch + heads * o_strides.head + queries * o_strides.row
     lse_pointers = None if Lse is None else Lse + places
-    counter = Counter + tl.program_id(0) if PAIRED else Counter
-    if SPLITS == 1:
-        store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
-    elif not PAIRED:
-        store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+    counter = Counter + tl.program_id(0) if OPTIONS.PAIRED else Counter
+    if OPTIONS.SPLITS == 1:
+        store_output(state, out_pointers, lse_pointers, inside, HEAD_DIM_V)
+    elif not OPTIONS.PAIRED:
+        store_partial(Work, state, places, inside, total_rows, OPTIONS)
     elif is_first(counter):
-        store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+        store_partial(Work, state, places, inside, total_rows, OPTIONS)
         announce_share(counter)
     else:
         await_share(counter)
-        acc, l_i, m_i = merge_pair(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V)
-        store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
+        state = merge_pair(Work, state, places, inside, total_rows, HEAD_DIM_V)
+        store_output(state, out_pointers, lse_pointers, inside, HEAD_DIM_V)
 
 
 @triton.jit(do_not_specialize=("num_heads", "seqlen_q", "total_rows"))
@@ -288,8 +287,8 @@ def merge_splits_kernel(
     Out, Lse, Work, stride_ob, stride_oh, stride_om, num_heads, seqlen_q, total_rows,
     SPLITS: tl.constexpr, HEAD_DIM_V: tl.constexpr, BLOCK_D: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """Program (row, part): BLOCK_D columns of one row of Out, from the triples of all splits in Work; the first part
-    writes the row's log-sum-exp, unless Lse is None. OVERLAP: launched early, it waits for the splits."""
+    """Merge with program (row, part): BLOCK_D columns of one row of Out, from the triples of all splits in Work; the
+    first part writes the row's log-sum-exp, unless Lse is None. OVERLAP: launched early, it waits for the splits."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     places = tl.arange(0, SPLITS) * total_rows.to(tl.int64) + row

@@ -14,9 +14,9 @@ from blocktune.kernels.portable.decode8.launch import E4M3_CC, scale_strides
 
 
 @triton.jit
-def rounded_as(quotients, kind):
-    """float32 numbers in an 8-bit type: the nearest there is, an even one of two, and the least or largest for what is
-    beyond."""
+def round_to(quotients, kind):
+    """Return float32 numbers in an 8-bit type: the nearest there is, an even one of two, and the least or largest for
+    what is beyond."""
     if kind == tl.int8:
         clamped = tl.minimum(tl.maximum(quotients, -128.0), 127.0)
         return ((clamped + 12582912.0) - 12582912.0).to(tl.int8)  # 1.5 * 2^23 leaves no bits below 1
@@ -36,14 +36,15 @@ def rounded_as(quotients, kind):
 def append8_rows(
     source, target, scales, heads, stride_h, stride_th, stride_sh, num_heads, DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """One row of some heads [HEADS, 1] from source to target; scales: those of the row's entry, or None for 1."""
+    """Append one row of some heads [HEADS, 1] from source to target; scales: those of the row's entry, or None for
+    1."""
     # [1, WIDTH]
     columns = tl.arange(0, WIDTH)[None, :]
     inside = (heads < num_heads) & (columns < DIM)
     numbers = tl.load(source + heads * stride_h + columns, mask=inside, other=0.0).to(tl.float32)
     if scales is not None:
         numbers = tl.div_rn(numbers, tl.load(scales + heads * stride_sh, mask=heads < num_heads, other=1.0))
-    tl.store(target + heads * stride_th + columns, rounded_as(numbers, target.dtype.element_ty), mask=inside)
+    tl.store(target + heads * stride_th + columns, round_to(numbers, target.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("given", "capacity", "new", "num_heads", "k_sb", "k_sh", "v_sb", "v_sh"))
@@ -55,8 +56,8 @@ def append8_kernel(
     DIM: tl.constexpr, DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr, HEADS: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """`append_kernel` into caches of e4m3 or int8. KScales and VScales: float32, what the caches' numbers are
-    multiplied with, with strides (batch, head) k_sb, k_sh, v_sb and v_sh; None for 1."""
+    """Append as `append_kernel` does, into caches of e4m3 or int8. KScales and VScales: float32, what the caches'
+    numbers are multiplied with, with strides (batch, head) k_sb, k_sh, v_sb and v_sh; None for 1."""
     batch = tl.program_id(0)
     row = tl.program_id(1)
     length = given

@@ -16,7 +16,7 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.portable.decode.kernel import FlashDecode
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
-from blocktune.kernels.portable.decode8.launch import E4M3_CC, constants, decode8_launch
+from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch
 from blocktune.kernels.portable.decode8.tiles import SCALE_STRIDES, flash_decode8_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import CacheType
@@ -87,7 +87,7 @@ class FlashDecode8(FlashDecode):
         loop_bytes = depth * (k_bytes + v_bytes) + p_bytes
         if config.num_stages == 1:  # they take turns
             loop_bytes = max(k_bytes, v_bytes, p_bytes)
-        # a share's output leaves in float32 when nothing else is there any more
+        # after the loop a share's output, in float32, takes the place of all other tiles
         leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         return max(config.block_m * width * shape.element_bytes + loop_bytes, leaving)
 
@@ -121,8 +121,7 @@ class FlashDecode8(FlashDecode):
     def example_arguments(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
         keys, numbers = TensorArgument(ELEMENTS[shape.features.kv]), TensorArgument("float32")
         arguments = super().example_arguments(config, shape) | {"K": keys, "V": keys}
-        arguments |= {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
-        return arguments | constants(config, shape)
+        return arguments | {"KScales": numbers, "VScales": numbers} | dict.fromkeys(SCALE_STRIDES, 0)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode8_launch(config, shape)

@@ -5,15 +5,7 @@ from functools import partial
 from typing import Any
 
 from blocktune.kernels.base.flash_kernel import operand_widths
-from blocktune.kernels.portable.decode.launch import (
-    DecodeLaunch,
-    decode_launch,
-    first_constants,
-    first_sizes,
-    leading,
-    trailing,
-    workspace_elements,
-)
+from blocktune.kernels.portable.decode.launch import DecodeLaunch, decode_launch, leading, workspace_elements
 from blocktune.kernels.portable.decode8.tiles import flash_decode8_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -28,13 +20,11 @@ RESIDENT_WARPS, REGISTERS = 16, 128
 
 def decode8_launch(config: KernelConfig, shape: AttentionShape, *, batch_invariant: bool = False) -> DecodeLaunch:
     """Return the launch of a config for tensors of this shape; arguments as of `decode_launch`."""
-    fixed = (*first_sizes(config, shape).values(), *constants(config, shape).values())
     launch = decode_launch(config, shape, batch_invariant=batch_invariant)
     return replace(
         launch,
         function=flash_decode8_kernel,
         leading=partial(_leading, workspace_elements(config, shape)),
-        trailing=partial(trailing, fixed),
         options={**launch.options, **_most_registers(config, shape)},
     )
 
@@ -44,11 +34,6 @@ def _most_registers(config: KernelConfig, shape: AttentionShape) -> dict[str, in
     the compiler would take, and a multiprocessor holds a program less. Larger tiles would spill."""
     small = config.block_m == 16 and config.block_n <= RESIDENT_WARPS * config.num_warps
     return {"maxnreg": REGISTERS} if small and max(operand_widths(shape)) <= 128 else {}
-
-
-def constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return the constexpr arguments of the first kernel, in order."""
-    return first_constants(config, shape) | {"OF_TOKENS": shape.features.token_scales}
 
 
 def _leading(

@@ -34,19 +34,19 @@ if triton.knobs.runtime.interpret:
 
     @triton.jit
     def biased_float16(numbers):
-        """float16 numbers from int8: x + 1152."""
+        """Return float16 numbers from int8: x + 1152."""
         biased = (numbers.to(tl.uint8, bitcast=True) ^ 0x80).to(tl.uint16) | 0x6400
         return biased.to(tl.float16, bitcast=True)
 
     @triton.jit
     def biased_columns(pairs):
-        """The even and the odd columns, as float16: x + 1152."""
+        """Return the even and the odd columns, as float16: x + 1152."""
         even, odd = (pairs & 0xFF) ^ 0x6480, (pairs >> 8) ^ 0x6480
         return even.to(tl.float16, bitcast=True), odd.to(tl.float16, bitcast=True)
 
     @triton.jit
     def e4m3_columns(pairs):
-        """The even and the odd columns, as float16."""
+        """Return the even and the odd columns, as float16."""
         even, odd = (pairs & 0xFF).to(tl.uint8), (pairs >> 8).to(tl.uint8)
         return (
             even.to(tl.float8e4nv, bitcast=True).to(tl.float16),
@@ -56,27 +56,27 @@ else:
 
     @triton.jit
     def biased_float16(numbers):
-        """float16 numbers from int8: x + 1152. Four of them take one exclusive or and two permutations of bytes."""
+        """Return float16 numbers from int8: x + 1152. Four take one exclusive or and two permutations of bytes."""
         return tl.inline_asm_elementwise(BIASED_FLOAT16, "=&r,=r,r", [numbers], dtype=tl.float16, is_pure=True, pack=4)
 
     @triton.jit
     def biased_columns(pairs):
-        """The even and the odd columns, as float16: x + 1152. Two pairs take three instructions."""
+        """Return the even and the odd columns, as float16: x + 1152. Two pairs take three instructions."""
         return tl.inline_asm_elementwise(
             BIASED_COLUMNS, "=&r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
 
     @triton.jit
     def e4m3_columns(pairs):
-        """The even and the odd columns, as float16. Two pairs take a permutation of bytes and two conversions."""
+        """Return the even and the odd columns, as float16. Two pairs take one permutation and two conversions."""
         return tl.inline_asm_elementwise(
             E4M3_COLUMNS, "=&r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )
 
 
 @triton.jit
-def as_float16(numbers):
-    """The numbers of an 8-bit tile, exactly."""
+def convert_to_float16(numbers):
+    """Return the numbers of an 8-bit tile, exactly."""
     if numbers.dtype == tl.int8:
         return biased_float16(numbers) - 1152.0
     else:
@@ -85,7 +85,7 @@ def as_float16(numbers):
 
 @triton.jit
 def two_columns(pairs, INT8: tl.constexpr):
-    """The even and the odd columns of a tile whose columns lie in pairs in 16 bits, as float16.
+    """Return the even and the odd columns of a tile whose columns lie in pairs in 16 bits, as float16.
 
     As bytes, values would be loaded from shared memory one by one: the second product wants two keys next to each other
     in a register, and only elements of 16 bits are transposed on the way. Queries next to keys that are bytes would be
@@ -99,8 +99,8 @@ def two_columns(pairs, INT8: tl.constexpr):
 
 
 @triton.jit
-def in_range(q):
-    """(q [BLOCK_M, WIDTH] as float16, [BLOCK_M] what each row is to be multiplied with)."""
+def fit_float16(q):
+    """Return (q [BLOCK_M, WIDTH] as float16, [BLOCK_M] what each row is to be multiplied with)."""
     if q.dtype == tl.float16:
         return q, tl.full([q.shape[0]], 1.0, tl.float32)
     else:

@@ -16,6 +16,7 @@ exponent 0 there, not the largest probability, whether scales are 1e-8 or 1e8.
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.decode.arguments import CachedKeys, Rows
 from blocktune.kernels.portable.decode.tiles import (
     DECODE_SIZES,
     key_range,
@@ -25,7 +26,8 @@ from blocktune.kernels.portable.decode.tiles import (
     store_partial,
     tree_bits,
 )
-from blocktune.kernels.portable.decode8.numbers import as_float16, in_range, two_columns
+from blocktune.kernels.portable.decode8.numbers import convert_to_float16, fit_float16, two_columns
+from blocktune.kernels.portable.forward.arguments import SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.scores import hyperbolic_tangent
 from blocktune.kernels.portable.forward.tiles import in_elements
 
@@ -35,15 +37,15 @@ SCALE_STRIDES = ("stride_ksb", "stride_ksn", "stride_ksh", "stride_vsb", "stride
 
 @triton.jit
 def magnitude_log2(scales):
-    """About log2 of |scales|: at most 0.09 below it; -100 for the smallest, and for 0."""
+    """Return about log2 of |scales|: at most 0.09 below it; -100 for the smallest, and for 0."""
     bits = scales.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     return tl.maximum(bits.to(tl.float32) * (1.0 / 8388608.0) - 127.0, -100.0)
 
 
 @triton.jit
 def weights_step(scores, heights, m_i, l_i):
-    """One tile of the online softmax: the probabilities [BLOCK_M, BLOCK_N], the new reference and sums, and the factor
-    [BLOCK_M] for what was accumulated.
+    """Take one tile of the online softmax, and return the probabilities [BLOCK_M, BLOCK_N], the new reference and sums,
+    and the factor [BLOCK_M] for what was accumulated.
 
     scores [BLOCK_M, BLOCK_N] have the base 2, a masked one is -inf. m_i [BLOCK_M], the reference, is the largest of the
     heights [BLOCK_M, BLOCK_N]: the scores, plus log2 of the scales that probabilities will be multiplied with. l_i are
@@ -59,13 +61,13 @@ def weights_step(scores, heights, m_i, l_i):
 
 
 @triton.jit
-def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constexpr, OF_TOKENS: tl.constexpr):
-    """(where the scales of a key head begin, what all of its numbers are multiplied with): the first counts where every
-    token has one, the second where the head has."""
+def scales_of_head(scales, batch, head, stride_b, stride_h, OPTIONS: tl.constexpr):
+    """Return (where the scales of a key head begin, what all of its numbers are multiplied with): the first counts
+    where every token has one, the second where the head has."""
     scales += head * stride_h
-    if not (IN_PAGES and OF_TOKENS):
+    if not (OPTIONS.PAGE_SIZE > 0 and OPTIONS.OF_TOKENS):
         scales += batch * stride_b
-    if OF_TOKENS:
+    if OPTIONS.OF_TOKENS:
         return scales, 1.0
     else:
         return scales, tl.load(scales)
@@ -73,7 +75,7 @@ def scales_of_head(scales, batch, head, stride_b, stride_h, IN_PAGES: tl.constex
 
 @triton.jit
 def load_rows(base, entry, stride_entry, places, stride_row, inside, DIM: tl.constexpr, WIDTH: tl.constexpr):
-    """[BLOCK_N, WIDTH] of K or V: the rows at these places [BLOCK_N] of an entry, or of as many; zeros where not
+    """Return [BLOCK_N, WIDTH] of K or V: the rows at these places [BLOCK_N] of an entry, or of as many; zeros where not
     inside, which is never read. What is the same in every tile is added up first, so that it is not in each."""
     columns = tl.arange(0, WIDTH)[None, :]
     offsets = ((places * stride_row)[:, None] + columns).to(tl.uint32)
@@ -89,24 +91,28 @@ def load_rows(base, entry, stride_entry, places, stride_row, inside, DIM: tl.con
 
 @triton.jit
 def load_scales(base, entry, stride_entry, places, stride_row, inside):
-    """[BLOCK_N] scales of the rows that `load_rows` loads; zeros where not inside."""
+    """Return [BLOCK_N] scales of the rows that `load_rows` loads; zeros where not inside."""
     return tl.load(base + entry * stride_entry + (places * stride_row).to(tl.uint32), mask=inside, other=0.0)
 
 
 @triton.jit
 def decode8_split(
-    q, k_base, v_base, k_scales, v_scales, row_scale, table, rows, slopes, low, high,
-    stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
-    length, seqlen_q, diagonal, left, right, cap_log2,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, TREE: tl.constexpr, SOFTCAP: tl.constexpr,
-    ALIBI: tl.constexpr, OF_TOKENS: tl.constexpr, INT8: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, STAGES: tl.constexpr,
+    q, keys, scales, row_scale, rows, sequence, cap_log2,
+    ALIBI: tl.constexpr, INT8: tl.constexpr, COLUMNS: tl.constexpr, OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """This program's share of the keys for q [BLOCK_M, WIDTH] in float16, whose rows are the queries `rows` [BLOCK_M]
-    and whose scores are multiplied with row_scale [BLOCK_M]: the triple acc [BLOCK_M, WIDTH_V], l_i and m_i
-    [BLOCK_M], acc times 2^14 and without the scale of the head's values. A number of V holds two columns, one of K as
-    many as COLUMNS says."""
+    """Attend to this program's share of the keys with q [BLOCK_M, WIDTH] of `Rows` in float16, whose scores are
+    multiplied with row_scale [BLOCK_M].
+
+    Return the `SoftmaxState`, acc times 2^14 and without the scale of the head's values. scales: `CachedKeys` of the
+    scales. A number of V holds two columns, one of K as many as COLUMNS says.
+    """
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    PAGE_SIZE: tl.constexpr = OPTIONS.PAGE_SIZE
+    PRECISION: tl.constexpr = OPTIONS.PRECISION
+    HEAD_DIM: tl.constexpr = OPTIONS.HEAD_DIM
+    WIDTH: tl.constexpr = OPTIONS.WIDTH
+    WIDTH_V: tl.constexpr = OPTIONS.WIDTH_V
+    OF_TOKENS: tl.constexpr = OPTIONS.OF_TOKENS
     even = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     odd = tl.zeros([q.shape[0], WIDTH_V // 2], tl.float32)
     if q.shape[0] < 64:
@@ -115,16 +121,17 @@ def decode8_split(
     else:
         l_i = tl.zeros([q.shape[0]], tl.float32)
     m_i = tl.full([q.shape[0]], -3.0e38, tl.float32)  # no -inf: -inf minus -inf would be NaN
-    first, stop, stop_key = key_range(length, seqlen_q, diagonal, left, right, BLOCK_N, SPLITS, LEFT, RIGHT)
+    first, stop, stop_key = key_range(sequence, OPTIONS)
     if PAGE_SIZE == 0:
         # a tile counts as an entry, which begins with its first row
-        stride_kb, stride_vb, stride_ksb, stride_vsb = stride_kn, stride_vn, stride_ksn, stride_vsn
+        k_entry, v_entry, k_scale_entry, v_scale_entry = keys.k_row, keys.v_row, scales.k_row, scales.v_row
         places = tl.arange(0, BLOCK_N)
     else:
-        pages = load_pages(table, first, stop_key, BLOCK_N, PAGE_SIZE)
+        k_entry, v_entry, k_scale_entry, v_scale_entry = keys.k_entry, keys.v_entry, scales.k_entry, scales.v_entry
+        pages = load_pages(keys.table, first, stop_key, OPTIONS)
     if COLUMNS == 2:
         q_even, q_odd = tl.split(tl.reshape(q, [q.shape[0], WIDTH // 2, 2]))
-    for tile in tl.range(first, stop, num_stages=STAGES):
+    for tile in tl.range(first, stop, num_stages=OPTIONS.STAGES):
         columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = columns < stop_key
         if PAGE_SIZE == 0:
@@ -133,39 +140,39 @@ def decode8_split(
             places = columns % PAGE_SIZE
             entry = pages
             # a tile ahead: loads whose addresses are loaded in the same iteration run ahead less far
-            pages = load_pages(table, tile + 1, stop_key, BLOCK_N, PAGE_SIZE)
+            pages = load_pages(keys.table, tile + 1, stop_key, OPTIONS)
         # [BLOCK_N, WIDTH / COLUMNS] and [BLOCK_N, WIDTH_V / 2]
-        k = load_rows(k_base, entry, stride_kb, places, stride_kn, inside, HEAD_DIM // COLUMNS, WIDTH // COLUMNS)
-        v = load_rows(v_base, entry, stride_vb, places, stride_vn, inside, HEAD_DIM_V // 2, WIDTH_V // 2)
+        k = load_rows(keys.k, entry, k_entry, places, keys.k_row, inside, HEAD_DIM // COLUMNS, WIDTH // COLUMNS)
+        v = load_rows(keys.v, entry, v_entry, places, keys.v_row, inside, OPTIONS.HEAD_DIM_V // 2, WIDTH_V // 2)
         # [BLOCK_M, BLOCK_N]
         if COLUMNS == 2:
             k_even, k_odd = two_columns(k, INT8)
             scores = tl.dot(q_even, k_even.T, input_precision=PRECISION)
             scores = tl.dot(q_odd, k_odd.T, scores, input_precision=PRECISION)
         else:
-            scores = tl.dot(q, as_float16(k).T, input_precision=PRECISION)
+            scores = tl.dot(q, convert_to_float16(k).T, input_precision=PRECISION)
         scores *= row_scale[:, None]
         if OF_TOKENS:
-            scores *= load_scales(k_scales, entry, stride_ksb, places, stride_ksn, inside)[None, :]
-        if SOFTCAP:
+            scores *= load_scales(scales.k, entry, k_scale_entry, places, scales.k_row, inside)[None, :]
+        if OPTIONS.SOFTCAP:
             scores = cap_log2 * hyperbolic_tangent(scores, 1.0 / cap_log2)
-        distance = rows[:, None] + diagonal - columns[None, :]
+        distance = rows.queries[:, None] + sequence.diagonal - columns[None, :]
         if ALIBI:
-            scores -= slopes[:, None] * tl.abs(distance).to(tl.float32)
+            scores -= rows.slopes[:, None] * tl.abs(distance).to(tl.float32)
         visible = inside[None, :]
-        if LEFT:
-            visible = visible & (distance <= left)
-        if RIGHT:
-            visible = visible & (distance >= -right)
-        if TREE:
-            drafts = columns - (length - seqlen_q)
-            visible = visible & ((drafts < 0)[None, :] | tree_bits(low, high, drafts))
+        if OPTIONS.LEFT:
+            visible = visible & (distance <= sequence.left)
+        if OPTIONS.RIGHT:
+            visible = visible & (distance >= -sequence.right)
+        if OPTIONS.WORDS > 0:
+            drafts = columns - (sequence.seqlen_k - sequence.seqlen_q)
+            visible = visible & ((drafts < 0)[None, :] | tree_bits(rows, drafts))
         scores = tl.where(visible, scores, float("-inf"))
         if OF_TOKENS:
-            scales = load_scales(v_scales, entry, stride_vsb, places, stride_vsn, inside)
-            heights = scores + magnitude_log2(scales)[None, :]
+            token_scales = load_scales(scales.v, entry, v_scale_entry, places, scales.v_row, inside)
+            heights = scores + magnitude_log2(token_scales)[None, :]
             p, m_i, l_i, factor = weights_step(scores, heights, m_i, l_i)
-            p *= (scales * 16384.0)[None, :]
+            p *= (token_scales * 16384.0)[None, :]
         else:
             p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
             p *= 16384.0
@@ -177,7 +184,7 @@ def decode8_split(
         l_i = tl.sum(l_i, 1)
     m_i = tl.where(l_i == 0.0, float("-inf"), m_i)
     acc = tl.interleave(even, odd)  # [BLOCK_M, WIDTH_V]
-    return acc, l_i, m_i
+    return SoftmaxState(acc, l_i, m_i)
 
 
 @triton.jit(do_not_specialize=(*DECODE_SIZES, *SCALE_STRIDES))
@@ -188,76 +195,75 @@ def flash_decode8_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, num_heads_kv, group_size, row_tiles, total_rows, seqlen_q, seqlen_k, left, right,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    PAGE_SIZE: tl.constexpr, FROM_START: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, WORDS: tl.constexpr,
-    SOFTCAP: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLITS: tl.constexpr, STAGES: tl.constexpr, OVERLAP: tl.constexpr, OF_TOKENS: tl.constexpr,
-    UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """`flash_decode_kernel` over K and V of e4m3 or int8, and Q of 16 bits.
+    """Decode as `flash_decode_kernel` does, over K and V of e4m3 or int8, and Q of 16 bits.
 
-    KScales and VScales: float32, what the numbers of K and V are multiplied with, or None for 1. OF_TOKENS: every row
-    of a key head has its own, at (entry or page, row, head); else the strides of rows are 0, and the entry is that of
-    the batch.
+    KScales and VScales: float32, what the numbers of K and V are multiplied with, or None for 1; at (entry or page,
+    row, head) with OF_TOKENS, else the strides of rows are 0.
     """
-    if OVERLAP:
+    if OPTIONS.OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    k_strides = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    v_strides = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
     batch_head = tl.program_id(0) // row_tiles
     batch = (batch_head // num_heads_kv).to(tl.int64)
     head_kv = (batch_head % num_heads_kv).to(tl.int64)
     packed = tl.program_id(0) % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = packed < group_size * seqlen_q
     heads = head_kv * group_size + packed // seqlen_q
-    rows = packed % seqlen_q
+    queries = packed % seqlen_q
     length = seqlen_k
     if Lengths is not None:
         length = tl.minimum(tl.load(Lengths + batch), seqlen_k)
-    q_offsets = batch * stride_qb + heads * stride_qh + rows * stride_qm
-    q, row_scale = in_range(load_keys(Q, q_offsets, inside, HEAD_DIM, WIDTH))  # [BLOCK_M, WIDTH], [BLOCK_M]
+    q_offsets = batch * q_strides.batch + heads * q_strides.head + queries * q_strides.row
+    # [BLOCK_M, WIDTH], [BLOCK_M]
+    q, row_scale = fit_float16(load_keys(Q, q_offsets, inside, OPTIONS.HEAD_DIM, OPTIONS.WIDTH))
     row_scale *= scale_log2
     slopes, low, high = 0, 0, 0
     if Slopes is not None:
         slopes = tl.load(Slopes + batch * stride_slopes + heads, mask=inside, other=0.0) * 1.4426950408889634
-    if WORDS > 0:
-        words = Tree + batch * stride_tree_b + rows * stride_tree_m
+    if OPTIONS.WORDS > 0:
+        words = Tree + batch * stride_tree_b + queries * stride_tree_m
         low = tl.load(words, mask=inside, other=0)
-        high = tl.load(words + 1, mask=inside, other=0) if WORDS > 1 else low
+        high = tl.load(words + 1, mask=inside, other=0) if OPTIONS.WORDS > 1 else low
     INT8: tl.constexpr = K.dtype.element_ty == tl.int8
     # two columns at a time; their strides are even. A product sums up 16 at least. Keys of whole tiles stay bytes
-    COLUMNS: tl.constexpr = 2 if BLOCK_M < 64 and WIDTH >= 32 and HEAD_DIM % 2 == 0 else 1
+    COLUMNS: tl.constexpr = 2 if BLOCK_M < 64 and OPTIONS.WIDTH >= 32 and OPTIONS.HEAD_DIM % 2 == 0 else 1
     if COLUMNS == 2:
         K = K.to(tl.pointer_type(tl.uint16))
-    stride_kb, stride_kn = stride_kb // COLUMNS, stride_kn // COLUMNS
-    stride_vb, stride_vn = stride_vb // 2, stride_vn // 2
-    k_base, table = K + head_kv * (stride_kh // COLUMNS), Table
-    v_base = V.to(tl.pointer_type(tl.uint16)) + head_kv * (stride_vh // 2)
-    if PAGE_SIZE == 0:
-        k_base += batch * stride_kb
-        v_base += batch * stride_vb
+    k_entry, k_row = k_strides.batch // COLUMNS, k_strides.row // COLUMNS
+    v_entry, v_row = v_strides.batch // 2, v_strides.row // 2
+    k_base, table = K + head_kv * (k_strides.head // COLUMNS), Table
+    v_base = V.to(tl.pointer_type(tl.uint16)) + head_kv * (v_strides.head // 2)
+    if OPTIONS.PAGE_SIZE == 0:
+        k_base += batch * k_entry
+        v_base += batch * v_entry
     else:
         table += batch * stride_table
     k_scale, v_scale = 1.0, 1.0
     if KScales is not None:
-        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, PAGE_SIZE > 0, OF_TOKENS)
+        KScales, k_scale = scales_of_head(KScales, batch, head_kv, stride_ksb, stride_ksh, OPTIONS)
     if VScales is not None:
-        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, PAGE_SIZE > 0, OF_TOKENS)
+        VScales, v_scale = scales_of_head(VScales, batch, head_kv, stride_vsb, stride_vsh, OPTIONS)
     row_scale *= k_scale
+    keys = CachedKeys(k_base, v_base, k_entry, k_row, v_entry, v_row, table)
+    scales = CachedKeys(KScales, VScales, stride_ksb, stride_ksn, stride_vsb, stride_vsn, table)
+    rows = Rows(queries, slopes, low, high)
+    diagonal = 0 if OPTIONS.FROM_START else length - seqlen_q
+    sequence = SequenceBounds(seqlen_q, length, diagonal, left, right)
     acc, l_i, m_i = decode8_split(
-        q, k_base, v_base, KScales, VScales, row_scale, table, rows, slopes, low, high,
-        stride_kb, stride_kn, stride_vb, stride_vn, stride_ksb, stride_ksn, stride_vsb, stride_vsn,
-        length, seqlen_q, 0 if FROM_START else length - seqlen_q, left, right, cap_log2,
-        HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, PAGE_SIZE, LEFT, RIGHT, WORDS > 0, SOFTCAP, Slopes is not None,
-        OF_TOKENS, INT8, COLUMNS, PRECISION, BLOCK_N, SPLITS, STAGES,
-    )  # fmt: skip
+        q, keys, scales, row_scale, rows, sequence, cap_log2, Slopes is not None, INT8, COLUMNS, OPTIONS
+    )
     acc *= v_scale / 16384.0  # of the probabilities
-    places = (batch * num_heads + heads) * seqlen_q + rows
-    if SPLITS > 1:
-        store_partial(Work, acc, l_i, m_i, places, inside, total_rows, HEAD_DIM_V, SPLITS)
+    state = SoftmaxState(acc, l_i, m_i)
+    places = (batch * num_heads + heads) * seqlen_q + queries
+    if OPTIONS.SPLITS > 1:
+        store_partial(Work, state, places, inside, total_rows, OPTIONS)
     else:
-        out_pointers = Out + batch * stride_ob + heads * stride_oh + rows * stride_om
+        out_pointers = Out + batch * o_strides.batch + heads * o_strides.head + queries * o_strides.row
         lse_pointers = None if Lse is None else Lse + places
-        store_output(acc, l_i, m_i, out_pointers, lse_pointers, inside, HEAD_DIM_V, Lse is not None)
+        store_output(state, out_pointers, lse_pointers, inside, OPTIONS.HEAD_DIM_V)

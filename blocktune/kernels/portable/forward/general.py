@@ -33,6 +33,15 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.forward.arguments import (
+    Dropout,
+    Keys,
+    Matrix,
+    Options,
+    Scoring,
+    SequenceBounds,
+    SoftmaxState,
+)
 from blocktune.kernels.portable.forward.general_tiles import attend_general
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import in_elements, load_matrix, locate_tile, store_rows
@@ -55,58 +64,60 @@ def flash_fwd_general_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, diagonal, window_left, window_right,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, UPPER_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr,
-    MASK: tl.constexpr, DROPOUT: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
+    """Compute BLOCK_M rows of one (batch, head), with the options of features.
+
+    The tensors of `flash_fwd_kernel` with the softmax scale in natural units. Mask (uint8 or float), strides
     (batch, head, query, key); Slopes float32, strides (batch, head); kept_share: 1 - dropout_p. With CuQ and CuK int32
     [batch + 1] the sequences are packed: seqlen_q is the longest, and a program beyond its sequence has nothing to do.
     Lse has strides (batch, head) and one value for each query of a head.
     """
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    k_strides = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    v_strides = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
-    entry = batch if CuQ is None else 0  # packed sequences are one entry of the tensors
-    q_base = Q + entry * stride_qb + head * stride_qh
-    k_base = K + entry * stride_kb + head_kv * stride_kh
-    v_base = V + entry * stride_vb + head_kv * stride_vh
-    out_base = Out + entry * stride_ob + head * stride_oh
+    entry = 0 if OPTIONS.PACKED else batch  # packed sequences are one entry of the tensors
+    q_base = Q + entry * q_strides.batch + head * q_strides.head
+    k_base = K + entry * k_strides.batch + head_kv * k_strides.head
+    v_base = V + entry * v_strides.batch + head_kv * v_strides.head
+    out_base = Out + entry * o_strides.batch + head * o_strides.head
     lse_base = None if Lse is None else Lse + entry * stride_lb + head * stride_lh
-    if CuQ is not None:
+    if OPTIONS.PACKED:
         begin_q, begin_k = tl.load(CuQ + batch), tl.load(CuK + batch)
         seqlen_q = tl.load(CuQ + batch + 1) - begin_q
         seqlen_k = tl.load(CuK + batch + 1) - begin_k
         if row_start >= seqlen_q:
             return
-        if not UPPER_LEFT:
+        if not OPTIONS.UPPER_LEFT:
             diagonal = seqlen_k - seqlen_q
-        q_base += begin_q.to(tl.int64) * stride_qm
-        k_base += begin_k.to(tl.int64) * stride_kn
-        v_base += begin_k.to(tl.int64) * stride_vn
-        out_base += begin_q.to(tl.int64) * stride_om
+        q_base += begin_q.to(tl.int64) * q_strides.row
+        k_base += begin_k.to(tl.int64) * k_strides.row
+        v_base += begin_k.to(tl.int64) * v_strides.row
+        out_base += begin_q.to(tl.int64) * o_strides.row
         if Lse is not None:
             lse_base += begin_q
-    slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if ALIBI else 0.0
-    mask_base = Mask + batch * stride_mb + head * stride_mh if MASK != 0 else None
+    sequence = SequenceBounds(seqlen_q, seqlen_k, diagonal, window_left, window_right)
+    slope = tl.load(Slopes + batch * stride_sb + head * stride_sh) if OPTIONS.ALIBI else 0.0
+    mask_base = Mask + batch * stride_mb + head * stride_mh if OPTIONS.MASK != 0 else None
+    scoring = Scoring(scale, softcap, slope, mask_base, stride_mm, stride_mn)
+    dropout = Dropout(batch_head, kept_share, seed_lo, seed_hi, offset, threshold)
+    keys = Keys(Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k))
     # [BLOCK_M, WIDTH]
-    q = load_matrix(q_base, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True)
-    acc, l_i, m_i = attend_general(
-        q, k_base, v_base, row_start, stride_kn, stride_vn, mask_base, stride_mm, stride_mn, slope, scale, softcap,
-        batch_head, seed_lo, seed_hi, offset, threshold, seqlen_q, seqlen_k, diagonal, window_left, window_right,
-        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, WINDOW, SOFTCAP, ALIBI, MASK, DROPOUT, RAGGED,
-        STAGES, PRECISION,
-    )  # fmt: skip
-    if DROPOUT:
+    q = load_matrix(Matrix(q_base, q_strides.row, seqlen_q), row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    acc, l_i, m_i = attend_general(q, keys, row_start, sequence, scoring, dropout, OPTIONS)
+    if OPTIONS.DROPOUT:
         acc = acc / kept_share
-    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V, MASK == 2)
+    state = SoftmaxState(acc, l_i, m_i)
+    store_rows(state, out_base, lse_base, row_start, o_strides.row, seqlen_q, OPTIONS.HEAD_DIM_V, OPTIONS.MASK == 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,20 +223,20 @@ class FlashForwardGeneral(AttentionKernel):
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), TensorArgument(shape.dtype)) | {"Lse": None}
         arguments |= example_arguments(shape)
         arguments |= named_in_units(all_strides(shape, "qkvo"))
-        arguments |= self.sizes(shape) | self.constants(config, shape)
+        arguments |= self.sizes(shape) | {"OPTIONS": self.constants(config, shape)}
         return specialize(flash_fwd_general_kernel, arguments, _DENSE.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> GeneralForwardLaunch:
-        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        fixed = (*self.sizes(shape).values(), self.constants(config, shape))
         return GeneralForwardLaunch(shape.features, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
 
     def sizes(self, shape: AttentionShape) -> dict[str, int]:
         return run_time_sizes(shape, shape.batch * shape.num_heads, heads_per_group(shape))
 
-    def constants(self, config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
+    def constants(self, config: KernelConfig, shape: AttentionShape) -> Options:
         values = _DENSE.constants(_in_order(config), shape) | feature_constants(shape)
         values["RAGGED"] = values["RAGGED"] or shape.features.varlen
-        return {name: values[name] for name in flash_fwd_general_kernel.arg_names if name in values}
+        return Options(**values)
 
     @cached_property
     def source_hash(self) -> str:

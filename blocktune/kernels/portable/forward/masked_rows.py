@@ -18,14 +18,14 @@ import triton.language as tl
 
 @triton.jit
 def bounded_mask(values):
-    """An additive mask, float32, with -2^50 in the place of finite numbers below -2^21."""
+    """Return an additive mask, float32, with -2^50 in the place of finite numbers below -2^21."""
     low = (values < -2097152.0) & (values > float("-inf"))
     return tl.where(low, -1125899906842624.0, values)
 
 
 @triton.jit
 def log_sum_exp(m_i, l_i):
-    """The natural log-sum-exp of rows with maxima m_i in base 2 and sums l_i above 0.
+    """Return the natural log-sum-exp of rows with maxima m_i in base 2 and sums l_i above 0.
 
     Of a row whose keys all count as -2^50 it is -2^127 (2 - (1 + log2(l_i)) / 4096), within 1 % of the least number of
     float32, and greater with more keys.
@@ -38,12 +38,12 @@ def log_sum_exp(m_i, l_i):
 
 @triton.jit
 def is_masked_row(lse):
-    """Whether a log-sum-exp is one of rows whose keys all count as -2^50."""
+    """Return whether a log-sum-exp is one of rows whose keys all count as -2^50."""
     return (lse < -1e38) & (lse > float("-inf"))
 
 
 @triton.jit
 def log2_keys(lse):
-    """log2 of the sum that `log_sum_exp` made the number of a masked row from."""
+    """Return log2 of the sum that `log_sum_exp` made the number of a masked row from."""
     halves = lse * 5.421010862427522e-20 * 1.0842021724855044e-19  # 2^-64 and 2^-63: 2^-127 is subnormal
     return (halves + 2.0) * 4096.0 - 1.0

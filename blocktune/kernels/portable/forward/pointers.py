@@ -23,6 +23,7 @@ from blocktune.kernels.base.flash_kernel import (
 from blocktune.kernels.base.kernel import CompileSpec, SoftmaxCost
 from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
+from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -37,38 +38,37 @@ def flash_fwd_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
-    UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out
-    like Q with HEAD_DIM_V; strides of (batch, head, row) in UNIT elements, the last is 1 element. Lse [batch,
-    num_heads, seqlen_q] or None. scale_log2: the softmax scale times log2(e). This program computes BLOCK_M rows of one
-    (batch, head).
+    """Compute BLOCK_M rows of one (batch, head).
+
+    Q [batch, num_heads, seqlen_q, HEAD_DIM], K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)], Out like
+    Q with HEAD_DIM_V; strides of (batch, head, row) in UNIT elements, the last is 1 element. Lse [batch, num_heads,
+    seqlen_q] or None. scale_log2: the softmax scale times log2(e). OPTIONS: `Options`.
     """
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    k_strides = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    v_strides = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
+    sequence = SequenceBounds(seqlen_q, seqlen_k, causal_offset)
+    queries = Matrix(Q + batch * q_strides.batch + head * q_strides.head, q_strides.row, seqlen_q)
     # [BLOCK_M, WIDTH]
-    q = load_matrix(
-        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
-    )
-    acc, l_i, m_i = attend(
-        q, K + batch * stride_kb + head_kv * stride_kh, V + batch * stride_vb + head_kv * stride_vh,
-        row_start, 0, 0, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION, False,
-    )  # fmt: skip
+    q = load_matrix(queries, row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    k_base = K + batch * k_strides.batch + head_kv * k_strides.head
+    v_base = V + batch * v_strides.batch + head_kv * v_strides.head
+    keys = Keys(Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k))
+    state = attend(q, keys, row_start, sequence, scale_log2, OPTIONS)
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    store_rows(
-        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
-    )
+    out_base = Out + batch * o_strides.batch + head * o_strides.head
+    store_rows(state, out_base, lse_base, row_start, o_strides.row, seqlen_q, OPTIONS.HEAD_DIM_V)
 
 
 class FlashForward(FlashKernel):
@@ -105,11 +105,11 @@ class FlashForward(FlashKernel):
             "scale_log2": 1.0,
         }
         arguments |= named_in_units(all_strides(shape, "qkvo"))
-        arguments |= self.sizes(shape) | self.constants(config, shape)
+        arguments |= self.sizes(shape) | {"OPTIONS": Options(**self.constants(config, shape))}
         return specialize(flash_fwd_kernel, arguments, self.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
-        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        fixed = (*self.sizes(shape).values(), Options(**self.constants(config, shape)))
         return TritonLaunch(
             flash_fwd_kernel, self.grid(config, shape), _leading, partial(_trailing, fixed), self.options(config)
         )

@@ -4,9 +4,8 @@ Positions broadcast: `rows` are queries and `columns` keys, int32, as [M, 1] and
 whose programs own queries, or as [1, M] and [N, 1] for the transposed tile [N, M] of one whose programs own keys. All
 that is done to a score is elementwise, so that the same functions serve both.
 
-The diagonal is the key that query 0 stands at (`AttentionShape.diagonal`, or that of the sequence at hand). A window
-(left, right) lets query i see keys i + diagonal - left .. i + diagonal + right; -1 is no bound; CAUSAL is a right side
-of 0, whatever `window_right` says.
+The diagonal of `SequenceBounds` is the key that query 0 stands at (`AttentionShape.diagonal`, or that of the sequence
+at hand). CAUSAL is a right side of 0, whatever `right` says.
 """
 
 import triton
@@ -18,26 +17,25 @@ from blocktune.kernels.portable.forward.masked_rows import bounded_mask
 
 
 @triton.jit
-def visible_tile(
-    rows, columns, seqlen_k, diagonal, window_left, window_right,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, CHECK_KEYS: tl.constexpr,
-):  # fmt: skip
-    """Whether causal mask, window and (CHECK_KEYS) the end of the keys let the queries see the keys."""
+def visible_tile(rows, columns, sequence, BOUNDED: tl.constexpr, CHECK_KEYS: tl.constexpr, OPTIONS: tl.constexpr):
+    """Return whether causal mask and window (BOUNDED) and the end of the keys (CHECK_KEYS) let the queries see the
+    keys."""
     seen = tl.full([1, 1], True, tl.int1)
     if CHECK_KEYS:
-        seen = seen & (columns < seqlen_k)
-    if CAUSAL:
-        seen = seen & (columns <= rows + diagonal)
-    if WINDOW:
-        seen = seen & ((window_left < 0) | (columns >= rows + diagonal - window_left))
-        if not CAUSAL:
-            seen = seen & ((window_right < 0) | (columns <= rows + diagonal + window_right))
+        seen = seen & (columns < sequence.seqlen_k)
+    if BOUNDED and OPTIONS.CAUSAL:
+        seen = seen & (columns <= rows + sequence.diagonal)
+    if BOUNDED and OPTIONS.WINDOW:
+        seen = seen & ((sequence.left < 0) | (columns >= rows + sequence.diagonal - sequence.left))
+        if not OPTIONS.CAUSAL:
+            seen = seen & ((sequence.right < 0) | (columns <= rows + sequence.diagonal + sequence.right))
     return seen
 
 
 @triton.jit
 def hyperbolic_tangent(values, factor):
-    """tanh of x = values * factor: 1 - 2 / (1 + exp(2 x)). An exponential that overflows gives 1, one that vanishes -1.
+    """Return tanh of x = values * factor: 1 - 2 / (1 + exp(2 x)). An exponential that overflows gives 1, one that
+    vanishes -1.
 
     That difference is wrong by 2^-24 of one, whatever x is: more than a score under a huge cap bears. Where |x| < 1/4,
     the first five terms of the series of tanh leave out 1e-8 of x.
@@ -53,74 +51,67 @@ def hyperbolic_tangent(values, factor):
 
 @triton.jit
 def score_tile(
-    qk, rows, columns, scale, softcap, slope, mask_base, stride_mm, stride_mn, seqlen_q, seqlen_k, diagonal,
-    window_left, window_right,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASK: tl.constexpr,
-    CHECK_KEYS: tl.constexpr,
+    qk, rows, columns, scale, scoring, sequence,
+    BOUNDED: tl.constexpr, CHECK_KEYS: tl.constexpr, OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """The final scores of a tile of raw products `qk`, and d(score before any bias) / d(scale * qk).
+    """Return the final scores of a tile of raw products `qk`, and d(score before any bias) / d(scale * qk).
 
     The order is scale, softcap * tanh(score / softcap), minus slope * |distance to the diagonal|, plus the additive
-    mask (`bounded_mask`), then -inf where the pair takes no part. The scores are in natural units. MASK: 0 none, 1
-    boolean (as uint8, 0 where the pair takes no part), 2 additive, any float type. mask_base: element (0, 0) of this
-    batch and head, with strides of (query, key) in elements, 0 where broadcast. CHECK_KEYS: the tile may reach beyond
-    the last key; with a mask tensor every tile may reach beyond the last query too, and is not read there. The
-    derivative is [1, 1] without SOFTCAP, and 0 where the pair takes no part. What a flag leaves out is not read: pass
-    anything.
+    mask (`bounded_mask`), then -inf where the pair takes no part. CHECK_KEYS: the tile may reach beyond the last key;
+    with a mask tensor every tile may reach beyond the last query too, and is not read there. BOUNDED: as of
+    `visible_tile`. The derivative is [1, 1] without SOFTCAP, and 0 where the pair takes no part.
     """
     scores = qk * scale
     derivative = tl.full([1, 1], 1.0, tl.float32)
-    if SOFTCAP:
-        bent = hyperbolic_tangent(scores, 1.0 / softcap)
-        scores = bent * softcap
+    if OPTIONS.SOFTCAP:
+        bent = hyperbolic_tangent(scores, 1.0 / scoring.softcap)
+        scores = bent * scoring.softcap
         derivative = 1.0 - bent * bent
-    if ALIBI:
-        scores -= slope * tl.abs(rows + diagonal - columns).to(tl.float32)
-    if MASK != 0:
-        pointers = mask_base + rows.to(tl.int64) * stride_mm + columns.to(tl.int64) * stride_mn
-        inside = rows < seqlen_q  # the same for neighbouring keys, which are then loaded together
+    if OPTIONS.ALIBI:
+        scores -= scoring.slope * tl.abs(rows + sequence.diagonal - columns).to(tl.float32)
+    if OPTIONS.MASK != 0:
+        pointers = scoring.mask + rows.to(tl.int64) * scoring.mask_row + columns.to(tl.int64) * scoring.mask_column
+        inside = rows < sequence.seqlen_q  # the same for neighbouring keys, which are then loaded together
         if CHECK_KEYS:
-            inside = inside & (columns < seqlen_k)
-        if MASK == 1:
+            inside = inside & (columns < sequence.seqlen_k)
+        if OPTIONS.MASK == 1:
             scores = tl.where(tl.load(pointers, mask=inside, other=0) != 0, scores, float("-inf"))
         else:
             scores += bounded_mask(tl.load(pointers, mask=inside, other=0.0).to(tl.float32))
-    if CAUSAL or WINDOW or CHECK_KEYS:  # last: what a mask holds where nobody looks, NaN included, changes nothing
-        seen = visible_tile(rows, columns, seqlen_k, diagonal, window_left, window_right, CAUSAL, WINDOW, CHECK_KEYS)
+    if CHECK_KEYS or (BOUNDED and (OPTIONS.CAUSAL or OPTIONS.WINDOW)):
+        # last: what a mask holds where nobody looks, NaN included, changes nothing
+        seen = visible_tile(rows, columns, sequence, BOUNDED, CHECK_KEYS, OPTIONS)
         scores = tl.where(seen, scores, float("-inf"))
-    if SOFTCAP:  # the product with a hidden key may be NaN, which no probability of zero would undo
+    if OPTIONS.SOFTCAP:  # the product with a hidden key may be NaN, which no probability of zero would undo
         derivative = tl.where(scores == float("-inf"), 0.0, derivative)
     return scores, derivative
 
 
 @triton.jit
-def keep_tile(
-    rows, first_key, batch_head, seed_lo, seed_hi, offset, threshold, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr
-):
-    """True where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: its number of 16 bits is at least
+def keep_tile(rows, first_key, dropout, KEYS: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Return where dropout keeps the pair, [M, KEYS], or [KEYS, M] if TRANSPOSED: its number of 16 bits is at least
     `threshold`. Sixteen neighbouring keys have the words of Philox4x32-7 (Salmon et al., SC 2011) of the counter (key
     // 16, query, batch * num_heads + head, offset) under the key (seed_lo, seed_hi): the upper byte is byte key % 16 //
     8 * 2 + key % 2 of word key % 8 // 2, the lower one the uppermost of all words by exclusive or.
 
-    rows: the queries, broadcast as everywhere here. first_key: a multiple of 16. The four last scalars are int32 with
-    the bits of a uint32, as `kernels/values/dropout.py` makes them.
+    rows: the queries, broadcast as everywhere here. first_key: a multiple of 16.
     """
     sixteens = first_key // 16 + tl.arange(0, KEYS // 16)
     sixteens = sixteens[:, None] if TRANSPOSED else sixteens[None, :]
     w0, w1, w2, w3 = tl.philox_impl(
         sixteens.to(tl.uint32, bitcast=True),
         rows.to(tl.uint32, bitcast=True),
-        batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
-        offset.to(tl.uint32, bitcast=True),
-        seed_lo.to(tl.uint32, bitcast=True),
-        seed_hi.to(tl.uint32, bitcast=True),
+        dropout.batch_head.to(tl.int32).to(tl.uint32, bitcast=True),
+        dropout.offset.to(tl.uint32, bitcast=True),
+        dropout.seed_lo.to(tl.uint32, bitcast=True),
+        dropout.seed_hi.to(tl.uint32, bitcast=True),
         n_rounds=7,
     )
     # a joined dimension is the last one: [.., 2, 2] counts the words 0, 1, 2, 3, and [.., 2, 2] after it their bytes
     words = tl.join(tl.join(w0, w2), tl.join(w1, w3))
     shared = (w0 ^ w1 ^ w2 ^ w3) >> 24
     shared = tl.join(tl.join(shared, shared), tl.join(shared, shared))
-    least = threshold.to(tl.uint32, bitcast=True)
+    least = dropout.threshold.to(tl.uint32, bitcast=True)
     k0 = (words << 8 & 0xFF00 | shared) >= least
     k1 = (words & 0xFF00 | shared) >= least
     k2 = (words >> 8 & 0xFF00 | shared) >= least
@@ -135,84 +126,76 @@ def keep_tile(
 
 
 @triton.jit
-def tile_range(
-    row_start, BLOCK_M: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """(first, stop): the key tiles of which some query row_start..row_start+BLOCK_M-1 may see a key; stop >= first."""
-    low, high = 0, seqlen_k
-    if CAUSAL or WINDOW:
-        last_row = tl.minimum(row_start + BLOCK_M, seqlen_q) - 1
-        if CAUSAL:
+def tile_range(row_start, sequence, OPTIONS: tl.constexpr):
+    """Return (first, stop): the key tiles of which some query row_start..row_start+BLOCK_M-1 may see a key; stop >=
+    first."""
+    diagonal, left, right = sequence.diagonal, sequence.left, sequence.right
+    low, high = 0, sequence.seqlen_k
+    if OPTIONS.CAUSAL or OPTIONS.WINDOW:
+        last_row = tl.minimum(row_start + OPTIONS.BLOCK_M, sequence.seqlen_q) - 1
+        if OPTIONS.CAUSAL:
             high = tl.minimum(high, last_row + diagonal + 1)
-        elif WINDOW:
-            high = tl.where(window_right < 0, high, tl.minimum(high, last_row + diagonal + window_right + 1))
-        if WINDOW:
-            low = tl.where(window_left < 0, low, tl.maximum(low, row_start + diagonal - window_left))
-    first = low // BLOCK_N
-    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), BLOCK_N))
+        elif OPTIONS.WINDOW:
+            high = tl.where(right < 0, high, tl.minimum(high, last_row + diagonal + right + 1))
+        if OPTIONS.WINDOW:
+            low = tl.where(left < 0, low, tl.maximum(low, row_start + diagonal - left))
+    first = low // OPTIONS.BLOCK_N
+    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), OPTIONS.BLOCK_N))
 
 
 @triton.jit
-def full_tile_range(
-    row_start, BLOCK_M: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """(full, stop): the key tiles of which every query of the block sees every key, inside those of `tile_range`."""
-    first, end = tile_range(
-        row_start, BLOCK_M, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_N, CAUSAL, WINDOW
-    )
-    low, high = first * BLOCK_N, seqlen_k
-    if CAUSAL:
+def full_tile_range(row_start, sequence, OPTIONS: tl.constexpr):
+    """Return (full, stop): the key tiles of which every query of the block sees every key, inside those of
+    `tile_range`."""
+    diagonal, left, right = sequence.diagonal, sequence.left, sequence.right
+    first, end = tile_range(row_start, sequence, OPTIONS)
+    low, high = first * OPTIONS.BLOCK_N, sequence.seqlen_k
+    if OPTIONS.CAUSAL:
         high = tl.minimum(high, row_start + diagonal + 1)
-    elif WINDOW:
-        high = tl.where(window_right < 0, high, tl.minimum(high, row_start + diagonal + window_right + 1))
-    if WINDOW:
-        last_row = tl.minimum(row_start + BLOCK_M, seqlen_q) - 1
-        low = tl.where(window_left < 0, low, tl.maximum(low, last_row + diagonal - window_left))
-    full = tl.minimum(tl.cdiv(low, BLOCK_N), end)
-    return full, tl.maximum(full, tl.maximum(high, 0) // BLOCK_N)
+    elif OPTIONS.WINDOW:
+        high = tl.where(right < 0, high, tl.minimum(high, row_start + diagonal + right + 1))
+    if OPTIONS.WINDOW:
+        last_row = tl.minimum(row_start + OPTIONS.BLOCK_M, sequence.seqlen_q) - 1
+        low = tl.where(left < 0, low, tl.maximum(low, last_row + diagonal - left))
+    full = tl.minimum(tl.cdiv(low, OPTIONS.BLOCK_N), end)
+    return full, tl.maximum(full, tl.maximum(high, 0) // OPTIONS.BLOCK_N)
 
 
 @triton.jit
-def row_range(
-    column_start, BLOCK_N: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """(first, stop): the query tiles of which some query may see a key column_start..column_start+BLOCK_N-1."""
-    low, high = 0, seqlen_q
-    if CAUSAL or WINDOW:
-        last_column = tl.minimum(column_start + BLOCK_N, seqlen_k) - 1
-        if CAUSAL:
+def row_range(column_start, sequence, OPTIONS: tl.constexpr):
+    """Return (first, stop): the query tiles of which some query may see a key
+    column_start..column_start+BLOCK_N-1."""
+    diagonal, left, right = sequence.diagonal, sequence.left, sequence.right
+    low, high = 0, sequence.seqlen_q
+    if OPTIONS.CAUSAL or OPTIONS.WINDOW:
+        last_column = tl.minimum(column_start + OPTIONS.BLOCK_N, sequence.seqlen_k) - 1
+        if OPTIONS.CAUSAL:
             low = tl.maximum(low, column_start - diagonal)
-        elif WINDOW:
-            low = tl.where(window_right < 0, low, tl.maximum(low, column_start - diagonal - window_right))
-        if WINDOW:
-            high = tl.where(window_left < 0, high, tl.minimum(high, last_column - diagonal + window_left + 1))
-    first = low // BLOCK_M
-    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), BLOCK_M))
+        elif OPTIONS.WINDOW:
+            low = tl.where(right < 0, low, tl.maximum(low, column_start - diagonal - right))
+        if OPTIONS.WINDOW:
+            high = tl.where(left < 0, high, tl.minimum(high, last_column - diagonal + left + 1))
+    first = low // OPTIONS.BLOCK_M
+    return first, tl.maximum(first, tl.cdiv(tl.maximum(high, 0), OPTIONS.BLOCK_M))
 
 
 @triton.jit
-def full_row_range(
-    column_start, BLOCK_N: tl.constexpr, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M: tl.constexpr,
-    CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
-):  # fmt: skip
-    """(full, stop): the query tiles of which every query sees every key of the block, inside those of `row_range`.
+def full_row_range(column_start, sequence, OPTIONS: tl.constexpr):
+    """Return (full, stop): the query tiles of which every query sees every key of the block, inside those of
+    `row_range`.
 
     A tile that reaches beyond the last query is not among them, nor is any when the block reaches beyond the last key.
     """
-    first, end = row_range(
-        column_start, BLOCK_N, seqlen_q, seqlen_k, diagonal, window_left, window_right, BLOCK_M, CAUSAL, WINDOW
-    )
-    low, high = first * BLOCK_M, seqlen_q
-    last_column = column_start + BLOCK_N - 1
-    if CAUSAL:
+    diagonal, left, right = sequence.diagonal, sequence.left, sequence.right
+    first, end = row_range(column_start, sequence, OPTIONS)
+    low, high = first * OPTIONS.BLOCK_M, sequence.seqlen_q
+    last_column = column_start + OPTIONS.BLOCK_N - 1
+    if OPTIONS.CAUSAL:
         low = tl.maximum(low, last_column - diagonal)
-    elif WINDOW:
-        low = tl.where(window_right < 0, low, tl.maximum(low, last_column - diagonal - window_right))
-    if WINDOW:
-        high = tl.where(window_left < 0, high, tl.minimum(high, column_start - diagonal + window_left + 1))
-    high = tl.where(last_column < seqlen_k, tl.maximum(high, 0), 0)
-    full = tl.minimum(tl.cdiv(low, BLOCK_M), end)
-    return full, tl.maximum(full, high // BLOCK_M)
+    elif OPTIONS.WINDOW:
+        low = tl.where(right < 0, low, tl.maximum(low, last_column - diagonal - right))
+    if OPTIONS.WINDOW:
+        high = tl.where(left < 0, high, tl.minimum(high, column_start - diagonal + left + 1))
+    high = tl.where(last_column < sequence.seqlen_k, tl.maximum(high, 0), 0)
+    full = tl.minimum(tl.cdiv(low, OPTIONS.BLOCK_M), end)
+    return full, tl.maximum(full, high // OPTIONS.BLOCK_M)

@@ -15,17 +15,17 @@ import triton.language as tl
 
 @triton.jit
 def no_maximum(BLOCK: tl.constexpr):
-    """The maxima [BLOCK] of rows that have seen no key: below all scores, and finite. A whole tile may have scores of
-    -inf, from infinities in its keys, and -inf minus -inf would be NaN."""
+    """Return the maxima [BLOCK] of rows that have seen no key: below all scores, and finite. A whole tile may have
+    scores of -inf, from infinities in its keys, and -inf minus -inf would be NaN."""
     return tl.full([BLOCK], -3.4028234663852886e38, tl.float32)
 
 
 @triton.jit
 def online_step(scores, m_i, l_i, scale_log2, MASKED: tl.constexpr):
-    """One tile of the online softmax.
+    """Take one tile of the online softmax.
 
     scores [BLOCK_M, BLOCK_N] are unscaled, a masked one is -inf; m_i and l_i [BLOCK_M] are the running maximum (scaled)
-    and sum. Returns the probabilities, the new maximum, the new sum and the factor [BLOCK_M] for what was accumulated.
+    and sum. Return the probabilities, the new maximum, the new sum and the factor [BLOCK_M] for what was accumulated.
     """
     m_new = tl.maximum(m_i, tl.max(scores, 1) * scale_log2)
     if MASKED:
@@ -40,7 +40,8 @@ def online_step(scores, m_i, l_i, scale_log2, MASKED: tl.constexpr):
 
 @triton.jit
 def exact_step(scores, m_i, l_i, scale_log2):
-    """`online_step` for scores of any size: the maximum m_i [BLOCK_M], which is unscaled here, has the exponent 0."""
+    """Do what `online_step` does for scores of any size: the maximum m_i [BLOCK_M], which is unscaled here, has the
+    exponent 0."""
     m_new = tl.maximum(m_i, tl.max(scores, 1))
     p = tl.exp2((scores - m_new[:, None]) * scale_log2)
     factor = tl.exp2((m_i - m_new) * scale_log2)
@@ -49,14 +50,15 @@ def exact_step(scores, m_i, l_i, scale_log2):
 
 @triton.jit
 def fixed_step(scores, reference, l_i, scale_log2):
-    """One tile against a fixed reference [BLOCK_M]: the probabilities [BLOCK_M, BLOCK_N] and the new row sums."""
+    """Return the probabilities [BLOCK_M, BLOCK_N] of a tile against a fixed reference [BLOCK_M], and the new row
+    sums."""
     p = tl.exp2(scores * scale_log2 - reference[:, None])
     return p, l_i + tl.sum(p, 1)
 
 
 @triton.jit
 def is_sound(l_i, acc):
-    """Whether the sums of `fixed_step` can be trusted: a scalar.
+    """Return whether the sums of `fixed_step` can be trusted: a scalar.
 
     The reference is one of each row's own scores, so a sum is at least 1 and nothing is lost below. Overflow above, of
     a probability in float32 or on its way to the data type of the second product, leaves a row sum l_i [BLOCK_M] or an
@@ -69,7 +71,7 @@ def is_sound(l_i, acc):
 
 @triton.jit
 def is_exact(m_i):
-    """Whether exponents against the maxima m_i [BLOCK_M] of `online_step` can be trusted: a scalar.
+    """Return whether exponents against the maxima m_i [BLOCK_M] of `online_step` can be trusted: a scalar.
 
     A product and a difference are one instruction, whose result is exact, but the maximum was rounded by 2^-24 of
     itself: from 2^22 on by a quarter, and soon by more than any exponent holds. Rows that saw no key do not count.

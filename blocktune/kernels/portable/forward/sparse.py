@@ -28,9 +28,16 @@ from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.steps import Launcher, Step
 from blocktune.kernels.hardware.device import ComputeLimits
+from blocktune.kernels.portable.forward.arguments import BlockList, Keys, Matrix, Options, SequenceBounds
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.sparse_tiles import LIST_SIZES, attend_listed, steps_before, tile_shift
-from blocktune.kernels.portable.forward.tiles import in_elements, key_tiles, load_matrix, locate_tile, store_rows
+from blocktune.kernels.portable.forward.tiles import (
+    in_elements,
+    key_tiles,
+    load_matrix,
+    locate_tile,
+    store_rows,
+)
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import Extras
@@ -51,40 +58,41 @@ def flash_fwd_sparse_kernel(
     stride_qb, stride_qh, stride_qm, stride_kb, stride_kh, stride_kn,
     stride_vb, stride_vh, stride_vn, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
-    UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """The tensors of `flash_fwd_kernel`, and Indices and Before [batch or 1, heads or 1, rows, num_blocks + 1], the
-    lists of `BlockMask.rows`. This program computes BLOCK_M rows of one (batch, head), all in one row of blocks.
+    """Compute BLOCK_M rows of one (batch, head), all in one row of blocks.
+
+    The tensors of `flash_fwd_kernel`, and Indices and Before [batch or 1, heads or 1, rows, num_blocks + 1], the lists
+    of `BlockMask.rows`.
     """
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_kb, stride_kh, stride_kn = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
-    stride_vb, stride_vh, stride_vn = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    k_strides = in_elements(stride_kb, stride_kh, stride_kn, UNIT)
+    v_strides = in_elements(stride_vb, stride_vh, stride_vn, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = (batch_head // num_heads).to(tl.int64)
     head = (batch_head % num_heads).to(tl.int64)
     head_kv = head // group_size
     row_start = tile_m * BLOCK_M
+    sequence = SequenceBounds(seqlen_q, seqlen_k, causal_offset)
     listed = batch * stride_lb + head * stride_lh + (tile_m >> row_shift).to(tl.int64) * stride_lr
-    full_tile, stop_tile = key_tiles(row_start, seqlen_k, causal_offset, BLOCK_M, BLOCK_N, CAUSAL)
+    full_tile, stop_tile = key_tiles(row_start, sequence, OPTIONS)
     full = steps_before(Before + listed, full_tile, num_blocks, tile_shift)
     stop = steps_before(Before + listed, stop_tile, num_blocks, tile_shift)
+    queries = Matrix(Q + batch * q_strides.batch + head * q_strides.head, q_strides.row, seqlen_q)
     # [BLOCK_M, WIDTH]
-    q = load_matrix(
-        Q + batch * stride_qb + head * stride_qh, row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True
-    )
-    acc, l_i, m_i = attend_listed(
-        q, K + batch * stride_kb + head_kv * stride_kh, V + batch * stride_vb + head_kv * stride_vh,
-        Indices + listed, tile_shift, full, stop, row_start, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION,
-    )  # fmt: skip
+    q = load_matrix(queries, row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    k_base = K + batch * k_strides.batch + head_kv * k_strides.head
+    v_base = V + batch * v_strides.batch + head_kv * v_strides.head
+    keys = Keys(Matrix(k_base, k_strides.row, seqlen_k), Matrix(v_base, v_strides.row, seqlen_k))
+    blocks = BlockList(Indices + listed, tile_shift)
+    state = attend_listed(q, keys, blocks, full, stop, row_start, sequence, scale_log2, OPTIONS)
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    store_rows(
-        acc, l_i, m_i, Out + batch * stride_ob + head * stride_oh, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V
-    )
+    out_base = Out + batch * o_strides.batch + head * o_strides.head
+    store_rows(state, out_base, lse_base, row_start, o_strides.row, seqlen_q, OPTIONS.HEAD_DIM_V)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +189,11 @@ class FlashForwardSparse(AttentionKernel):
         arguments: dict[str, Any] = dict.fromkeys(("Q", "K", "V", "Out"), tensor) | {"Lse": None, "scale_log2": 1.0}
         arguments |= {"Indices": numbers, "Before": numbers} | dict.fromkeys(LIST_SIZES, 1)
         arguments |= named_in_units(all_strides(shape, "qkvo"))
-        arguments |= _DENSE.sizes(shape) | _DENSE.constants(config, shape)
+        arguments |= _DENSE.sizes(shape) | {"OPTIONS": Options(**_DENSE.constants(config, shape))}
         return specialize(flash_fwd_sparse_kernel, arguments, _DENSE.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseForwardLaunch:
-        fixed = (*_DENSE.sizes(shape).values(), *_DENSE.constants(config, shape).values())
+        fixed = (*_DENSE.sizes(shape).values(), Options(**_DENSE.constants(config, shape)))
         return SparseForwardLaunch(shape, config, _DENSE.grid(config, shape), fixed, _DENSE.options(config))
 
     @cached_property

@@ -1,7 +1,7 @@
 """Tiles of block-sparse attention: device functions that walk a list of active blocks.
 
 A block of the mask holds 1 << shift tiles. Step s of a row of blocks is tile s mod 2^shift of its active block number
-s >> shift. Lists are those of `BlockLists`: indices and before point to a row's first element.
+s >> shift. Lists are those of `BlockLists`, from a row's first element on.
 
 The number of the next tile is loaded one iteration before it is needed: an address that waits for a load would hold up
 the asynchronous copies. Those run iterations ahead, past a list's end too, hence every such load says where that is.
@@ -10,6 +10,7 @@ the asynchronous copies. Those run iterations ahead, past a list's end too, henc
 import triton
 import triton.language as tl
 
+from blocktune.kernels.portable.forward.arguments import SoftmaxState
 from blocktune.kernels.portable.forward.softmax import (
     exact_step,
     fixed_step,
@@ -18,7 +19,7 @@ from blocktune.kernels.portable.forward.softmax import (
     no_maximum,
     online_step,
 )
-from blocktune.kernels.portable.forward.tiles import await_product, load_matrix, mask_scores, pack, unpack
+from blocktune.kernels.portable.forward.tiles import await_product, load_matrix, mask_scores, no_state, pack, unpack
 from blocktune.kernels.values.errors import UsageError
 
 LIST_SIZES = ("stride_lb", "stride_lh", "stride_lr", "num_blocks", "row_shift", "tile_shift")
@@ -48,13 +49,13 @@ if triton.knobs.runtime.interpret:
 
     @triton.jit
     def load_number(pointer):
-        """The int32 at pointer: the interpreter knows no inline assembly."""
+        """Return the int32 at pointer: the interpreter knows no inline assembly."""
         return tl.load(pointer)
 else:
 
     @triton.jit
     def load_number(pointer):
-        """The int32 at pointer, a scalar, by an instruction that Triton does not know for a load.
+        """Return the int32 at pointer, a scalar, by an instruction that Triton does not know for a load.
 
         A load that it knows it makes asynchronous, together with those of the tiles that depend on it, and then waits
         for all of them at once (seen with Triton 3.6: no tile was copied ahead).
@@ -64,14 +65,15 @@ else:
 
 
 @triton.jit
-def listed_tile(indices, step, shift):
-    """The number of the tile at this step: a scalar."""
-    return (load_number(indices + (step >> shift)) << shift) + (step & ((1 << shift) - 1))
+def listed_tile(blocks, step):
+    """Return the number of the tile at this step: a scalar."""
+    shift = blocks.shift
+    return (load_number(blocks.indices + (step >> shift)) << shift) + (step & ((1 << shift) - 1))
 
 
 @triton.jit
 def steps_before(before, tile, num_blocks, shift):
-    """How many steps of a row with num_blocks blocks come before this tile, be it active or not."""
+    """Return how many steps of a row with num_blocks blocks come before this tile, be it active or not."""
     block = tl.minimum(tile >> shift, num_blocks)
     here = tl.load(before + block)
     active = tl.load(before + tl.minimum(block + 1, num_blocks)) - here
@@ -80,62 +82,59 @@ def steps_before(before, tile, num_blocks, shift):
 
 @triton.jit
 def walk_in_order(
-    q, K, V, acc, l_i, m_i, indices, shift, first, stop, row_start, stride_kn, stride_vn, seqlen_k, causal_offset,
-    scale_log2,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    q, keys, blocks, state, first, stop, row_start, sequence, scale_log2,
+    MASKED: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr, OPTIONS: tl.constexpr,
 ):  # fmt: skip
-    """Steps first..stop-1 one after another: scores, softmax, product with V. Returns acc, l_i, m_i (if EXACT, not
-    scaled)."""
-    tile = listed_tile(indices, first, shift)
+    """Walk steps first..stop-1 one after another: scores, softmax, product with V. Return the `SoftmaxState`, whose
+    maxima are not scaled if EXACT."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    acc, l_i, m_i = state
+    tile = listed_tile(blocks, first)
     for step in tl.range(first, stop, num_stages=STAGES, disable_licm=EXACT):  # what is hoisted would be spilled
-        following = listed_tile(indices, tl.minimum(step + 1, stop), shift)
+        following = listed_tile(blocks, tl.minimum(step + 1, stop))
         # [BLOCK_N, WIDTH]
-        k = load_matrix(K, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, MASKED and RAGGED)
+        k = load_matrix(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, MASKED and OPTIONS.RAGGED)
         # [BLOCK_M, BLOCK_N]
-        scores = tl.dot(q, k.T, input_precision=PRECISION)
+        scores = tl.dot(q, k.T, input_precision=OPTIONS.PRECISION)
         if MASKED:
-            scores = mask_scores(scores, row_start, tile, seqlen_k, causal_offset, CAUSAL)
+            scores = mask_scores(scores, row_start, tile, sequence.seqlen_k, sequence.diagonal, OPTIONS.CAUSAL)
         if EXACT:
             p, m_i, l_i, factor = exact_step(scores, m_i, l_i, scale_log2)
         else:
             p, m_i, l_i, factor = online_step(scores, m_i, l_i, scale_log2, MASKED)
         # [BLOCK_N, WIDTH_V]
-        v = load_matrix(V, tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, MASKED and RAGGED)
+        v = load_matrix(keys.v, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, MASKED and OPTIONS.RAGGED)
         # [BLOCK_M, WIDTH_V]
-        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=PRECISION)
+        acc = tl.dot(p.to(q.dtype), v, acc * factor[:, None], input_precision=OPTIONS.PRECISION)
         tile = following
-    return acc, l_i, m_i
+    return SoftmaxState(acc, l_i, m_i)
 
 
 @triton.jit
-def walk_ahead(
-    q, K, V, acc, l_i, m_i, indices, shift, full, stride_kn, stride_vn, seqlen_k, scale_log2,
-    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    FIXED: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Steps 0..full-1, none masked, with the scores of a tile computed ahead of the product of the one before, as
-    `attend_ahead` of flash_tiles.py does for dense tiles and for the same reason. full >= 1. Returns acc, l_i, m_i."""
-    tile = listed_tile(indices, 0, shift)
-    k_tile = listed_tile(indices, tl.minimum(1, full), shift)
+def walk_ahead(q, keys, blocks, state, full, scale_log2, OPTIONS: tl.constexpr):
+    """Walk steps 0..full-1, none masked, with the scores of a tile computed ahead of the product of the one before, as
+    `attend_ahead` of tiles.py does for dense tiles and for the same reason. full >= 1."""
+    BLOCK_N: tl.constexpr = OPTIONS.BLOCK_N
+    tile = listed_tile(blocks, 0)
+    k_tile = listed_tile(blocks, tl.minimum(1, full))
     v_tile = tile
-    k = load_matrix(K, tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, False)
+    k = load_matrix(keys.k, tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, False)
     scores = tl.dot(q, k.T)
     m_i = tl.maximum(no_maximum(scores.shape[0]), tl.max(scores, 1) * scale_log2)
-    p, l_i = fixed_step(scores, m_i, l_i, scale_log2)
+    p, l_i = fixed_step(scores, m_i, state.l_i, scale_log2)
+    acc = state.acc
     carried = pack(p, q.dtype)
-    for step in tl.range(1, full, num_stages=STAGES):
+    for step in tl.range(1, full, num_stages=OPTIONS.STAGES):
         # not k_tile of this iteration, which would be carried on twice: Triton then copies nothing ahead
-        next_v_tile = listed_tile(indices, tl.minimum(step, full), shift)
-        next_k_tile = listed_tile(indices, tl.minimum(step + 1, full), shift)
-        k = load_matrix(K, k_tile * BLOCK_N, stride_kn, seqlen_k, BLOCK_N, HEAD_DIM, WIDTH, False)
-        v = load_matrix(V, v_tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, False)
+        next_v_tile = listed_tile(blocks, tl.minimum(step, full))
+        next_k_tile = listed_tile(blocks, tl.minimum(step + 1, full))
+        k = load_matrix(keys.k, k_tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, False)
+        v = load_matrix(keys.v, v_tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, False)
         # [BLOCK_M, BLOCK_N]
         scores = tl.dot(q, k.T)
         # [BLOCK_M, WIDTH_V]
         acc = tl.dot(unpack(carried, q.dtype), v, acc)
-        if FIXED:
+        if OPTIONS.SCHEDULE == 2:
             acc = await_product(acc)
             p, l_i = fixed_step(scores, m_i, l_i, scale_log2)
         else:
@@ -144,45 +143,30 @@ def walk_ahead(
         carried = pack(p, q.dtype)
         k_tile = next_k_tile
         v_tile = next_v_tile
-    v = load_matrix(V, v_tile * BLOCK_N, stride_vn, seqlen_k, BLOCK_N, HEAD_DIM_V, WIDTH_V, False)
-    return tl.dot(unpack(carried, q.dtype), v, acc), l_i, m_i
+    v = load_matrix(keys.v, v_tile * BLOCK_N, BLOCK_N, OPTIONS.HEAD_DIM_V, OPTIONS.WIDTH_V, False)
+    return SoftmaxState(tl.dot(unpack(carried, q.dtype), v, acc), l_i, m_i)
 
 
 @triton.jit
-def attend_listed(
-    q, K, V, indices, shift, full, stop, row_start, stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr,
-    WIDTH_V: tl.constexpr, CAUSAL: tl.constexpr, RAGGED: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Steps 0..full-1 without and full..stop-1 with a mask: acc [BLOCK_M, WIDTH_V] not yet divided, l_i, m_i."""
-    acc = tl.zeros([BLOCK_M, WIDTH_V], tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    m_i = no_maximum(BLOCK_M)
-    if SCHEDULE == 0:
-        acc, l_i, m_i = walk_in_order(
-            q, K, V, acc, l_i, m_i, indices, shift, 0, full, row_start, stride_kn, stride_vn, seqlen_k, causal_offset,
-            scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, False, CAUSAL, RAGGED, False, STAGES, PRECISION,
-        )  # fmt: skip
+def attend_listed(q, keys, blocks, full, stop, row_start, sequence, scale_log2, OPTIONS: tl.constexpr):
+    """Attend to steps 0..full-1 without and full..stop-1 with a mask, and return the `SoftmaxState`."""
+    state = no_state(OPTIONS)
+    if OPTIONS.SCHEDULE == 0:
+        state = walk_in_order(
+            q, keys, blocks, state, 0, full, row_start, sequence, scale_log2, False, False, OPTIONS.STAGES, OPTIONS
+        )
     elif full > 0:
-        acc, l_i, m_i = walk_ahead(
-            q, K, V, acc, l_i, m_i, indices, shift, full, stride_kn, stride_vn, seqlen_k, scale_log2,
-            BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, SCHEDULE == 2, STAGES,
-        )  # fmt: skip
-    if CAUSAL or RAGGED:
-        acc, l_i, m_i = walk_in_order(
-            q, K, V, acc, l_i, m_i, indices, shift, full, stop, row_start, stride_kn, stride_vn, seqlen_k,
-            causal_offset, scale_log2, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, False, 1,
-            PRECISION,
-        )  # fmt: skip
-    sound = is_exact(m_i)
-    if SCHEDULE == 2:
-        sound = sound & is_sound(l_i, acc)
+        state = walk_ahead(q, keys, blocks, state, full, scale_log2, OPTIONS)
+    if OPTIONS.CAUSAL or OPTIONS.RAGGED:
+        state = walk_in_order(
+            q, keys, blocks, state, full, stop, row_start, sequence, scale_log2, True, False, 1, OPTIONS
+        )
+    sound = is_exact(state.m_i)
+    if OPTIONS.SCHEDULE == 2:
+        sound = sound & is_sound(state.l_i, state.acc)
     if not sound:
-        acc, l_i, m_i = walk_in_order(
-            q, K, V, tl.zeros_like(acc), tl.zeros_like(l_i), no_maximum(BLOCK_M), indices, shift, 0, stop, row_start,
-            stride_kn, stride_vn, seqlen_k, causal_offset, scale_log2,
-            BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, True, CAUSAL, RAGGED, True, 1, PRECISION,
-        )  # fmt: skip
-        m_i = m_i * scale_log2
-    return acc, l_i, m_i
+        state = walk_in_order(
+            q, keys, blocks, no_state(OPTIONS), 0, stop, row_start, sequence, scale_log2, True, True, 1, OPTIONS
+        )
+        state = SoftmaxState(state.acc, state.l_i, state.m_i * scale_log2)
+    return state

@@ -27,6 +27,7 @@ from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, in_units, named_in_units, specialize
 from blocktune.kernels.base.tile_bounds import BARRIER_BYTES
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds
 from blocktune.kernels.portable.forward.tiles import attend, in_elements, load_matrix, locate_tile, store_rows
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -40,32 +41,29 @@ def flash_fwd_tma_kernel(
     Q, k_desc, v_desc, Out, Lse, scale_log2,
     stride_qb, stride_qh, stride_qm, stride_ob, stride_oh, stride_om,
     num_heads, group_size, batch_heads, head_group, seqlen_q, seqlen_k, causal_offset,
-    HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, WIDTH_V: tl.constexpr,
-    CAUSAL: tl.constexpr, RAGGED: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SCHEDULE: tl.constexpr, STAGES: tl.constexpr,
-    UNIT: tl.constexpr,
+    OPTIONS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """As `flash_fwd_kernel`, with descriptors of K and V [batch, num_heads / group_size, seqlen_k, HEAD_DIM(_V)] whose
-    blocks are [1, 1, BLOCK_N, WIDTH(_V)]. This program computes BLOCK_M rows of one (batch, head).
+    """Compute what `flash_fwd_kernel` computes, with descriptors of K and V [batch, num_heads / group_size, seqlen_k,
+    HEAD_DIM(_V)] whose blocks are [1, 1, BLOCK_N, WIDTH(_V)].
     """
-    stride_qb, stride_qh, stride_qm = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
-    stride_ob, stride_oh, stride_om = in_elements(stride_ob, stride_oh, stride_om, UNIT)
-    tile_m, batch_head = locate_tile(tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, CAUSAL)
+    BLOCK_M: tl.constexpr = OPTIONS.BLOCK_M
+    q_strides = in_elements(stride_qb, stride_qh, stride_qm, UNIT)
+    o_strides = in_elements(stride_ob, stride_oh, stride_om, UNIT)
+    tile_m, batch_head = locate_tile(
+        tl.program_id(0), tl.cdiv(seqlen_q, BLOCK_M), batch_heads, head_group, OPTIONS.CAUSAL
+    )
     batch = batch_head // num_heads
     head = batch_head % num_heads
     row_start = tile_m * BLOCK_M
+    sequence = SequenceBounds(seqlen_q, seqlen_k, causal_offset)
+    q_base = Q + batch.to(tl.int64) * q_strides.batch + head.to(tl.int64) * q_strides.head
     # [BLOCK_M, WIDTH]
-    q = load_matrix(
-        Q + batch.to(tl.int64) * stride_qb + head.to(tl.int64) * stride_qh,
-        row_start, stride_qm, seqlen_q, BLOCK_M, HEAD_DIM, WIDTH, True,
-    )  # fmt: skip
-    acc, l_i, m_i = attend(
-        q, k_desc, v_desc, row_start, batch, head // group_size, 0, 0, seqlen_k, causal_offset, scale_log2,
-        BLOCK_M, BLOCK_N, HEAD_DIM, HEAD_DIM_V, WIDTH, WIDTH_V, CAUSAL, RAGGED, SCHEDULE, STAGES, PRECISION, True,
-    )  # fmt: skip
+    q = load_matrix(Matrix(q_base, q_strides.row, seqlen_q), row_start, BLOCK_M, OPTIONS.HEAD_DIM, OPTIONS.WIDTH, True)
+    keys = Keys(Matrix(k_desc, 0, seqlen_k), Matrix(v_desc, 0, seqlen_k), batch, head // group_size)
+    state = attend(q, keys, row_start, sequence, scale_log2, OPTIONS)
     lse_base = None if Lse is None else Lse + batch_head.to(tl.int64) * seqlen_q
-    out_base = Out + batch.to(tl.int64) * stride_ob + head.to(tl.int64) * stride_oh
-    store_rows(acc, l_i, m_i, out_base, lse_base, row_start, stride_om, seqlen_q, HEAD_DIM_V)
+    out_base = Out + batch.to(tl.int64) * o_strides.batch + head.to(tl.int64) * o_strides.head
+    store_rows(state, out_base, lse_base, row_start, o_strides.row, seqlen_q, OPTIONS.HEAD_DIM_V)
 
 
 class FlashForwardTma(FlashKernel):
@@ -126,12 +124,12 @@ class FlashForwardTma(FlashKernel):
             "scale_log2": 1.0,
         }
         arguments |= named_in_units(all_strides(shape, "qo"))
-        arguments |= self.sizes(shape) | self.constants(config, shape)
+        arguments |= self.sizes(shape) | {"OPTIONS": Options(**self.constants(config, shape), TMA=True)}
         return specialize(flash_fwd_tma_kernel, arguments, self.options(config))
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> TritonLaunch:
         key_block, value_block = ([1, 1, config.block_n, width] for width in operand_widths(shape))
-        fixed = (*self.sizes(shape).values(), *self.constants(config, shape).values())
+        fixed = (*self.sizes(shape).values(), Options(**self.constants(config, shape), TMA=True))
         return TritonLaunch(
             flash_fwd_tma_kernel,
             self.grid(config, shape),
