@@ -1,22 +1,30 @@
 """The runner of an autotuned call: `LaunchRunner`."""
 
-import logging
-from collections.abc import Sequence
+import re
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.jitted.compile_ahead import worker_environment
-from blocktune.tuner.launches.isolated import COMMAND
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
-from blocktune.tuner.launches.launches import brings_its_own_bench, require_restorable
+from blocktune.tuner.launches.launches import prepare_arguments, require_restorable
+from blocktune.tuner.launches.race import Samples
 from blocktune.tuner.launches.saved_call import SavedCall
 from blocktune.tuner.measure.runner import WorkerRunner
 from blocktune.tuner.measure.worker import Commands
-from blocktune.tuner.measure.worker_process import LocalWorker, Worker, WorkerProcess
+from blocktune.tuner.measure.worker_process import LocalWorker, Worker, WorkerFailedError, WorkerProcess
 
-logger = logging.getLogger("blocktune")
+COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.launches.measure_worker")
+
+MAX_CAUSE = 500
+"""Characters of why a config has cost its process."""
+
+_ERROR = re.compile(r"[\w.]*(Error|Exception): ")
+"""How the line of a traceback begins that names the error."""
 
 
 @dataclass
@@ -28,7 +36,7 @@ class LaunchRunner(WorkerRunner[UserConfig]):
 
     call: the call. Where its settings say `isolate`, a child process measures on copies of the arguments, and a config
     that crashes or hangs costs that process alone; else a crash is an error, since this process has lost its GPU.
-    tools: of this process. command: starts the child.
+    tools: of this process. command: starts the child. failures: why configs do not run that were to take turns.
 
     Raises:
         UsageError: an argument cannot be restored; in a child, also where the kernel cannot be imported or an argument
@@ -41,9 +49,10 @@ class LaunchRunner(WorkerRunner[UserConfig]):
 
     def __post_init__(self) -> None:
         require_restorable(self.call)
-        if brings_its_own_bench(self.call):
-            logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", self.call.name)
         self.anchor = self.anchor or self.call.default
+        self.failures: dict[UserConfig, str] = {}
+        self._ran: set[UserConfig] = set()
+        self._own_bench: LaunchBench | None = None
         self._saved = SavedCall(self.call) if self.call.settings.isolate else None
         super().__post_init__()
 
@@ -51,10 +60,53 @@ class LaunchRunner(WorkerRunner[UserConfig]):
     def label(self) -> str:
         return f"{self.call.name} {self.call.problem.label}"
 
+    def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+        """Return the times of configs that took turns in a race, whatever they compute; those that do not run are left
+        out and among `failures`.
+
+        Raises:
+            BlocktuneError: the child failed by the machine.
+            Exception: what a launch in this process raised that is not to blame on its config.
+        """
+        if self._saved is None:
+            bench = self._own_bench = self._own_bench or self._bench(self.call, self.terms)
+            timed = bench.rounds(configs, count)
+            self.failures |= bench.failures
+            return timed
+        for config in configs:  # each for itself at first, so that a crash has a name
+            if config not in self._ran and config not in self.failures:
+                self._ran.update(self._rounds_of_child([config], 1))
+        running = [config for config in configs if config in self._ran]
+        return self._rounds_of_child(running, count) if running else {}
+
+    def prepare_launch(self, winner: UserConfig) -> None:
+        """Leave the arguments as the launch of a winner expects them; a child has copies."""
+        if self._saved is None:
+            prepare_arguments(self.call, winner)
+
     def close(self) -> None:
         super().close()
         if self._saved is not None:
             self._saved.close()
+
+    def _rounds_of_child(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+        """Return what the child measures; where it is lost, so have the configs that it had."""
+        self._set_up()
+        command = {"command": "rounds", "configs": [config.to_json() for config in configs], "count": count}
+        try:
+            answer = self._ask(command, self.deadlines.running)
+        except WorkerFailedError as failed:
+            if failed.transient and self._worker.pid is not None:
+                raise BlocktuneError(
+                    f"{self.call.name} cannot be measured, since the machine failed: {failed}. Free space on the disk, "
+                    "or memory, and call it again."
+                ) from failed
+            self._ran.difference_update(configs)
+            self.failures |= dict.fromkeys(configs, cause_of(failed))
+            return {}
+        self.failures |= {config: why for config, why in zip(configs, answer["failures"], strict=True) if why}
+        timed = zip(configs, answer["samples_us"], strict=True)
+        return {config: tuple(samples) for config, samples in timed if samples is not None}
 
     def _new_worker(self) -> Worker:
         if self._saved is not None:
@@ -66,3 +118,9 @@ class LaunchRunner(WorkerRunner[UserConfig]):
 
     def _problem(self) -> dict[str, Any]:
         return {} if self._saved is None else self._saved.document
+
+
+def cause_of(failed: Exception) -> str:
+    """Return the error that a child's last words end with, else how it failed."""
+    errors = [line for line in str(failed).splitlines() if _ERROR.match(line)]
+    return (errors[-1] if errors else str(failed))[-MAX_CAUSE:]

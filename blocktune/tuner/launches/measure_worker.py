@@ -23,11 +23,11 @@ class LaunchCommands(Commands[UserConfig]):
         if command["command"] != "rounds":
             return super().run(bench, command, tell)
         assert isinstance(bench, LaunchBench)
-        configs, launches = self.configs(command), bench.launches
-        timed = launches.rounds(configs, command["count"])
+        configs = self.configs(command)
+        timed = bench.rounds(configs, command["count"])
         return {
-            "samples_us": [list(timed[config]) if config in timed else None for config in configs],
-            "failures": [launches.failures.get(config, "") for config in configs],
+            "samples_us": [timed.get(config) for config in configs],
+            "failures": [bench.failures.get(config, "") for config in configs],
         }
 
 

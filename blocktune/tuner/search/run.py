@@ -221,20 +221,8 @@ class Run(Generic[ProblemT, ConfigT]):
     def _best(
         self, winner: ConfigT, origin: Origin, trials: Sequence[Trial[ProblemT, ConfigT]]
     ) -> Best[ProblemT, ConfigT]:
-        subject = self._subject
         trial = next(trial for trial in trials if trial.config == winner)
-        return Best(
-            device=subject.device,
-            environment=subject.environment,
-            shape=subject.winner_problem,
-            config=winner,
-            kernel_hash=trial.kernel_hash,
-            origin=origin,
-            predicted_us=trial.predicted_us,
-            default=self._contenders.default,
-            paper=self._contenders.paper,
-            trials=len(trials),
-        )
+        return self._subject.best(trial, origin, len(trials))
 
     def _report(
         self,

@@ -1,5 +1,6 @@
 """The use case: tune one call of an autotuned kernel on its own arguments, by the search that tunes a shape."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchRunner
+from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
 from blocktune.tuner.search.arguments import SearchOptions
@@ -30,6 +32,8 @@ from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
 
+logger = logging.getLogger("blocktune")
+
 _UNBOUNDED = 1 << 30
 
 _PROCESSES = 2
@@ -37,7 +41,7 @@ _PROCESSES = 2
 compiles."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LaunchMachine:
     """What tuning a call needs of the machine. ahead: compiles. launches: time and meter launches."""
 
@@ -106,6 +110,8 @@ def _launch_runner(
     on_wait: Callable[[str], None],
 ) -> Iterator[LaunchRunner]:
     """Yield what measures a call; the GPU is locked meanwhile."""
+    if brings_its_own_bench(subject.call):
+        logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", subject.call.name)
     runner = LaunchRunner(
         call=subject.call, anchor=anchor, monitor=monitor, terms=options.terms, tools=machine.launches
     )

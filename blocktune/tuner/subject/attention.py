@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.records.records import Best, Environment
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -82,17 +82,6 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
     def launches_alike(self, config: KernelConfig, other: KernelConfig) -> bool:
         """Return whether only the number of stages differs: all else may also decide how the code is launched."""
         return dataclasses.replace(config, num_stages=other.num_stages) == other
-
-    def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
-        trial = Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=self.shape,
-            config=config,
-            kernel_hash=self.kernels[config.kernel].source_hash,
-            outcome=outcome,
-        )
-        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)

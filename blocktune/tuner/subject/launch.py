@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blocktune.db.records.records import Environment, KernelTrial, Outcome, Trial
+from blocktune.db.records.records import Environment, KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.runtime.autotuned.call import Call
@@ -95,12 +95,15 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
     def obstacle(self, config: UserConfig, found: Occupancy) -> str | None:
         """Return why a config cannot run, or that it spills more than the settings allow; the default may, since all
         others are compared with it."""
+        spill = None if config == self.contenders.default else self.spill(found.resources)
+        return spill or super().obstacle(config, found)
+
+    def spill(self, resources: KernelResources) -> str | None:
+        """Return that code spills more than the settings allow, if it does."""
         bound = self.call.settings.max_spill_bytes
-        if config != self.contenders.default and found.resources.spill_bytes > bound:
-            return (
-                f"a thread spills {found.resources.spill_bytes} bytes, of which {bound} are allowed (max_spill_bytes)"
-            )
-        return super().obstacle(config, found)
+        if resources.spill_bytes <= bound:
+            return None
+        return f"a thread spills {resources.spill_bytes} bytes, of which {bound} are allowed (max_spill_bytes)"
 
     def comparable(self, trials: Sequence[KernelTrial]) -> tuple[KernelTrial, ...]:
         """Return trials with scores. First calls race without an anchor: their times are put over that of the default,
@@ -117,17 +120,6 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
     def launches_alike(self, config: UserConfig, other: UserConfig) -> bool:
         """Return whether the constants are equal, which may decide the grid of equal code; launch options do not."""
         return _constants(config) == _constants(other)
-
-    def trial(self, config: UserConfig, outcome: Outcome, **fields: object) -> KernelTrial:
-        trial = Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=self.problem,
-            config=config,
-            kernel_hash=self.call.source_hash,
-            outcome=outcome,
-        )
-        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
 
     def is_at_the_limit(self, config: UserConfig, time_us: float | None) -> bool:
         """Return whether no config can be much faster than a measured one, by what its launch moves and computes."""

@@ -11,19 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.hardware.device import current_device
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import user_config
+from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.decide import decide
 from blocktune.tuner.drop_in.known import launched_as
-from blocktune.tuner.drop_in.tune_call import tuned_choice
-from blocktune.tuner.launches.launches import OwnLaunches
-from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.launches.launch_bench import LaunchBench
+from blocktune.tuner.launches.launches import prepare_arguments
+from blocktune.tuner.launches.race import race
 from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import shares
 
 ROUNDS, FINAL_ROUNDS, NEAR = 7, 400, 1.1
@@ -61,14 +62,19 @@ class Chosen:
 
 def exhaustive_us(call: Call) -> dict[UserConfig, float]:
     """Return the time of every config that runs: the median of a few rounds, and near the best the share of many."""
-    launches = OwnLaunches(call, CudaClock)
-    timed = launches.rounds(list(call.configs), ROUNDS)
+    bench = bench_of(call)
+    timed = bench.rounds(list(call.configs), ROUNDS)
     times = {config: statistics.median(samples) for config, samples in timed.items()}
     near = [config for config, time_us in times.items() if time_us <= NEAR * min(times.values())]
-    finals = launches.rounds(near, FINAL_ROUNDS)
-    launches.close(near[0])
+    finals = bench.rounds(near, FINAL_ROUNDS)
+    prepare_arguments(call, near[0])
     usual_us = statistics.fmean(map(statistics.median, finals.values()))
     return times | {config: share * usual_us for config, share in shares(finals).items()}
+
+
+def bench_of(call: Call) -> LaunchBench:
+    """Return what times the configs of a call in this process."""
+    return LaunchBench(call, tune_call.machine().launches, Terms())
 
 
 def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
@@ -127,16 +133,12 @@ def measure_expanded(row: dict[str, Any], kernel: TunedKernel, call: Call) -> No
 
 
 def same_of_repeats(call: Call, choice: KernelExplanation) -> int:
-    """Return how many of repeated searches find the most frequent winner.
-
-    This process has all code by now and would skip what a search learns by compiling it, so configs that the first
-    search dropped or found equal to another take no part.
-    """
-    raced = {
-        config: each for config, each in call.configs.items() if choice.times_us is None or config in choice.times_us
-    }
-    again, device = replace(call, configs=raced), current_device()
-    winners = Counter(tuned_choice(again, device, afresh=True).label for _ in range(REPEATS))
+    """Return how many of repeated races find the most frequent winner. Configs that the first search dropped or found
+    equal to another take no part."""
+    raced = [config for config in call.configs if choice.times_us is None or config in choice.times_us]
+    standings = [race(raced, bench_of(call).rounds) for _ in range(REPEATS)]
+    winners = Counter(standing.winner for standing in standings if standing is not None)
+    prepare_arguments(call, call.default)
     return winners.most_common(1)[0][1]
 
 

@@ -14,8 +14,8 @@ from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.tuner.launches import launches
-from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches import launch_bench
+from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
@@ -187,9 +187,10 @@ def test_a_call_that_cannot_travel_is_no_isolated_one(out: Tensor) -> None:
 def test_an_idle_gpu_is_heated_before_launches_are_timed(out: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     heated, now = list[float](), [100.0]
     monkeypatch.setattr(KnownLaunchClock, "heat", lambda clock, launch, seconds: heated.append(seconds))
-    monkeypatch.setattr(launches, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(launch_bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
     clock = KnownLaunchClock({FIRST: 1000.0})
-    timed = launches.OwnLaunches(fake_call(summing, out=out, x=torch.ones(4)), lambda: clock)
+    call = fake_call(summing, out=out, x=torch.ones(4))
+    timed = LaunchBench(call, LaunchTools(lambda l2: clock, lambda: None), Terms())
     timed.rounds([FIRST], 1)
     assert heated == []  # the first launch was a moment ago
     now[0] += 2 * IDLE_SECONDS
