@@ -39,8 +39,10 @@ TIERS = {
     "tuner": (
         ("occupancy", "traffic", "correctness"),
         ("compile",),
+        ("offline",),
+        ("compile_server",),
         ("cost", "measure"),
-        ("jitted", "candidates"),
+        ("candidates",),
         ("sampling", "launches"),
         ("subject",),
         ("search",),

@@ -11,7 +11,7 @@ from blocktune.runtime.autotuned.config import Plain
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
-    from blocktune.tuner.jitted.offline import OfflineCode
+    from blocktune.tuner.offline.code import OfflineCode
 
 
 def compiled_by_name(
@@ -23,8 +23,9 @@ def compiled_by_name(
         UsageError: there is no such function, or a type or constant is missing.
         NoFeasibleConfigError: it does not compile.
     """
-    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
+    from blocktune.tuner.offline.specialization import function_named
 
     with importable_from_here():
         function = function_named(name)
@@ -48,7 +49,7 @@ def explain_kernel(
         NoFeasibleConfigError: no winner is known, or one does not compile.
         UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
     """
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.specialization import function_named
 
     found = require_kernels(db, device, name, with_trials=True)
     with importable_from_here():
@@ -69,7 +70,8 @@ def explain_kernel(
 def _compiled_winner(
     function: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Plain], limits: "ComputeLimits"
 ) -> "OfflineCode":
-    from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import call_of_problem, positional_signature
 
     if signature is None:
         types, constants = call_of_problem(function, best.shape.problem)

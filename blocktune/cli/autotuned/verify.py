@@ -110,7 +110,7 @@ def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:
     """Return the rung on which a winner serves here, or why it serves no call."""
     from blocktune.kernels.base.source_hash import hash_of_sources
     from blocktune.runtime.store_reader.provenance import Identity, present_identity, reuse_of
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.specialization import function_named
 
     try:
         source = hash_of_sources(function_named(best.config.kernel))

@@ -71,7 +71,7 @@ def ladder(
     spec = choose_device(chosen.device if chosen else device)
 
     from blocktune.tuner.compare.ladder import climb
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.measure.telemetry import gpu_lock
 
     here = is_present(spec)

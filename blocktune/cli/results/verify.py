@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.compile.background import PreparingCompiler
+    from blocktune.tuner.compile_server.background import PreparingCompiler
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.upkeep.verification import Verification

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile.one_config import CompiledCode
+    from blocktune.tuner.compile_server.one_config import CompiledCode
 
 DefaultOf = Annotated[
     str | None,
@@ -78,7 +78,7 @@ class CompileRequest:
         Raises:
             NoFeasibleConfigError: the config does not compile.
         """
-        from blocktune.tuner.compile.one_config import compiled
+        from blocktune.tuner.compile_server.one_config import compiled
 
         note(f"compiling {self.config.label} for compute capability {self.limits.name} ({self.shape.label})")
         return compiled(self.config, self.shape, self.limits)

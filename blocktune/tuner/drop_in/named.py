@@ -12,7 +12,7 @@ from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.drop_in.autotune import TunedAutotuner, autotune
 from blocktune.tuner.drop_in.decide import decide
-from blocktune.tuner.jitted.specialization import object_named
+from blocktune.tuner.offline.specialization import object_named
 
 
 def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:

@@ -11,7 +11,7 @@ from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import Plain
 from blocktune.tuner.drop_in.autotune import space
 from blocktune.tuner.drop_in.named import kernel_named, positional
-from blocktune.tuner.jitted.specialization import object_named
+from blocktune.tuner.offline.specialization import object_named
 
 Named = tuple[tuple[str, Plain], ...]
 

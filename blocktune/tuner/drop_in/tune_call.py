@@ -14,16 +14,16 @@ from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winners
 from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.drop_in.list_race import ListRace
 from blocktune.tuner.drop_in.results import OpenStore, Results, measured_choice, open_store
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
-from blocktune.tuner.jitted.specialization import is_importable, specialization_of
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import COMMAND, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 from blocktune.tuner.measure.worker_process import Deadlines
+from blocktune.tuner.offline.specialization import is_importable, specialization_of
 from blocktune.tuner.subject.launch import LaunchSubject
 
 logger = logging.getLogger("blocktune")

@@ -9,7 +9,7 @@ from typing import Any
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
-from blocktune.tuner.jitted.compile_ahead import worker_environment
+from blocktune.tuner.compile_server.client import worker_environment
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.launches import prepare_arguments, require_restorable
 from blocktune.tuner.launches.race import Samples

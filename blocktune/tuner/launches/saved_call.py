@@ -16,8 +16,8 @@ from blocktune.runtime.autotuned.call import Call, jitted_function
 from blocktune.runtime.autotuned.config import Problem, UserConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import triton_config, user_config
-from blocktune.tuner.jitted.specialization import is_importable
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
+from blocktune.tuner.offline.specialization import is_importable
 
 
 class SavedCall:

@@ -14,7 +14,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.selection.correction import measured_elsewhere
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.compile_server.farm import CompileFarm, default_workers
 from blocktune.tuner.measure.device_choice import is_present
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.runner import Runner
@@ -115,7 +115,7 @@ class Run(Generic[ProblemT, ConfigT]):
         with tools.open_compiler() as compiler, tools.open_runner(anchor, wait) as runner:
             if runner is not None:
                 runner.prepare()  # all processes start while this one imports torch and orders the space
-            compiler.start(min(workers, limit.trials))
+            compiler.start()
             show = on_progress if runner is None else self._confirming_ahead(on_progress, compiler, workers)
             return self._conclude(self._search(limit, show, compiler, runner, workers), runner, show)
 

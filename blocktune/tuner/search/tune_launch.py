@@ -14,7 +14,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench

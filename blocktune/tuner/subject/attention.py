@@ -15,8 +15,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
-from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.cost.roofline import missing_rates
@@ -96,9 +96,9 @@ class ShapeCompiler:
         """Compile a config."""
         return self.farm.submit(config.kernel, config, self.shape, self.cc)
 
-    def start(self, count: int = 1) -> None:
-        """Start this many of the farm's workers."""
-        self.farm.start(count)
+    def start(self) -> None:
+        """Start the farm's process."""
+        self.farm.start()
 
     def submit_confirmation(self, config: KernelConfig) -> None:
         """Compile the launch that also writes the log-sum-exp, which the last check of a winner makes."""

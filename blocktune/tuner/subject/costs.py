@@ -15,9 +15,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
 from blocktune.tuner.cost.roofline import peak_tflops
-from blocktune.tuner.jitted.counts import counts_in
 from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
+from blocktune.tuner.offline.counts import counts_in
 
 logger = logging.getLogger("blocktune")
 

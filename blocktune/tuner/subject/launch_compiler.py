@@ -7,12 +7,11 @@ from typing import Self
 from blocktune.db.records.records import Outcome
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import UserConfig
-from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.compiler import CompileResult, resources_of
-from blocktune.tuner.compile.worker import failure_of
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
-from blocktune.tuner.jitted.specialization import is_importable, specialization_of
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launches import with_configs
+from blocktune.tuner.offline.specialization import is_importable, specialization_of
 
 
 class LaunchCompiler:
@@ -36,9 +35,8 @@ class LaunchCompiler:
     ) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, count: int = 1) -> None:
-        """Let another process import the kernel's library, where it can; it forks its workers itself."""
-        del count
+    def start(self) -> None:
+        """Let another process import the kernel's library, where it can."""
         if is_importable(self._call):
             self._ahead.start(self._call.name)
 
@@ -74,5 +72,5 @@ def _code_here(call: Call, config: UserConfig) -> Compiled:
     try:
         found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})
     except Exception as error:  # compilers raise what they like
-        return Compiled.of_answer(failure_of(error) | {"seconds": 0.0})
+        return Compiled.of_answer(failed_answer(error) | {"seconds": 0.0})
     return Compiled(outcome=Outcome.OK, resources=resources_of(found))

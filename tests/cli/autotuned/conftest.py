@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.search.tune_launch import LaunchMachine
 from tests.cli.conftest import Tune

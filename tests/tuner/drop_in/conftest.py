@@ -10,11 +10,11 @@ import triton
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.autotuned.frozen import forget_frozen
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in import decide, node_lock, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import uninstall
 from blocktune.tuner.drop_in.tune_call import Tools
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, active
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from blocktune.tuner.drop_in import tune_call
-from blocktune.tuner.jitted.specialization import function_named
+from blocktune.tuner.offline.specialization import function_named
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import document as library_document
 from tests.support.libraries import faults as library_faults

@@ -10,12 +10,12 @@ from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job, progress_from, progress_json
 from blocktune.tuner.fleet.streamed_store import known_for
 from blocktune.tuner.fleet.worker import make_job
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.search.report import Budget, Progress
 from blocktune.tuner.search.tune_launch import LaunchMachine

@@ -15,7 +15,7 @@ from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.call import Call
 from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, TuningReport

@@ -12,7 +12,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter
 from blocktune.runtime.autotuned.config import Problem
-from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
+from blocktune.tuner.offline.code import compiled_offline
+from blocktune.tuner.offline.signature import call_of_problem, positional_signature
 from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
 
