@@ -53,7 +53,6 @@ TIERS = {
     "cli": (
         ("output",),
         ("shared",),
-        ("autotuned",),
         ("tune", "results", "explain", "lab"),
         ("report",),
         ("ui",),

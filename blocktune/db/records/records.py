@@ -149,3 +149,10 @@ KernelBest = Best[KernelProblem, UserConfig]
 AnyTrial = Trial[Any, Any]
 AnyBest = Best[Any, Any]
 Record = AnyTrial | AnyBest
+
+
+def problem_json(problem: AttentionShape | KernelProblem) -> dict[str, Any]:
+    """Return what was tuned as plain values with its short name, as every command prints it."""
+    if isinstance(problem, AttentionShape):
+        return problem.to_json() | {"label": problem.label}
+    return {"kernel": problem.kernel, "key": dict(problem.problem.arguments), "label": problem.label}

@@ -169,6 +169,16 @@ class KernelProblem:
         return self.problem.label
 
     @property
+    def full_label(self) -> str:
+        """The kernel and the problem for people."""
+        return f"{self.kernel} {self.label}"
+
+    @property
+    def of_any_list(self) -> "KernelProblem":
+        """The problem without the list of configs that a winner was chosen from."""
+        return KernelProblem(self.kernel, self.problem.without(CONFIGS))
+
+    @property
     def document(self) -> str:
         """The problem as canonical JSON text; kernels share equal ones."""
         return self.problem.document

@@ -47,9 +47,9 @@ def filled(tune: Any) -> Any:
 
 def test_winners_are_listed_and_trials_of_one(filled: Any) -> None:
     table = " ".join(filled("kernels", "--device", "h200").output.split())
-    assert "my.kernels:scale n=1000 (bf16) BLOCK=256 num_warps=4 50.0 µs 1.200 2 0 0 0.0" in table
+    assert "my.kernels:scale n=1000 (bf16) scale BLOCK=256 num_warps=4 50.0 µs 1.200x 2 0 0 0.0" in table
     found = json.loads(filled("kernels", "--device", "h200", "--json").stdout)
-    assert [kernel["config"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
+    assert [kernel["best"]["config"]["parameters"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
     trials = filled("kernels", "my.*", "--device", "h200").output
     assert trials.index("BLOCK=256") < trials.index("BLOCK=128")
     assert "a thread spills 999 bytes" in trials
@@ -65,7 +65,7 @@ def test_what_processes_launched_is_told_beside_the_winners(
     for launches in (Launches(hits=1200, misses=1, seconds=2.5), Launches(hits=34)):
         append_launches(tmp_path / "launches.jsonl", {Kind(H200.key, KERNEL, PROBLEM): launches})
     table = " ".join(filled("kernels", "--device", "h200").output.split())
-    assert "50.0 µs 1.200 2 1,234 1 2.5" in table
+    assert "50.0 µs 1.200x 2 1,234 1 2.5" in table
     (kernel,) = json.loads(filled("kernels", "--device", "h200", "--json").stdout)["kernels"]
     assert kernel["launches"] == {"hits": 1234, "misses": 1, "seconds": 2.5}
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.autotuned.arguments import importable_from_here, parameter
-from blocktune.cli.autotuned.rows import TRIALS, parameters, require_kernels, trial_row
-from blocktune.cli.output.render import microseconds, print_json, print_table, say
+from blocktune.cli.output.render import microseconds, print_json, say
+from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
+from blocktune.cli.shared.kernels import print_trials, require_kernels
 from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ def explain_kernel(
         code = _compiled_winner(function, best, signature, given, device.limits)
         explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
         if not as_json:
-            say(f"{best.config.kernel} {best.shape.label} on {device.name}: {_source(best, given)}")
+            say(f"{best.shape.full_label} on {device.name}: {_source(best, given)}")
             say(str(code))
-            print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+            print_trials(trials)
             say("")
     if as_json:
         print_json({"device": device.name, "winners": explained})
@@ -84,7 +84,7 @@ def _source(best: "KernelBest", given: Mapping[str, Plain]) -> str:
     own = best.config.parameters
     if any(own.get(name, value) != value for name, value in given.items()):
         return "the winner with the values given, which were not measured"
-    return f"{parameters(best.config.label)} took {microseconds(best.time_us)}"
+    return f"{best.config.label} took {microseconds(best.time_us)}"
 
 
 def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:
