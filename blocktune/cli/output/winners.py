@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest, Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.config import KernelConfig
-    from blocktune.runtime.autotuned.config import UserConfig
+    from blocktune.runtime.autotuned.config import LaunchConfig
 
 COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 
@@ -27,7 +27,7 @@ def predictions(store: "ResultStore", best: "Best") -> Predictions:
     return {trial.config: trial.predicted_us for trial in trials}
 
 
-def config_json(config: "KernelConfig | UserConfig | None", **facts: Any) -> dict[str, Any] | None:
+def config_json(config: "KernelConfig | LaunchConfig | None", **facts: Any) -> dict[str, Any] | None:
     """Return a config with what is known about it; None stays None."""
     return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
 
@@ -86,7 +86,7 @@ def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]
 
 def _row(
     name: str,
-    config: "KernelConfig | UserConfig",
+    config: "KernelConfig | LaunchConfig",
     time_us: float | None,
     energy_mj: float | None,
     predicted_us: float | None,

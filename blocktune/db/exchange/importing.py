@@ -17,7 +17,7 @@ from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Wh
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.runtime.store_reader.export_file import exported_checksum, is_autotuned, seal_of
 
 MAX_ENVIRONMENTS = 1000
@@ -113,7 +113,7 @@ class _Source:
         parts["origin"].match(Origin.MEASURED, f"`{Origin.MEASURED}`")
         best = Best(
             shape=parts["shape"].parsed(KernelProblem.from_json, "the problem of a kernel"),
-            config=parts["config"].parsed(UserConfig.from_json, "the config of a kernel"),
+            config=parts["config"].parsed(LaunchConfig.from_json, "the config of a kernel"),
             origin=Origin.MEASURED,
             **self._provenance(parts),
             **_read(parts, {"time_us": _BEST_READERS["time_us"]}),

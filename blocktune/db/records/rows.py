@@ -29,7 +29,7 @@ from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
 
 _ENVIRONMENT = tuple(field.name for field in fields(Environment))
 _environment_values = attrgetter(*_ENVIRONMENT)
@@ -41,10 +41,10 @@ UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
 """What making a record of a row that anyone may have written can raise; `UsageError` is a ValueError."""
 
 
-def document_of(value: AttentionShape | KernelProblem | KernelConfig | UserConfig | DeviceSpec) -> str:
+def document_of(value: AttentionShape | KernelProblem | KernelConfig | LaunchConfig | DeviceSpec) -> str:
     """Return the value's canonical JSON text: equal values, equal text. That of an autotuned kernel is without the
     kernel's name, which stands in a row of its own."""
-    return value.document if isinstance(value, (KernelProblem, UserConfig)) else _canonical_text(value.to_json())
+    return value.document if isinstance(value, (KernelProblem, LaunchConfig)) else _canonical_text(value.to_json())
 
 
 def _canonical_text(document: Mapping[str, Any]) -> str:
@@ -132,7 +132,7 @@ def is_attention(row: ShapeRow) -> bool:
     return row.direction is not None
 
 
-def whole_shape(row: ShapeRow) -> AttentionShape | Problem:
+def whole_shape(row: ShapeRow) -> AttentionShape | LaunchProblem:
     """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
     _require_repeated(row, repeated_shape(row))
     return _parsed_shape(row.document) if is_attention(row) else _parsed_problem(row.document)
@@ -146,7 +146,7 @@ def repeated_shape(row: ShapeRow) -> dict[str, Any]:
     return {name: value for name, value in written.items() if name != "features"}
 
 
-def whole_config(row: ConfigRow) -> KernelConfig | UserConfig:
+def whole_config(row: ConfigRow) -> KernelConfig | LaunchConfig:
     """Return the config of this row, whose columns repeat it; that of autotuned kernels without a kernel's name. Raises
     the errors of `device_of`."""
     _require_repeated(row, repeated_config(row))
@@ -175,9 +175,9 @@ def shape_columns(shape: AttentionShape | KernelProblem) -> dict[str, Any]:
     return {name: value for name, value in shape.to_json().items() if name != "features"}
 
 
-def config_columns(config: KernelConfig | UserConfig) -> dict[str, Any]:
+def config_columns(config: KernelConfig | LaunchConfig) -> dict[str, Any]:
     """Return what queries ask of a config."""
-    if isinstance(config, UserConfig):
+    if isinstance(config, LaunchConfig):
         return dict.fromkeys(_CONFIG_COLUMNS)
     return {name: getattr(config, name) for name in _CONFIG_COLUMNS}
 
@@ -274,7 +274,7 @@ def _shape_of(row: TrialRow | BestRow | LinkedRow) -> AttentionShape | KernelPro
     return KernelProblem(row.kernel.name, _parsed_problem(row.shape.document))
 
 
-def _config_of(row: TrialRow | BestRow | LinkedRow, config: ConfigRow) -> KernelConfig | UserConfig:
+def _config_of(row: TrialRow | BestRow | LinkedRow, config: ConfigRow) -> KernelConfig | LaunchConfig:
     if is_attention(row.shape):
         return _parsed_config(config.document)
     return _parsed_parameters(row.kernel.name, config.document)
@@ -320,13 +320,13 @@ def _parsed_shape(document: str) -> AttentionShape:
 
 
 @lru_cache(maxsize=1024)
-def _parsed_problem(document: str) -> Problem:
-    return Problem.from_document(document)
+def _parsed_problem(document: str) -> LaunchProblem:
+    return LaunchProblem.from_document(document)
 
 
 @lru_cache(maxsize=4096)
-def _parsed_parameters(kernel: str, document: str) -> UserConfig:
-    return UserConfig.from_document(kernel, document)
+def _parsed_parameters(kernel: str, document: str) -> LaunchConfig:
+    return LaunchConfig.from_document(kernel, document)
 
 
 @lru_cache(maxsize=4096)

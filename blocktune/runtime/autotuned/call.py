@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import CONFIGS, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AutotunedCall:
     """A launch with its arguments, and what it may be launched with.
 
     tuner: Triton's object. function: the jitted function inside. problem: without the list of configs. configs: those
@@ -31,8 +31,8 @@ class Call:
     function: "JITFunction | InterpretedFunction"
     name: str
     source_hash: str
-    problem: Problem
-    configs: "Mapping[UserConfig, triton.Config]"
+    problem: LaunchProblem
+    configs: "Mapping[LaunchConfig, triton.Config]"
     args: Sequence[object]
     kwargs: Mapping[str, object]
     settings: Settings
@@ -48,18 +48,18 @@ class Call:
         return tuple(grid(meta) if callable(grid) else grid)
 
     @property
-    def default(self) -> UserConfig:
+    def default(self) -> LaunchConfig:
         """The first config of the list."""
         return next(iter(self.configs))
 
     @property
-    def listed_problem(self) -> Problem:
+    def listed_problem(self) -> LaunchProblem:
         """The problem with the list that its winner is chosen from: each list has winners of its own."""
         words = "\n".join(sorted(config.document for config in self.configs))
         if self.settings.expand:
             words += f"\nexpand {self.settings.expand}"
         digest = hashlib.sha256(words.encode()).hexdigest()[:12]
-        return Problem.of(dict(self.problem.arguments) | {CONFIGS: digest})
+        return LaunchProblem.of(dict(self.problem.arguments) | {CONFIGS: digest})
 
 
 def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
@@ -82,22 +82,24 @@ def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
 
 def pruned_configs(
     tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
-) -> "dict[UserConfig, triton.Config]":
+) -> "dict[LaunchConfig, triton.Config]":
     """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
-    from blocktune.runtime.autotuned.triton_config import user_config
+    from blocktune.runtime.autotuned.triton_config import launch_config
 
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         pruned = tuner.prune_configs(dict(kwargs))
     finally:
         tuner.nargs = None
-    kept: dict[UserConfig, triton.Config] = {}
+    kept: dict[LaunchConfig, triton.Config] = {}
     for config in pruned:
-        kept.setdefault(user_config(name, config), config)
+        kept.setdefault(launch_config(name, config), config)
     return kept
 
 
-def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, object]) -> None:
+def require_no_conflict(
+    name: str, configs: "Mapping[LaunchConfig, triton.Config]", given: Mapping[str, object]
+) -> None:
     """Require that a call gives no parameter that is tuned.
 
     Raises:

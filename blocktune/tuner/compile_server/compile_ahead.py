@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from blocktune.db.records.records import Outcome
-from blocktune.runtime.autotuned.config import Plain, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, Plain
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.answers import Answer, Compiled
 from blocktune.tuner.compile.compiler import compile_here, has_code
@@ -58,7 +58,7 @@ class CompileAhead:
         specializations: Iterable[Specialization],
         cc: tuple[int, int],
         max_spill_bytes: float = math.inf,
-    ) -> dict[UserConfig, Compiled]:
+    ) -> dict[LaunchConfig, Compiled]:
         """Return how the compiles of a kernel ended, by config.
 
         One that still runs is given up when a config with less to a thread is found to spill more than this: it takes
@@ -69,7 +69,7 @@ class CompileAhead:
             for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
                 future = self._submitted(kernel, each, cc) or threads.submit(compile_here, each.spec, cc)
                 waiting[future] = each
-            ended: dict[UserConfig, Compiled] = {}
+            ended: dict[LaunchConfig, Compiled] = {}
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     each = waiting.pop(future)
@@ -93,8 +93,8 @@ class CompileAhead:
         return self._prepared(kernel).submit(job, _answered, lambda lost: Compiled.of_lost(lost, self._timeout_s))
 
     def _given_up(
-        self, waiting: dict[Future[Any], Specialization], ended: Mapping[UserConfig, Compiled], bound: float
-    ) -> dict[UserConfig, Compiled]:
+        self, waiting: dict[Future[Any], Specialization], ended: Mapping[LaunchConfig, Compiled], bound: float
+    ) -> dict[LaunchConfig, Compiled]:
         """Take from what waits those that are sure to spill more than a bound, and return how they end."""
         spilling = {
             config: _spill_bytes(compiled) for config, compiled in ended.items() if _spill_bytes(compiled) > bound
@@ -151,7 +151,7 @@ def _work_of_a_thread(specialization: Specialization) -> float:
     return math.prod(max(1, size) for size in sizes) / int(parameters.get("num_warps") or 4)
 
 
-def _has_more_to_a_thread(config: UserConfig, other: UserConfig) -> bool:
+def _has_more_to_a_thread(config: LaunchConfig, other: LaunchConfig) -> bool:
     """Return whether a config is another one with larger sizes, fewer warps, or both."""
     ours, theirs = config.parameters, other.parameters
     if ours == theirs or ours.keys() != theirs.keys():

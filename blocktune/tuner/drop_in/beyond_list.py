@@ -11,8 +11,8 @@ import torch
 from blocktune.db.records.records import KernelTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import BlocktuneError, StoreError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.tuner.drop_in.list_race import reasons_of
 from blocktune.tuner.drop_in.results import Results, keep_here, measured_choice
@@ -27,7 +27,7 @@ from blocktune.tuner.subject.costs import NO_COSTS
 logger = logging.getLogger("blocktune")
 
 
-def has_room(call: Call) -> bool:
+def has_room(call: AutotunedCall) -> bool:
     """Return whether the GPU has the memory to check configs of no list: two copies of the call's tensors."""
     try:
         OutputCheck(call)
@@ -53,7 +53,7 @@ def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanati
     return choice
 
 
-def _kept_search(results: Results, machine: LaunchMachine) -> tuple[TuningReport, dict[UserConfig, KernelTrial]]:
+def _kept_search(results: Results, machine: LaunchMachine) -> tuple[TuningReport, dict[LaunchConfig, KernelTrial]]:
     """Search in the user's store. Where that fails, search in a temporary one: this process keeps the winner, also for
     other ranks, and a warning says why."""
     try:
@@ -88,7 +88,7 @@ def _opened(results: Results) -> ResultStore:
 
 def _search(
     results: Results, store: ResultStore, machine: LaunchMachine
-) -> tuple[TuningReport, dict[UserConfig, KernelTrial]]:
+) -> tuple[TuningReport, dict[LaunchConfig, KernelTrial]]:
     """Search, and return the report and how every config ended.
 
     Raises:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome, Telemetry
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.launches.race import Standing, race
@@ -15,7 +15,7 @@ from blocktune.tuner.subject.launch import LaunchSubject
 KNOWN_MARGIN = 1.05
 """Configs that were within this of the best one in an earlier run race against new ones."""
 
-Compiles = Mapping[UserConfig, Compiled | None]
+Compiles = Mapping[LaunchConfig, Compiled | None]
 """How configs compiled; None where that is not known."""
 
 
@@ -29,14 +29,14 @@ class ListRace:
         known: how configs ended in earlier runs.
     """
 
-    def __init__(self, subject: LaunchSubject, known: Mapping[UserConfig, KernelTrial]) -> None:
+    def __init__(self, subject: LaunchSubject, known: Mapping[LaunchConfig, KernelTrial]) -> None:
         self._subject, self._list = subject, tuple(subject.call.configs)
         self._known = {config: trial for config, trial in known.items() if config in self._list}
-        self.trials: dict[UserConfig, KernelTrial] = {}
-        self.failed_by_machine: set[UserConfig] = set()
+        self.trials: dict[LaunchConfig, KernelTrial] = {}
+        self.failed_by_machine: set[LaunchConfig] = set()
 
     @property
-    def new(self) -> list[UserConfig]:
+    def new(self) -> list[LaunchConfig]:
         """The configs of the list that were never tried."""
         return [config for config in self._list if config not in self._known]
 
@@ -87,12 +87,12 @@ class ListRace:
             speedup_over_default=None if default_us is None else default_us / time_us,
         )
 
-    def _best_known(self) -> tuple[UserConfig, ...]:
+    def _best_known(self) -> tuple[LaunchConfig, ...]:
         """Return the configs that were the fastest in earlier runs, or nearly."""
         times = {config: trial.time_us for config, trial in self._known.items() if trial.time_us is not None}
         return tuple(config for config, time_us in times.items() if time_us <= KNOWN_MARGIN * min(times.values()))
 
-    def _can_run(self, config: UserConfig, compiled: Compiled | None) -> bool:
+    def _can_run(self, config: LaunchConfig, compiled: Compiled | None) -> bool:
         """Return whether a config compiled and fits the device, as far as that is known."""
         if compiled is None:
             return True
@@ -122,20 +122,20 @@ class ListRace:
             self._keep(config, Outcome.INFEASIBLE, error=reason)
         return {config: compiled for config, compiled in runnable.items() if config not in spills}
 
-    def _twins(self, runnable: Compiles) -> dict[UserConfig, UserConfig]:
+    def _twins(self, runnable: Compiles) -> dict[LaunchConfig, LaunchConfig]:
         """Return for each config the first one that launches equal code in an equal way, which stands for it."""
         resources = {config: compiled.resources if compiled else None for config, compiled in runnable.items()}
-        twins: dict[UserConfig, UserConfig] = {}
+        twins: dict[LaunchConfig, LaunchConfig] = {}
         for config, own in resources.items():
             distinct = (other for other, twin in twins.items() if other == twin)
             same = (other for other in distinct if self._subject.are_twins(config, own, other, resources[other]))
             twins[config] = next(same, config)
         return twins
 
-    def _keep(self, config: UserConfig, outcome: Outcome, **fields: object) -> None:
+    def _keep(self, config: LaunchConfig, outcome: Outcome, **fields: object) -> None:
         self.trials[config] = self._subject.trial(config, outcome, **fields)
 
-    def _keep_failures(self, failures: Mapping[UserConfig, str]) -> None:
+    def _keep_failures(self, failures: Mapping[LaunchConfig, str]) -> None:
         for config, error in failures.items():
             self._keep(config, Outcome.RUN_ERROR, error=error)
 
@@ -144,7 +144,7 @@ class ListRace:
             fields = {"time_us": standing.time_us(config), "samples_us": samples, "error": disturbance(state)}
             self._keep(config, Outcome.OK, **fields, telemetry=state)
 
-    def _keep_twins(self, twins: Mapping[UserConfig, UserConfig]) -> None:
+    def _keep_twins(self, twins: Mapping[LaunchConfig, LaunchConfig]) -> None:
         """Note how configs ended for which another one was timed."""
         for config, twin in twins.items():
             if config != twin:
@@ -154,7 +154,7 @@ class ListRace:
                 self._keep(config, timed.outcome, error=same if timed.time_us is not None else timed.error, **fields)
 
 
-def reasons_of(trials: Mapping[UserConfig, KernelTrial]) -> dict[str, str]:
+def reasons_of(trials: Mapping[LaunchConfig, KernelTrial]) -> dict[str, str]:
     """Return why configs have no time, by their label."""
     failed: Sequence[KernelTrial] = [trial for trial in trials.values() if trial.outcome is not Outcome.OK]
     return {trial.config.label: f"{trial.outcome}: {trial.error}" for trial in failed}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.frozen import add_winner
 from blocktune.runtime.selection.ladder import Candidate, Rung
@@ -39,7 +39,7 @@ class Results:
     subject: LaunchSubject
     open_store: OpenStore
 
-    def known(self) -> dict[UserConfig, KernelTrial]:
+    def known(self) -> dict[LaunchConfig, KernelTrial]:
         """Return how configs of this call ended before; those whose compile took too long may be tried again."""
         try:
             with self.open_store() as store:
@@ -49,7 +49,7 @@ class Results:
             return {}
         return {config: trial for config, trial in trials.items() if trial.outcome is not Outcome.COMPILE_TIMEOUT}
 
-    def trials_in(self, store: "ResultStore") -> dict[UserConfig, KernelTrial]:
+    def trials_in(self, store: "ResultStore") -> dict[LaunchConfig, KernelTrial]:
         """Return the trials of this call in a store."""
         subject = self.subject
         found = store.trials(
@@ -58,7 +58,7 @@ class Results:
         return {trial.config: trial for trial in found}
 
     def save(
-        self, trials: Mapping[UserConfig, KernelTrial], best: KernelBest, failed_by_machine: set[UserConfig]
+        self, trials: Mapping[LaunchConfig, KernelTrial], best: KernelBest, failed_by_machine: set[LaunchConfig]
     ) -> None:
         """Keep new trials and the winner. Without a store this process keeps the winner, also for other ranks.
 
@@ -96,7 +96,7 @@ def measured_choice(
     best: KernelBest,
     dropped: Mapping[str, str],
     seconds: float,
-    times_us: Mapping[UserConfig, float] | None = None,
+    times_us: Mapping[LaunchConfig, float] | None = None,
 ) -> KernelExplanation:
     """Return the choice of a winner that this process has measured.
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from blocktune.db.records.records import KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import NoFeasibleConfigError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winners
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
@@ -49,7 +49,7 @@ def machine() -> Tools:
     return Tools()
 
 
-def tuned_choice(call: Call, device: DeviceSpec) -> KernelExplanation:
+def tuned_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that is measured now; it is stored.
 
     Raises:
@@ -116,7 +116,7 @@ def _searched(results: Results, tools: Tools) -> KernelExplanation | None:
 
 def _known_and_compiled(
     results: Results, compiler: CompileAhead
-) -> tuple[dict[UserConfig, KernelTrial], dict[UserConfig, Compiled | None]]:
+) -> tuple[dict[LaunchConfig, KernelTrial], dict[LaunchConfig, Compiled | None]]:
     """Return how configs of a call ended before. Where nothing is known of its kernel, the whole list is compiled while
     the store is made or read, and how that ended is returned as well."""
     subject = results.subject
@@ -129,8 +129,8 @@ def _known_and_compiled(
 
 
 def compiles(
-    subject: LaunchSubject, configs: Sequence[UserConfig], compiler: CompileAhead
-) -> dict[UserConfig, Compiled | None]:
+    subject: LaunchSubject, configs: Sequence[LaunchConfig], compiler: CompileAhead
+) -> dict[LaunchConfig, Compiled | None]:
     """Return how the compiles of configs ended; None where this process has the code already, or Triton cannot say what
     it would compile."""
     call, cc = subject.call, subject.device.limits.cc
@@ -139,7 +139,7 @@ def compiles(
     return {config: ended.get(config) for config in configs}
 
 
-def _nothing_runs(call: Call, reasons: dict[str, str]) -> NoFeasibleConfigError:
+def _nothing_runs(call: AutotunedCall, reasons: dict[str, str]) -> NoFeasibleConfigError:
     examples = "; ".join(f"{label}: {reason}" for label, reason in list(reasons.items())[:3])
     return NoFeasibleConfigError(
         f"None of the {len(call.configs)} configs of {call.name} compiles and runs for {call.problem.label}: "

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.hardware.device import current_device
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Cache
 from blocktune.tuner.launches.launches import (
     ConfigLaunch,
@@ -55,8 +55,8 @@ class LaunchTools:
 class LaunchCandidate:
     """A config of a call, whose results must be those of the config that was checked first."""
 
-    call: Call
-    config: UserConfig
+    call: AutotunedCall
+    config: LaunchConfig
     outputs: OutputCheck
 
     @property
@@ -79,7 +79,7 @@ class LaunchCandidate:
         self.check(tell)
 
 
-class LaunchBench(Bench[UserConfig]):
+class LaunchBench(Bench[LaunchConfig]):
     """Checks and times configs of a call, listed or not. Its arguments are as before after every check.
 
     failures: why configs that were to take turns do not run.
@@ -93,18 +93,18 @@ class LaunchBench(Bench[UserConfig]):
         UsageError: an argument that measuring has to reset or restore is no tensor.
     """
 
-    def __init__(self, call: Call, tools: LaunchTools, terms: Terms) -> None:
+    def __init__(self, call: AutotunedCall, tools: LaunchTools, terms: Terms) -> None:
         require_restorable(call)
         self._call = call
         self._outputs: OutputCheck | None = None
-        self._ran: set[UserConfig] = set()
-        self._benched_us: dict[UserConfig, Samples] = {}
-        self.failures: dict[UserConfig, str] = {}
+        self._ran: set[LaunchConfig] = set()
+        self._benched_us: dict[LaunchConfig, Samples] = {}
+        self.failures: dict[LaunchConfig, str] = {}
         super().__init__(
             self._candidate, clock=tools.make_clock(call.settings.l2), terms=terms, meter=tools.make_meter()
         )
 
-    def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+    def rounds(self, configs: Sequence[LaunchConfig], count: int) -> Mapping[LaunchConfig, Samples]:
         """Return the times of configs that took turns, whatever they compute; those that do not run are left out and
         among `failures`. A `do_bench` that the kernel brings along times each for itself, and once.
 
@@ -121,7 +121,7 @@ class LaunchBench(Bench[UserConfig]):
         self._last_timed = time.monotonic()
         return {config: column(rows, place) for place, config in enumerate(running)}
 
-    def _runs(self, config: UserConfig) -> bool:
+    def _runs(self, config: LaunchConfig) -> bool:
         """Launch a config for the first time, which loads its code."""
         launch = ConfigLaunch(self._call, config)
         launch.before()
@@ -139,7 +139,7 @@ class LaunchBench(Bench[UserConfig]):
         self._ran.add(config)
         return True
 
-    def _benched(self, config: UserConfig) -> Samples:
+    def _benched(self, config: LaunchConfig) -> Samples:
         if config not in self._benched_us:
             times_ms = self._call.tuner.do_bench(whole_launch(self._call, config), quantiles=(0.5, 0.2, 0.8))
             self._benched_us[config] = (1e3 * (times_ms[0] if isinstance(times_ms, Sequence) else times_ms),)
@@ -149,7 +149,7 @@ class LaunchBench(Bench[UserConfig]):
         if self._outputs is not None:
             self._outputs.restore()
 
-    def _candidate(self, config: UserConfig) -> LaunchCandidate:
+    def _candidate(self, config: LaunchConfig) -> LaunchCandidate:
         if self._outputs is None:  # whoever times only needs no memory for copies of the tensors
             self._outputs = OutputCheck(self._call)
         if config not in self._call.configs:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile_server.client import worker_environment
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.launches import prepare_arguments, require_restorable
@@ -28,7 +28,7 @@ _ERROR = re.compile(r"[\w.]*(Error|Exception): ")
 
 
 @dataclass
-class LaunchRunner(WorkerRunner[UserConfig]):
+class LaunchRunner(WorkerRunner[LaunchConfig]):
     """Measures the configs of a call on its own arguments, between its hooks; a runner as tuner/measure/runner.py says.
 
     The first config of the list is the anchor unless another is named, and what the anchor computes is right: a config
@@ -43,15 +43,15 @@ class LaunchRunner(WorkerRunner[UserConfig]):
             cannot travel.
     """
 
-    call: Call
+    call: AutotunedCall
     tools: LaunchTools = field(default_factory=LaunchTools)
     command: Sequence[str] = COMMAND
 
     def __post_init__(self) -> None:
         require_restorable(self.call)
         self.anchor = self.anchor or self.call.default
-        self.failures: dict[UserConfig, str] = {}
-        self._ran: set[UserConfig] = set()
+        self.failures: dict[LaunchConfig, str] = {}
+        self._ran: set[LaunchConfig] = set()
         self._own_bench: LaunchBench | None = None
         self._saved = SavedCall(self.call) if self.call.settings.isolate else None
         super().__post_init__()
@@ -60,7 +60,7 @@ class LaunchRunner(WorkerRunner[UserConfig]):
     def label(self) -> str:
         return f"{self.call.name} {self.call.problem.label}"
 
-    def rounds(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+    def rounds(self, configs: Sequence[LaunchConfig], count: int) -> Mapping[LaunchConfig, Samples]:
         """Return the times of configs that took turns in a race, whatever they compute; those that do not run are left
         out and among `failures`.
 
@@ -79,7 +79,7 @@ class LaunchRunner(WorkerRunner[UserConfig]):
         running = [config for config in configs if config in self._ran]
         return self._rounds_of_child(running, count) if running else {}
 
-    def prepare_launch(self, winner: UserConfig) -> None:
+    def prepare_launch(self, winner: LaunchConfig) -> None:
         """Leave the arguments as the launch of a winner expects them; a child has copies."""
         if self._saved is None:
             prepare_arguments(self.call, winner)
@@ -89,7 +89,7 @@ class LaunchRunner(WorkerRunner[UserConfig]):
         if self._saved is not None:
             self._saved.close()
 
-    def _rounds_of_child(self, configs: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
+    def _rounds_of_child(self, configs: Sequence[LaunchConfig], count: int) -> Mapping[LaunchConfig, Samples]:
         """Return what the child measures; where it is lost, so have the configs that it had."""
         self._set_up()
         command = {"command": "rounds", "configs": [config.to_json() for config in configs], "count": count}
@@ -111,9 +111,9 @@ class LaunchRunner(WorkerRunner[UserConfig]):
     def _new_worker(self) -> Worker:
         if self._saved is not None:
             return WorkerProcess(self.command, worker_environment())
-        return LocalWorker(Commands(self._bench, lambda _: self.call, UserConfig.from_json))
+        return LocalWorker(Commands(self._bench, lambda _: self.call, LaunchConfig.from_json))
 
-    def _bench(self, call: Call, terms: Any) -> LaunchBench:
+    def _bench(self, call: AutotunedCall, terms: Any) -> LaunchBench:
         return LaunchBench(call, self.tools, terms)
 
     def _problem(self) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from typing import Any
 
 from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.triton_config import triton_config
 from blocktune.tuner.measure.clock import HookedLaunch
 
@@ -16,8 +16,8 @@ from blocktune.tuner.measure.clock import HookedLaunch
 class ConfigLaunch(HookedLaunch):
     """The launches of one config, with the hooks of the kernel and of the config."""
 
-    call: Call
-    config: UserConfig
+    call: AutotunedCall
+    config: LaunchConfig
 
     def before(self) -> None:
         """Run the hooks that prepare the arguments: the config's, then the kernel's."""
@@ -42,7 +42,7 @@ class ConfigLaunch(HookedLaunch):
         return {**self.call.named, **self.call.configs[self.config].all_kwargs()}
 
 
-def with_configs(call: Call, configs: Iterable[UserConfig]) -> Call:
+def with_configs(call: AutotunedCall, configs: Iterable[LaunchConfig]) -> AutotunedCall:
     """Return a call that can also launch configs of no list, with the hook of the list's first one."""
     hook = call.configs[call.default].pre_hook
     made = {config: triton_config(config) for config in configs if config not in call.configs}
@@ -51,7 +51,7 @@ def with_configs(call: Call, configs: Iterable[UserConfig]) -> Call:
     return replace(call, configs={**call.configs, **made})
 
 
-def whole_launch(call: Call, config: UserConfig) -> Thunk:
+def whole_launch(call: AutotunedCall, config: LaunchConfig) -> Thunk:
     """Return a launch of a config with its hooks, as `triton.autotune` times it."""
     launch = ConfigLaunch(call, config)
 
@@ -63,13 +63,13 @@ def whole_launch(call: Call, config: UserConfig) -> Thunk:
     return run
 
 
-def prepare_arguments(call: Call, config: UserConfig) -> None:
+def prepare_arguments(call: AutotunedCall, config: LaunchConfig) -> None:
     """Leave the arguments as the launch of a winner expects them, as `triton.autotune` does when it is done."""
     options = with_configs(call, [config]).configs[config].all_kwargs()
     call.tuner.pre_hook({**call.named, **options}, reset_only=True)
 
 
-def brings_its_own_bench(call: Call) -> bool:
+def brings_its_own_bench(call: AutotunedCall) -> bool:
     """Return whether the kernel was decorated with `do_bench`; Triton makes one of its own of the older `warmup` and
     `rep`."""
     tuner = call.tuner
@@ -77,7 +77,7 @@ def brings_its_own_bench(call: Call) -> bool:
     return tuner._do_bench is not None and not older
 
 
-def require_restorable(call: Call) -> None:
+def require_restorable(call: AutotunedCall) -> None:
     """Require that what measuring resets or restores are tensors.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import jitted_function
-from blocktune.runtime.autotuned.config import TYPES, Plain, Problem
+from blocktune.runtime.autotuned.config import TYPES, LaunchProblem, Plain
 
 _TYPE = re.compile(r"\*\w+(:16|:1)?|\w+(:16)?|tensordesc<\w+\[\d+( *, *\d+)*\]>")
 """The form of a type: a pointer, a number, or a tensor descriptor with its block."""
@@ -55,7 +55,7 @@ def _is_type(kind: str) -> bool:
     return True
 
 
-def call_of_problem(kernel: Any, problem: Problem) -> tuple[dict[str, str], dict[str, Plain]]:
+def call_of_problem(kernel: Any, problem: LaunchProblem) -> tuple[dict[str, str], dict[str, Plain]]:
     """Return the types and constants of the calls that a stored key stands for, as far as the key tells them.
 
     Constants that are no key values are not among them, and neither is what heuristics compute.

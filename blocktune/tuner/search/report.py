@@ -8,12 +8,12 @@ from typing import Any, Generic
 from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome, problem_json
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.measure.measurement import REPEATED
 from blocktune.tuner.measure.telemetry import disturbances
 from blocktune.tuner.occupancy.calculator import Occupancy
 
-AnyConfig = KernelConfig | UserConfig
+AnyConfig = KernelConfig | LaunchConfig
 
 SCHEMA = 1
 """Version of the JSON form of a report."""

@@ -11,8 +11,8 @@ from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Objective
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.launches.launch_bench import LaunchTools
@@ -55,7 +55,7 @@ def launch_machine() -> LaunchMachine:
 
 
 def tune_launch(
-    call: Call,
+    call: AutotunedCall,
     device: DeviceSpec,
     store: ResultStore,
     options: SearchOptions,
@@ -106,7 +106,7 @@ def _launch_runner(
     monitor: GpuMonitor,
     options: SearchOptions,
     machine: LaunchMachine,
-    anchor: UserConfig | None,
+    anchor: LaunchConfig | None,
     on_wait: Callable[[str], None],
 ) -> Iterator[LaunchRunner]:
     """Yield what measures a call; the GPU is locked meanwhile."""
@@ -123,14 +123,14 @@ def _launch_runner(
 
 
 def _proposals(
-    options: SearchOptions, subject: LaunchSubject, assignment: Assignment[UserConfig]
-) -> Proposals[UserConfig]:
+    options: SearchOptions, subject: LaunchSubject, assignment: Assignment[LaunchConfig]
+) -> Proposals[LaunchConfig]:
     listed = kept_proposals(options.sampler, options.study, subject, assignment)
     most = subject.call.settings.expand
     return Neighbourhood(listed, subject, most) if most else listed
 
 
-def _limit(call: Call, options: SearchOptions, known: Knowledge[KernelProblem, UserConfig]) -> Limit:
+def _limit(call: AutotunedCall, options: SearchOptions, known: Knowledge[KernelProblem, LaunchConfig]) -> Limit:
     """Return when the search of a call stops: where nothing is bounded, after the list and what may be tried beyond.
 
     What is known of other lists counts as tried beyond this one, but takes no place in it.

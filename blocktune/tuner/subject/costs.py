@@ -12,8 +12,8 @@ from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.cost.roofline import peak_tflops
 from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
@@ -52,7 +52,7 @@ class Costs:
         return f"{rates}, {share:.0%} of what {device.name} allows" if share else rates
 
 
-def author_costs(call: Call, options: Mapping[str, Any]) -> Costs | None:
+def author_costs(call: AutotunedCall, options: Mapping[str, Any]) -> Costs | None:
     """Return what the function `costs` says of a launch with these options; None where the kernel has none.
 
     Raises:
@@ -71,7 +71,7 @@ def author_costs(call: Call, options: Mapping[str, Any]) -> Costs | None:
     return costs
 
 
-def costs_of(call: Call, config: UserConfig) -> Costs | None:
+def costs_of(call: AutotunedCall, config: LaunchConfig) -> Costs | None:
     """Return what a launch with a config costs, or None where that is not known. The config must have been launched.
 
     Raises:
@@ -97,7 +97,7 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     return Costs(bytes=counts.bytes * launched, flops=counts.flops * launched, source="its compiled code")
 
 
-def rates_of(call: Call, config: UserConfig, time_us: float, device: DeviceSpec) -> str:
+def rates_of(call: AutotunedCall, config: LaunchConfig, time_us: float, device: DeviceSpec) -> str:
     """Return what launches of a measured config move and compute a second, in words; where that is not known, nothing,
     or that a search beyond the list had to do without it."""
     if call.settings.isolate:
@@ -108,7 +108,7 @@ def rates_of(call: Call, config: UserConfig, time_us: float, device: DeviceSpec)
     return costs.words(time_us, device) if time_us else ""
 
 
-def _of_metadata(call: Call, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
+def _of_metadata(call: AutotunedCall, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
     """Return what `launch_metadata` says. Triton calls it only for profilers, so no launch fails by its error."""
     try:
         found = call.function.launch_metadata(blocks, compiled.metadata, meta)

@@ -5,8 +5,8 @@ from types import TracebackType
 from typing import Self
 
 from blocktune.db.records.records import Outcome
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.compiler import CompileResult, resources_of
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
@@ -23,7 +23,7 @@ class LaunchCompiler:
         ahead: what compiles; it stays for later calls.
     """
 
-    def __init__(self, call: Call, cc: tuple[int, int], ahead: CompileAhead) -> None:
+    def __init__(self, call: AutotunedCall, cc: tuple[int, int], ahead: CompileAhead) -> None:
         self._call, self._cc, self._ahead = call, cc, ahead
         self._threads = ThreadPoolExecutor(ahead.workers, "blocktune-compile")
 
@@ -40,23 +40,23 @@ class LaunchCompiler:
         if is_importable(self._call):
             self._ahead.start(self._call.name)
 
-    def submit(self, config: UserConfig) -> "Future[CompileResult[UserConfig]]":
+    def submit(self, config: LaunchConfig) -> "Future[CompileResult[LaunchConfig]]":
         """Compile a config. Triton says in this thread what it would compile, since a hook of the config may have to
         set the blocks of tensor descriptors before."""
         call = with_configs(self._call, [config])
         specialization = specialization_of(call, config, self._cc)
         if specialization is None:
-            done: Future[CompileResult[UserConfig]] = Future()
+            done: Future[CompileResult[LaunchConfig]] = Future()
             done.set_result(_result(config, _code_here(call, config)))
             return done
         wait = self._ahead.begin(call.name, specialization, self._cc)
         return self._threads.submit(lambda: _result(config, wait()))
 
-    def submit_confirmation(self, config: UserConfig) -> None:
+    def submit_confirmation(self, config: LaunchConfig) -> None:
         """Do nothing: the check of a winner launches what was timed."""
 
 
-def _result(config: UserConfig, compiled: Compiled) -> CompileResult[UserConfig]:
+def _result(config: LaunchConfig, compiled: Compiled) -> CompileResult[LaunchConfig]:
     return CompileResult(
         config=config,
         outcome=compiled.outcome,
@@ -67,7 +67,7 @@ def _result(config: UserConfig, compiled: Compiled) -> CompileResult[UserConfig]
     )
 
 
-def _code_here(call: Call, config: UserConfig) -> Compiled:
+def _code_here(call: AutotunedCall, config: LaunchConfig) -> Compiled:
     """Return what this process has compiled of a config before, or compiles since Triton cannot describe it."""
     try:
         found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})

@@ -10,14 +10,14 @@ from blocktune.db.records.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.frozen import forget_frozen, frozen_winners, load_frozen
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from tests.support.triton_modes import compiled_here
 
 H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"
-FAST, SLOW = (UserConfig(KERNEL, (("BLOCK", block), ("num_warps", 4))) for block in (256, 128))
-PROBLEM = Problem.of({"n": 1000, TYPES: "bf16"})
+FAST, SLOW = (LaunchConfig(KERNEL, (("BLOCK", block), ("num_warps", 4))) for block in (256, 128))
+PROBLEM = LaunchProblem.of({"n": 1000, TYPES: "bf16"})
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
 
 
@@ -26,7 +26,7 @@ def filled(tune: Any) -> Any:
     facts: dict[str, Any] = {"device": H200, "environment": ENVIRONMENT, "kernel_hash": SOURCE}
     best = Best(
         **facts,
-        shape=KernelProblem(KERNEL, Problem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"})),
+        shape=KernelProblem(KERNEL, LaunchProblem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"})),
         origin=Origin.MEASURED,
         config=FAST,
         time_us=50.0,

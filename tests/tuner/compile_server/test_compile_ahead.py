@@ -17,11 +17,11 @@ from triton import language as tl
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import user_config
+from blocktune.runtime.autotuned.triton_config import launch_config
 from blocktune.tuner.compile_server import client
 from blocktune.tuner.compile_server.client import ServerClient
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead, _has_more_to_a_thread
@@ -67,20 +67,20 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
 
-def call_of(tuner: Any, *args: Any) -> Call:
-    def never(call: Call) -> Any:
+def call_of(tuner: Any, *args: Any) -> AutotunedCall:
+    def never(call: AutotunedCall) -> Any:
         raise AssertionError(call)
 
     kernel, kwargs = TunedKernel(tuner, Settings(), never), {"grid": grid, "warmup": False}
     return kernel._call(kernel._key.problem(args, kwargs), args, kwargs)
 
 
-def compiled(call: Call, compiler: CompileAhead) -> dict[Any, Any]:
+def compiled(call: AutotunedCall, compiler: CompileAhead) -> dict[Any, Any]:
     found = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
     return compiler.compile(call.name, [each for each in found if each is not None], LIMITS.cc)
 
 
-def launched_from_cache(call: Call) -> list[bool]:
+def launched_from_cache(call: AutotunedCall) -> list[bool]:
     """Whether each config's launch finds its code on disk."""
     found: list[bool] = []
     earlier = knobs.compilation.listener
@@ -189,14 +189,14 @@ def test_a_config_that_no_block_can_hold_is_infeasible(compiler: CompileAhead) -
     a = torch.ones(256, 256, dtype=torch.bfloat16)
     config = triton.Config({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=8, num_stages=8)
     call = call_of(matmul_kernel, a, a, torch.empty_like(a), 256, 256, 256)
-    one = replace(call, configs={user_config(call.name, config): config})
+    one = replace(call, configs={launch_config(call.name, config): config})
     (ended,) = compiled(one, compiler).values()
     assert ended.outcome is Outcome.INFEASIBLE
     assert "out of resource: shared memory" in ended.error
 
 
-def config_of(**values: Any) -> UserConfig:
-    return UserConfig("m:f", tuple(values.items()))
+def config_of(**values: Any) -> LaunchConfig:
+    return LaunchConfig("m:f", tuple(values.items()))
 
 
 def test_larger_sizes_and_fewer_warps_are_more_to_a_thread() -> None:
@@ -250,10 +250,10 @@ def test_where_no_worker_comes_up_this_process_compiles(
     assert "Configs are compiled one after another: The process that compiles did not start" in caplog.text
 
 
-def fresh(call: Call, block: int = 64) -> Any:
+def fresh(call: AutotunedCall, block: int = 64) -> Any:
     """The specialization of a config that no other test has compiled."""
     config = triton.Config({"BLOCK": block}, num_warps=1)
-    made = replace(call, configs={user_config(call.name, config): config})
+    made = replace(call, configs={launch_config(call.name, config): config})
     return specialization_of(made, made.default, LIMITS.cc)
 
 

@@ -14,7 +14,7 @@ import triton
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.drop_in import tune_call
@@ -62,7 +62,7 @@ class FullDisk(LaunchCommands):
 
     def __init__(self) -> None:
         bench: Any = SimpleNamespace(synchronize=lambda: None, close=lambda: None)
-        super().__init__(lambda call, terms: bench, lambda document: document, UserConfig.from_json)
+        super().__init__(lambda call, terms: bench, lambda document: document, LaunchConfig.from_json)
 
     def run(self, *_: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -13,7 +13,7 @@ import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.frozen import known_rows
 from blocktune.runtime.autotuned.kernel import forget_choices
 from blocktune.tuner.compile.answers import Compiled
@@ -76,8 +76,8 @@ def test_what_a_full_disk_stopped_is_tried_again_by_the_next_process(
     full = Compiled(outcome=Outcome.COMPILE_ERROR, error="OSError: [Errno 28] No space left", transient=True)
 
     def compile_others(
-        subject: LaunchSubject, configs: Sequence[UserConfig], *tools: Any
-    ) -> dict[UserConfig, Compiled | None]:
+        subject: LaunchSubject, configs: Sequence[LaunchConfig], *tools: Any
+    ) -> dict[LaunchConfig, Compiled | None]:
         return {config: full if config.parameters["BLOCK"] == 256 else None for config in configs}
 
     with monkeypatch.context() as patched:

@@ -9,7 +9,7 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.ahead_worker import candidates
@@ -35,7 +35,7 @@ REQUEST = LaunchRequest(
     expand=2,
     folder="/somewhere",
 )
-CONFIG = UserConfig(REQUEST.kernel, (("BLOCK", 256), ("num_warps", 2), ("num_stages", 3)))
+CONFIG = LaunchConfig(REQUEST.kernel, (("BLOCK", 256), ("num_warps", 2), ("num_stages", 3)))
 
 
 def job(**changes: Any) -> Job:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.launches import launch_bench
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
@@ -42,7 +42,7 @@ class CountingQueue:
         """Nothing runs behind."""
 
 
-def runner_of(call: Call, meter: EnergyMeter | None = None, **changes: Any) -> LaunchRunner:
+def runner_of(call: AutotunedCall, meter: EnergyMeter | None = None, **changes: Any) -> LaunchRunner:
     clock = KnownLaunchClock({FIRST: 1000.0, OTHER: 900.0, THIRD: 1200.0})
     return LaunchRunner(call, tools=LaunchTools(lambda l2: clock, lambda: meter), **changes)
 
@@ -79,7 +79,7 @@ def test_a_config_of_no_list_is_launched_and_may_lose_its_race(runner: LaunchRun
     assert third.error == "stopped after 2 rounds, 1.33 times the best so far"
 
 
-def made_config(config: UserConfig) -> Any:
+def made_config(config: LaunchConfig) -> Any:
     """Triton's form of a config."""
     return SimpleNamespace(pre_hook=None, all_kwargs=lambda: config.parameters, kwargs=config.parameters)
 
