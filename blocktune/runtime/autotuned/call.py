@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.config import CONFIGS, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 
 if TYPE_CHECKING:
     import triton
@@ -47,6 +48,19 @@ class AutotunedCall:
         grid = cast(Grid, self.kwargs["grid"])
         return tuple(grid(meta) if callable(grid) else grid)
 
+    def launched(self, config: LaunchConfig) -> "triton.Config":
+        """Return what Triton launches a config with. One of the list keeps its hook; another has that of the list's
+        first config."""
+        found = self.configs.get(config)
+        if found is None:
+            found = triton_config(config)
+            found.pre_hook = self.configs[self.default].pre_hook
+        return found
+
+    def named_with(self, config: LaunchConfig) -> dict[str, object]:
+        """Return the arguments by name with the parameters of a config, as hooks and functions of authors get them."""
+        return {**self.named, **self.launched(config).all_kwargs()}
+
     @property
     def default(self) -> LaunchConfig:
         """The first config of the list."""
@@ -80,12 +94,20 @@ def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
     return inner
 
 
+def tuner_in(decorated: object) -> "Autotuner | None":
+    """Return Triton's tuner in a decorated function; None if there is none."""
+    from triton.runtime.autotuner import Autotuner
+
+    inner = decorated
+    while inner is not None and not isinstance(inner, Autotuner):
+        inner = getattr(inner, "fn", None)
+    return inner
+
+
 def pruned_configs(
     tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> "dict[LaunchConfig, triton.Config]":
     """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
-    from blocktune.runtime.autotuned.triton_config import launch_config
-
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         pruned = tuner.prune_configs(dict(kwargs))

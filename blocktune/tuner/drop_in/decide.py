@@ -11,7 +11,7 @@ from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.drop_in.known import default_choice, known_choice, launched_as
+from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
 
 logger = logging.getLogger("blocktune")
@@ -96,7 +96,7 @@ def _report(call: AutotunedCall, choice: KernelExplanation) -> None:
             fn=call.function,
             key=call.problem.document,
             best_config=choice.launched,
-            configs_timings={launched_as(call, each): time_us for each, time_us in (choice.times_us or {}).items()},
+            configs_timings={call.launched(each): time_us for each, time_us in (choice.times_us or {}).items()},
             duration=choice.seconds if choice.tuned else None,
             cache_hit=not choice.tuned,
         )

@@ -1,7 +1,6 @@
 """What is known of a call without measuring: from a frozen file, from rank 0, or from the store."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
@@ -9,12 +8,8 @@ from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation, kernel_offers, stored_winners
 from blocktune.runtime.autotuned.frozen import frozen_winners
-from blocktune.runtime.autotuned.triton_config import triton_config
 from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
-
-if TYPE_CHECKING:
-    import triton
 
 
 def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
@@ -51,18 +46,8 @@ def choice_of(
         time_us=candidate.time_us,
         passed_over=tuple(passed_over),
         device=device.key,
-        launched=launched_as(call, candidate.config),
+        launched=call.launched(candidate.config),
     )
-
-
-def launched_as(call: AutotunedCall, config: LaunchConfig) -> "triton.Config":
-    """Return what Triton launches a config with. One of the list keeps its hook; another has that of the list's first
-    config."""
-    launched = call.configs.get(config)
-    if launched is None:
-        launched = triton_config(config)
-        launched.pre_hook = call.configs[call.default].pre_hook
-    return launched
 
 
 def _reason(candidate: Candidate[LaunchProblem, LaunchConfig]) -> str:

@@ -14,7 +14,6 @@ from blocktune.tuner.launches.launches import (
     brings_its_own_bench,
     require_restorable,
     whole_launch,
-    with_configs,
 )
 from blocktune.tuner.launches.outputs import OutputCheck
 from blocktune.tuner.launches.race import Samples
@@ -152,6 +151,4 @@ class LaunchBench(Bench[LaunchConfig]):
     def _candidate(self, config: LaunchConfig) -> LaunchCandidate:
         if self._outputs is None:  # whoever times only needs no memory for copies of the tensors
             self._outputs = OutputCheck(self._call)
-        if config not in self._call.configs:
-            self._call = with_configs(self._call, [config])
         return LaunchCandidate(self._call, config, self._outputs)

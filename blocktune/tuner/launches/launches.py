@@ -1,14 +1,11 @@
 """Launches of a call's configs in this process, on its own arguments."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from blocktune.kernels.base.kernel import Thunk
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
-from blocktune.runtime.autotuned.triton_config import triton_config
 from blocktune.tuner.measure.clock import HookedLaunch
 
 
@@ -21,34 +18,17 @@ class ConfigLaunch(HookedLaunch):
 
     def before(self) -> None:
         """Run the hooks that prepare the arguments: the config's, then the kernel's."""
-        config = self.call.configs[self.config]
-        if config.pre_hook is not None:
-            config.pre_hook(self._named)
-        self.call.tuner.pre_hook(self._named)
+        named, hook = self.call.named_with(self.config), self.call.launched(self.config).pre_hook
+        if hook is not None:
+            hook(named)
+        self.call.tuner.pre_hook(named)
 
     def __call__(self) -> None:
-        self.call.tuner.fn.run(*self.call.args, **self._keywords)
+        self.call.tuner.fn.run(*self.call.args, **{**self.call.kwargs, **self.call.launched(self.config).all_kwargs()})
 
     def after(self, exception: Exception | None = None) -> None:
         """Run the hook that restores the arguments."""
-        self.call.tuner.post_hook(self._named, exception=exception)
-
-    @property
-    def _keywords(self) -> dict[str, Any]:
-        return {**self.call.kwargs, **self.call.configs[self.config].all_kwargs()}
-
-    @property
-    def _named(self) -> dict[str, Any]:
-        return {**self.call.named, **self.call.configs[self.config].all_kwargs()}
-
-
-def with_configs(call: AutotunedCall, configs: Iterable[LaunchConfig]) -> AutotunedCall:
-    """Return a call that can also launch configs of no list, with the hook of the list's first one."""
-    hook = call.configs[call.default].pre_hook
-    made = {config: triton_config(config) for config in configs if config not in call.configs}
-    for config in made.values():
-        config.pre_hook = hook
-    return replace(call, configs={**call.configs, **made})
+        self.call.tuner.post_hook(self.call.named_with(self.config), exception=exception)
 
 
 def whole_launch(call: AutotunedCall, config: LaunchConfig) -> Thunk:
@@ -65,8 +45,7 @@ def whole_launch(call: AutotunedCall, config: LaunchConfig) -> Thunk:
 
 def prepare_arguments(call: AutotunedCall, config: LaunchConfig) -> None:
     """Leave the arguments as the launch of a winner expects them, as `triton.autotune` does when it is done."""
-    options = with_configs(call, [config]).configs[config].all_kwargs()
-    call.tuner.pre_hook({**call.named, **options}, reset_only=True)
+    call.tuner.pre_hook(call.named_with(config), reset_only=True)
 
 
 def brings_its_own_bench(call: AutotunedCall) -> bool:

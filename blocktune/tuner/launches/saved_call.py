@@ -3,8 +3,6 @@
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function
+from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, tuner_in
 from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
-from blocktune.tuner.offline.specialization import is_importable
+from blocktune.tuner.offline.specialization import is_importable, object_named
 
 
 class SavedCall:
@@ -62,9 +60,9 @@ def call_of(document: Mapping[str, Any]) -> AutotunedCall:
     """
     if document["device"] is not None:  # on which launches run, too
         torch.cuda.set_device(document["device"])
-    tuner = tuner_named(document["kernel"])
-    function = jitted_function(tuner.fn)
-    if hash_of_sources(function) != document["source_hash"]:
+    found = object_named(document["kernel"])
+    tuner, function = tuner_in(found), jitted_function(found)
+    if tuner is None or hash_of_sources(function) != document["source_hash"]:
         raise RuntimeError(f"{document['kernel']} is another function here; is it saved as it runs?")
     args, kwargs = load_arguments(document["arguments"], Path(document["folder"]))
     own = {launch_config(document["kernel"], config): config for config in tuner.configs}
@@ -80,17 +78,6 @@ def call_of(document: Mapping[str, Any]) -> AutotunedCall:
         kwargs=kwargs | {"grid": _grid(document["grids"]), "warmup": False},
         settings=Settings(l2=document["l2"]),
     )
-
-
-def tuner_named(name: str) -> Any:
-    """Return Triton's tuner around the kernel with this name, `module:qualified.name`."""
-    from triton.runtime.autotuner import Autotuner
-
-    module, _, path = name.partition(":")
-    found = reduce(getattr, path.split("."), import_module(module))
-    while not isinstance(found, Autotuner):
-        found = found.fn
-    return found
 
 
 def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:

@@ -110,7 +110,7 @@ def _told(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
     from triton import knobs
 
     found: list[dict[str, Any]] = []
-    thread, chosen = threading.get_ident(), call.configs[config]
+    thread, chosen = threading.get_ident(), call.launched(config)
     launched = {**call.kwargs, **chosen.all_kwargs(), "warmup": True}
     if chosen.pre_hook is not None:  # it gives descriptors the blocks of this config, which are part of their type
         chosen.pre_hook({**call.named, **chosen.all_kwargs()})

@@ -15,7 +15,6 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.cost.roofline import peak_tflops
-from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
 from blocktune.tuner.offline.counts import counts_in
 
@@ -52,15 +51,15 @@ class Costs:
         return f"{rates}, {share:.0%} of what {device.name} allows" if share else rates
 
 
-def author_costs(call: AutotunedCall, options: Mapping[str, Any]) -> Costs | None:
-    """Return what the function `costs` says of a launch with these options; None where the kernel has none.
+def author_costs(call: AutotunedCall, config: LaunchConfig) -> Costs | None:
+    """Return what the function `costs` says of a launch with a config; None where the kernel has none.
 
     Raises:
         UsageError: it returns something other than numbers.
     """
     if call.settings.costs is None:
         return None
-    found = call.settings.costs({**call.named, **options})
+    found = call.settings.costs(call.named_with(config))
     costs = _as_costs(found, "its `costs`")
     if costs is None or not set(found) <= set(NAMES):
         raise UsageError(
@@ -77,12 +76,11 @@ def costs_of(call: AutotunedCall, config: LaunchConfig) -> Costs | None:
     Raises:
         UsageError: the function that was given for it returns something other than numbers.
     """
-    chosen = call.configs[config]
-    options = chosen.all_kwargs()
     if call.settings.costs is not None:
-        return author_costs(call, options)
+        return author_costs(call, config)
+    chosen, options = call.launched(config), call.launched(config).all_kwargs()
     if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last
-        chosen.pre_hook({**call.named, **options})
+        chosen.pre_hook(call.named_with(config))
     compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
     if compiled is None:  # a hook keeps Triton from having it
         return None
@@ -102,7 +100,7 @@ def rates_of(call: AutotunedCall, config: LaunchConfig, time_us: float, device: 
     or that a search beyond the list had to do without it."""
     if call.settings.isolate:
         return ""
-    costs = costs_of(with_configs(call, [config]), config)
+    costs = costs_of(call, config)
     if costs is None:
         return NO_COSTS if call.settings.expand else ""
     return costs.words(time_us, device) if time_us else ""

@@ -13,7 +13,6 @@ from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import ConfigSpace
-from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.waves import Waves
@@ -85,7 +84,7 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
         least_us = self._least_us(config)
         if least_us is None:
             return None
-        blocks = math.prod(self.call.grid(meta_of(self.call, self._options(config))))
+        blocks = math.prod(self.call.grid(meta_of(self.call, self.call.launched(config).all_kwargs())))
         resident = self.occupancy(resources).blocks_per_sm * self.device.num_sms
         return least_us / Waves(grid_blocks=blocks, resident_blocks=resident).efficiency
 
@@ -123,18 +122,14 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
 
     def is_at_the_limit(self, config: LaunchConfig, time_us: float | None) -> bool:
         """Return whether no config can be much faster than a measured one, by what its launch moves and computes."""
-        costs = None if time_us is None else costs_of(with_configs(self.call, [config]), config)
+        costs = None if time_us is None else costs_of(self.call, config)
         return costs is not None and costs.least_us(self.device) * AT_THE_LIMIT >= (time_us or 0.0)
 
     def _least_us(self, config: LaunchConfig) -> float | None:
         """Return the least time that the device needs for a launch; None where its author or its rates do not tell."""
-        costs = author_costs(self.call, self._options(config))
+        costs = author_costs(self.call, config)
         least_us = 0.0 if costs is None else costs.least_us(self.device)
         return max(least_us, LEAST_LAUNCH_US) if least_us else None
-
-    def _options(self, config: LaunchConfig) -> Mapping[str, object]:
-        options: Mapping[str, object] = with_configs(self.call, [config]).configs[config].all_kwargs()
-        return options
 
 
 def _constants(config: LaunchConfig) -> dict[str, object]:

@@ -10,7 +10,6 @@ from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.compiler import CompileResult, resources_of
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
-from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.offline.specialization import is_importable, specialization_of
 
 
@@ -43,7 +42,7 @@ class LaunchCompiler:
     def submit(self, config: LaunchConfig) -> "Future[CompileResult[LaunchConfig]]":
         """Compile a config. Triton says in this thread what it would compile, since a hook of the config may have to
         set the blocks of tensor descriptors before."""
-        call = with_configs(self._call, [config])
+        call = self._call
         specialization = specialization_of(call, config, self._cc)
         if specialization is None:
             done: Future[CompileResult[LaunchConfig]] = Future()
@@ -70,7 +69,7 @@ def _result(config: LaunchConfig, compiled: Compiled) -> CompileResult[LaunchCon
 def _code_here(call: AutotunedCall, config: LaunchConfig) -> Compiled:
     """Return what this process has compiled of a config before, or compiles since Triton cannot describe it."""
     try:
-        found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})
+        found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.launched(config).all_kwargs(), "warmup": True})
     except Exception as error:  # compilers raise what they like
         return Compiled.of_answer(failed_answer(error) | {"seconds": 0.0})
     return Compiled(outcome=Outcome.OK, resources=resources_of(found))

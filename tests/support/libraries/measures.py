@@ -19,7 +19,6 @@ from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import launch_config
 from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.decide import decide
-from blocktune.tuner.drop_in.known import launched_as
 from blocktune.tuner.launches.launch_bench import LaunchBench
 from blocktune.tuner.launches.launches import prepare_arguments
 from blocktune.tuner.launches.race import race
@@ -51,7 +50,7 @@ class Chosen:
     def of(cls, kernel: TunedKernel, call: AutotunedCall, parameters: Mapping[str, Mapping[str, Any]]) -> "Chosen":
         """Return what was chosen for a call, from the parameters by who chose."""
         configs = {
-            who: launched_as(call, LaunchConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
+            who: call.launched(LaunchConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
         }
         return cls(kernel.tuner, kernel._stock_key(call.args, call.kwargs), configs)
 
@@ -147,7 +146,7 @@ def expanded(kernel: TunedKernel, call: AutotunedCall, library: LaunchConfig) ->
     wider = TunedKernel(kernel.tuner, Settings(expand=EXPAND), decide)
     choice = wider.explain(*call.args, **call.kwargs)
     winner = _config_of(choice)
-    both = replace(call, configs={library: call.configs[library], winner: launched_as(call, winner)})
+    both = replace(call, configs={library: call.configs[library], winner: call.launched(winner)})
     times = exhaustive_us(both)
     found = {"config": winner.label, "time_us": times[winner], "gain": times[library] / times[winner]}
     return found, winner

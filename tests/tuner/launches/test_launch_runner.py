@@ -72,7 +72,7 @@ def test_configs_are_timed_against_the_first_of_the_list(runner: LaunchRunner, o
 
 
 def test_a_config_of_no_list_is_launched_and_may_lose_its_race(runner: LaunchRunner, monkeypatch: Any) -> None:
-    monkeypatch.setattr("blocktune.tuner.launches.launches.triton_config", made_config)
+    monkeypatch.setattr("blocktune.runtime.autotuned.call.triton_config", made_config)
     runner.measure(OTHER)
     third = runner.measure(THIRD)
     assert (third.outcome, len(third.samples_us)) == (Outcome.OK, RACE_ROUNDS)
