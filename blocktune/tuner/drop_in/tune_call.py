@@ -2,9 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from blocktune.db.records.records import KernelTrial
@@ -21,7 +21,8 @@ from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import COMMAND, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+from blocktune.tuner.measure.locked_runner import locked
+from blocktune.tuner.measure.telemetry import GpuMonitor
 from blocktune.tuner.measure.worker_process import Deadlines
 from blocktune.tuner.offline.specialization import is_importable, specialization_of
 from blocktune.tuner.subject.launch import LaunchSubject
@@ -80,24 +81,18 @@ def _raced(
     race = ListRace(subject, known)
     missing = [config for config in race.new if config not in compiled]
     compiled |= compiles(subject, missing, tools.compiler)
-    standing = race.run(compiled, lambda: _locked_runner(subject, tools, monitor), monitor.sample)
+
+    def open_runner() -> AbstractContextManager[LaunchRunner]:
+        runner = LaunchRunner(subject.call, tools=tools.launches, command=tools.command, deadlines=tools.deadlines)
+        return locked(runner, subject.device, lambda message: logger.info("%s", message))
+
+    standing = race.run(compiled, open_runner, monitor.sample)
     if standing is None:
         raise _nothing_runs(subject.call, race.reasons)
     best = race.best(standing)
     results.save(race.trials, best, race.failed_by_machine)
     times_us = {config: standing.time_us(config) for config in standing.samples_us}
     return measured_choice(subject, best, race.reasons, spent_seconds(), times_us)
-
-
-@contextmanager
-def _locked_runner(subject: LaunchSubject, tools: Tools, monitor: GpuMonitor) -> Iterator[LaunchRunner]:
-    """Yield what times a call; the GPU is locked meanwhile, so that no other process disturbs it."""
-    runner = LaunchRunner(subject.call, tools=tools.launches, command=tools.command, deadlines=tools.deadlines)
-    with gpu_lock(subject.device.uuid, lambda message: logger.info("%s", message)):
-        try:
-            yield runner
-        finally:
-            runner.close()
 
 
 def _searched(results: Results, tools: Tools) -> KernelExplanation | None:

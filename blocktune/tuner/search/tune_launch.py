@@ -19,7 +19,8 @@ from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
+from blocktune.tuner.measure.locked_runner import locked
+from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
@@ -115,11 +116,8 @@ def _launch_runner(
     runner = LaunchRunner(
         call=subject.call, anchor=anchor, monitor=monitor, terms=options.terms, tools=machine.launches
     )
-    with gpu_lock(subject.device.uuid, on_wait):
-        try:
-            yield runner
-        finally:
-            runner.close()
+    with locked(runner, subject.device, on_wait):
+        yield runner
 
 
 def _proposals(
