@@ -159,15 +159,15 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     tune import sqlite:///studies.db
     """
     from blocktune.db.exchange.document import load_document
-    from blocktune.db.exchange.importing import kernel_bests_from, records_from
+    from blocktune.db.exchange.importing import records_in
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.backups import MERGE_SECONDS
 
     documents = read_studies(file) if "://" in file else [load_document(file)]
-    records = map(records_from, documents)
-    sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
-    autotuned = [best for document in documents for best in kernel_bests_from(document)]
+    records = list(map(records_in, documents))
+    sources = [Results(bests=tuple(found.bests), trials=tuple(found.trials)) for found in records]
+    autotuned = [best for found in records for best in found.kernel_bests]
     if trust:
         sources.append(Results(bests=tuple(autotuned)))
     elif autotuned:
