@@ -85,7 +85,7 @@ class ServerClient:
         self._jobs = 0
         self._prepared: dict[str, Any] = {}
         self._lost: RuntimeError | None = None
-        self._lock = threading.Lock()
+        self._lock, self._sending = threading.Lock(), threading.Lock()
         self._listener = threading.Thread(target=self._listen, name="blocktune-compile", daemon=True)
         self._listener.start()
 
@@ -172,7 +172,7 @@ class ServerClient:
         """
         try:
             process = self._process.result()
-            with self._lock:  # the listener closes the process's pipes after it has said that it is lost
+            with self._sending:  # the listener closes the process's pipes after it has said that it is lost
                 if self._lost is not None:
                     raise self._lost
                 process.send(message)
@@ -203,6 +203,7 @@ class ServerClient:
             while True:
                 self._take(process)
         except (ChildLostError, RuntimeError) as error:
+            process.kill()  # who sends to one that hangs would wait for ever
             self._lose(RuntimeError(str(error)))
         finally:
             process.end()
@@ -239,7 +240,8 @@ class ServerClient:
 
     def _lose(self, error: RuntimeError) -> None:
         """Answer everything that waits with an error."""
-        self._lost = error
+        with self._sending:
+            self._lost = error
         for job in self._taken():
             job.fail(error)
 
