@@ -16,12 +16,13 @@ from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.tuner.drop_in.list_race import reasons_of
 from blocktune.tuner.drop_in.results import Results, keep_here, measured_choice
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.launches.launches import prepare_arguments
 from blocktune.tuner.launches.outputs import OutputCheck
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.kept_study import IN_ORDER
 from blocktune.tuner.search.report import TuningReport
-from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
+from blocktune.tuner.search.tune_launch import tune_launch
 from blocktune.tuner.subject.costs import NO_COSTS
 
 logger = logging.getLogger("blocktune")

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from blocktune.db.records.records import KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -14,16 +14,15 @@ from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winners
 from blocktune.tuner.compile.answers import Compiled
-from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.list_race import ListRace
 from blocktune.tuner.drop_in.results import OpenStore, Results, measured_choice, open_store
 from blocktune.tuner.launches.launch_bench import LaunchTools
-from blocktune.tuner.launches.launch_runner import COMMAND, LaunchRunner
+from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.locked_runner import locked
 from blocktune.tuner.measure.telemetry import GpuMonitor
-from blocktune.tuner.measure.worker_process import Deadlines
 from blocktune.tuner.offline.specialization import is_importable, specialization_of
 from blocktune.tuner.subject.launch import LaunchSubject
 
@@ -31,23 +30,15 @@ logger = logging.getLogger("blocktune")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What tuning needs of the machine.
+class DropInMachine(LaunchMachine):
+    """What tuning a first call needs of the machine. open_store: where results are kept."""
 
-    compiler: compiles ahead. open_store: where results are kept. launches: time launches. command: starts the process
-    that measures where `isolate` is set, within these deadlines.
-    """
-
-    compiler: CompileAhead = compile_ahead
     open_store: OpenStore = open_store
-    launches: LaunchTools = field(default_factory=lambda: LaunchTools(make_meter=lambda: None))
-    command: Sequence[str] = COMMAND
-    deadlines: Deadlines = field(default_factory=Deadlines)
 
 
-def machine() -> Tools:
-    """Return the tools of this process."""
-    return Tools()
+def machine() -> DropInMachine:
+    """Return the tools of this process; no energies are measured in a first call."""
+    return DropInMachine(launches=LaunchTools(make_meter=lambda: None))
 
 
 def tuned_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
@@ -59,7 +50,7 @@ def tuned_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """
     started, tools = time.monotonic(), machine()
     if is_importable(call):
-        tools.compiler.start(call.name)
+        tools.ahead.start(call.name)
     # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
     monitor = GpuMonitor(device.uuid, own_processes=2)
     subject = LaunchSubject.of(call, device, measuring_environment(device, monitor))
@@ -69,7 +60,7 @@ def tuned_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
 
 
 def _raced(
-    results: Results, tools: Tools, monitor: GpuMonitor, spent_seconds: Callable[[], float]
+    results: Results, tools: DropInMachine, monitor: GpuMonitor, spent_seconds: Callable[[], float]
 ) -> KernelExplanation:
     """Return the choice of a race among the list.
 
@@ -77,14 +68,13 @@ def _raced(
         NoFeasibleConfigError: no config compiles and runs.
     """
     subject = results.subject
-    known, compiled = _known_and_compiled(results, tools.compiler)
+    known, compiled = _known_and_compiled(results, tools.ahead)
     race = ListRace(subject, known)
     missing = [config for config in race.new if config not in compiled]
-    compiled |= compiles(subject, missing, tools.compiler)
+    compiled |= compiles(subject, missing, tools.ahead)
 
     def open_runner() -> AbstractContextManager[LaunchRunner]:
-        runner = LaunchRunner(subject.call, tools=tools.launches, command=tools.command, deadlines=tools.deadlines)
-        return locked(runner, subject.device, lambda message: logger.info("%s", message))
+        return locked(tools.runner(subject.call), subject.device, lambda message: logger.info("%s", message))
 
     standing = race.run(compiled, open_runner, monitor.sample)
     if standing is None:
@@ -95,18 +85,17 @@ def _raced(
     return measured_choice(subject, best, race.reasons, spent_seconds(), times_us)
 
 
-def _searched(results: Results, tools: Tools) -> KernelExplanation | None:
+def _searched(results: Results, tools: DropInMachine) -> KernelExplanation | None:
     """Return the choice of a search beyond the list; None where the list alone is raced: there is no memory for copies,
     or the kernel brings a `do_bench`, which times launches in a way of its own."""
     # with it comes SQLAlchemy, which takes longer to import than a list to race
     from blocktune.tuner.drop_in.beyond_list import has_room, searched_choice
-    from blocktune.tuner.search.tune_launch import LaunchMachine
 
     call = results.subject.call
     if brings_its_own_bench(call):
         logger.info("%s: only listed configs are tried, since its `do_bench` times them.", call.name)
         return None
-    return searched_choice(results, LaunchMachine(tools.compiler, tools.launches)) if has_room(call) else None
+    return searched_choice(results, tools) if has_room(call) else None
 
 
 def _known_and_compiled(

@@ -10,13 +10,14 @@ from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile_server.client import worker_environment
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.launches import prepare_arguments, require_restorable
 from blocktune.tuner.launches.race import Samples
 from blocktune.tuner.launches.saved_call import SavedCall
 from blocktune.tuner.measure.runner import WorkerRunner
 from blocktune.tuner.measure.worker import Commands
-from blocktune.tuner.measure.worker_process import LocalWorker, Worker, WorkerFailedError, WorkerProcess
+from blocktune.tuner.measure.worker_process import Deadlines, LocalWorker, Worker, WorkerFailedError, WorkerProcess
 
 COMMAND = (sys.executable, "-P", "-m", "blocktune.tuner.launches.measure_worker")
 
@@ -118,6 +119,24 @@ class LaunchRunner(WorkerRunner[LaunchConfig]):
 
     def _problem(self) -> dict[str, Any]:
         return {} if self._saved is None else self._saved.document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchMachine:
+    """What tuning a call needs of the machine.
+
+    ahead: compiles. launches: time and meter launches. command: starts the process that measures where `isolate` is
+    set, within these deadlines.
+    """
+
+    ahead: CompileAhead = compile_ahead
+    launches: LaunchTools = field(default_factory=LaunchTools)
+    command: Sequence[str] = COMMAND
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def runner(self, call: AutotunedCall, **options: Any) -> LaunchRunner:
+        """Return the runner of a call; `options` are further fields of it."""
+        return LaunchRunner(call, tools=self.launches, command=self.command, deadlines=self.deadlines, **options)
 
 
 def cause_of(failed: Exception) -> str:

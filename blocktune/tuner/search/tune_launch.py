@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from blocktune.db.recorder import Recorder
@@ -14,9 +14,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.compile_server.compile_ahead import CompileAhead, compile_ahead
-from blocktune.tuner.launches.launch_bench import LaunchTools
-from blocktune.tuner.launches.launch_runner import LaunchRunner
+from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.locked_runner import locked
@@ -40,14 +38,6 @@ _UNBOUNDED = 1 << 30
 _PROCESSES = 2
 """On the GPU while a call is measured: many libraries look at it when they are imported, as in the process that
 compiles."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchMachine:
-    """What tuning a call needs of the machine. ahead: compiles. launches: time and meter launches."""
-
-    ahead: CompileAhead = compile_ahead
-    launches: LaunchTools = field(default_factory=LaunchTools)
 
 
 def launch_machine() -> LaunchMachine:
@@ -113,9 +103,7 @@ def _launch_runner(
     """Yield what measures a call; the GPU is locked meanwhile."""
     if brings_its_own_bench(subject.call):
         logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", subject.call.name)
-    runner = LaunchRunner(
-        call=subject.call, anchor=anchor, monitor=monitor, terms=options.terms, tools=machine.launches
-    )
+    runner = machine.runner(subject.call, anchor=anchor, monitor=monitor, terms=options.terms)
     with locked(runner, subject.device, on_wait):
         yield runner
 

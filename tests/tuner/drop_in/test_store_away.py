@@ -51,7 +51,7 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
     gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools, compiling = tune_call.machine(), threading.Event()
-    compile_list = tools.compiler.compile
+    compile_list = tools.ahead.compile
 
     def compile_and_say(*arguments: Any) -> Any:
         compiling.set()
@@ -61,7 +61,7 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
         assert compiling.wait(60)
         return ResultStore.open(path)
 
-    monkeypatch.setattr(tools.compiler, "compile", compile_and_say)
+    monkeypatch.setattr(tools.ahead, "compile", compile_and_say)
     slow = replace(tools, open_store=open_meanwhile)
     monkeypatch.setattr(tune_call, "machine", lambda: slow)
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)

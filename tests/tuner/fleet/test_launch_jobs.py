@@ -17,8 +17,8 @@ from blocktune.tuner.fleet.job import Job, progress_from, progress_json
 from blocktune.tuner.fleet.streamed_store import known_for
 from blocktune.tuner.fleet.worker import make_job
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.search.report import Budget, Progress
-from blocktune.tuner.search.tune_launch import LaunchMachine
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock
 from tests.support.triton_modes import compiled_here
 from tests.tuner.drop_in.conftest import H200, compiler, gpu, path

@@ -17,9 +17,10 @@ from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, TuningReport
-from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
+from blocktune.tuner.search.tune_launch import tune_launch
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
 from tests.support.libraries.autotuned_kernels import CONFIGS
