@@ -1,6 +1,6 @@
 """The race of a call's list: leave out what cannot run or win, time the rest in turns."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome, Telemetry
@@ -156,5 +156,5 @@ class ListRace:
 
 def reasons_of(trials: Mapping[LaunchConfig, KernelTrial]) -> dict[str, str]:
     """Return why configs have no time, by their label."""
-    failed: Sequence[KernelTrial] = [trial for trial in trials.values() if trial.outcome is not Outcome.OK]
+    failed = (trial for trial in trials.values() if trial.outcome is not Outcome.OK)
     return {trial.config.label: f"{trial.outcome}: {trial.error}" for trial in failed}
