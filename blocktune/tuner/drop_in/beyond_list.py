@@ -15,7 +15,7 @@ from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.tuner.drop_in.list_race import reasons_of
-from blocktune.tuner.drop_in.results import Results, keep_here, measured_choice
+from blocktune.tuner.drop_in.results import CallResults, keep_here, measured_choice
 from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.launches.launches import prepare_arguments
 from blocktune.tuner.launches.outputs import OutputCheck
@@ -38,7 +38,7 @@ def has_room(call: AutotunedCall) -> bool:
     return True
 
 
-def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanation:
+def searched_choice(results: CallResults, machine: LaunchMachine) -> KernelExplanation:
     """Return the choice of a search through the list and around its best config; it is stored.
 
     Raises:
@@ -54,7 +54,7 @@ def searched_choice(results: Results, machine: LaunchMachine) -> KernelExplanati
     return choice
 
 
-def _kept_search(results: Results, machine: LaunchMachine) -> tuple[TuningReport, dict[LaunchConfig, KernelTrial]]:
+def _kept_search(results: CallResults, machine: LaunchMachine) -> tuple[TuningReport, dict[LaunchConfig, KernelTrial]]:
     """Search in the user's store. Where that fails, search in a temporary one: this process keeps the winner, also for
     other ranks, and a warning says why."""
     try:
@@ -75,7 +75,7 @@ def _temporary_store() -> Iterator[ResultStore]:
         yield store
 
 
-def _opened(results: Results) -> ResultStore:
+def _opened(results: CallResults) -> ResultStore:
     """Return the store of a call's results.
 
     Raises:
@@ -88,7 +88,7 @@ def _opened(results: Results) -> ResultStore:
 
 
 def _search(
-    results: Results, store: ResultStore, machine: LaunchMachine
+    results: CallResults, store: ResultStore, machine: LaunchMachine
 ) -> tuple[TuningReport, dict[LaunchConfig, KernelTrial]]:
     """Search, and return the report and how every config ended.
 

@@ -33,7 +33,7 @@ def open_store() -> "ResultStore":
 
 
 @dataclass(frozen=True, slots=True)
-class Results:
+class CallResults:
     """What a store keeps of a call, measured by this software on this device."""
 
     subject: LaunchSubject

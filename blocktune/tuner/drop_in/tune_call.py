@@ -16,7 +16,7 @@ from blocktune.runtime.autotuned.fallback import KernelExplanation, stored_winne
 from blocktune.tuner.compile.answers import Compiled
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.list_race import ListRace
-from blocktune.tuner.drop_in.results import OpenStore, Results, measured_choice, open_store
+from blocktune.tuner.drop_in.results import CallResults, OpenStore, measured_choice, open_store
 from blocktune.tuner.launches.launch_bench import LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
 from blocktune.tuner.launches.launches import brings_its_own_bench
@@ -54,13 +54,13 @@ def tuned_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     # the process that compiles imports the kernel's library, and many of those look at the GPU, as users of it
     monitor = GpuMonitor(device.uuid, own_processes=2)
     subject = LaunchSubject.of(call, device, measuring_environment(device, monitor))
-    results = Results(subject, tools.open_store)
+    results = CallResults(subject, tools.open_store)
     found = _searched(results, tools) if call.settings.expand else None
     return found or _raced(results, tools, monitor, lambda: time.monotonic() - started)
 
 
 def _raced(
-    results: Results, tools: DropInMachine, monitor: GpuMonitor, spent_seconds: Callable[[], float]
+    results: CallResults, tools: DropInMachine, monitor: GpuMonitor, spent_seconds: Callable[[], float]
 ) -> KernelExplanation:
     """Return the choice of a race among the list.
 
@@ -85,7 +85,7 @@ def _raced(
     return measured_choice(subject, best, race.reasons, spent_seconds(), times_us)
 
 
-def _searched(results: Results, tools: DropInMachine) -> KernelExplanation | None:
+def _searched(results: CallResults, tools: DropInMachine) -> KernelExplanation | None:
     """Return the choice of a search beyond the list; None where the list alone is raced: there is no memory for copies,
     or the kernel brings a `do_bench`, which times launches in a way of its own."""
     # with it comes SQLAlchemy, which takes longer to import than a list to race
@@ -99,7 +99,7 @@ def _searched(results: Results, tools: DropInMachine) -> KernelExplanation | Non
 
 
 def _known_and_compiled(
-    results: Results, compiler: CompileAhead
+    results: CallResults, compiler: CompileAhead
 ) -> tuple[dict[LaunchConfig, KernelTrial], dict[LaunchConfig, Compiled | None]]:
     """Return how configs of a call ended before. Where nothing is known of its kernel, the whole list is compiled while
     the store is made or read, and how that ended is returned as well."""
