@@ -19,7 +19,8 @@ from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, KernelBest, KernelTrial, Trial
-from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
+from blocktune.db.records.row_values import IMPORTED, shape_documents, whole_device
+from blocktune.db.records.rows import best_of, trial_of
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean

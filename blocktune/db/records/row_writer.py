@@ -12,15 +12,15 @@ from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial, Environment, Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
-from blocktune.db.records.rows import (
+from blocktune.db.records.row_values import (
     IMPORTED,
     UNREADABLE,
-    best_of,
     config_columns,
     document_of,
     shape_columns,
     shape_documents,
 )
+from blocktune.db.records.rows import best_of
 from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
