@@ -155,6 +155,7 @@ def environment_of(row: EnvironmentRow) -> Environment:
     return _parsed_environment(*_environment_values(row))
 
 
+# A sweep's trials share one device and one shape; parsing each once keeps reading thousands of rows quick.
 @lru_cache(maxsize=64, typed=True)
 def _parsed_environment(*values: Any) -> Environment:
     return Environment.from_json(dict(zip(_ENVIRONMENT, values, strict=True)))
