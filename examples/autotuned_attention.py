@@ -78,7 +78,8 @@ def on_the_gpu() -> None:
 
 def offline() -> None:
     from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
 
     types = positional_signature(attention_kernel, "*bf16, *bf16, *bf16, *bf16, fp32, i32:16")
     config = {"HEAD_DIM": 128, "IS_CAUSAL": True, "BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}

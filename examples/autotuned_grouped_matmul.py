@@ -118,7 +118,8 @@ def on_the_gpu(folder: Path) -> None:
 
 def offline() -> None:
     from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
 
     types = positional_signature(grouped_matmul_kernel, "*bf16, *bf16, *bf16, *i32, i32:16, i32:16, i32:16")
     config = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "EXPERTS": EXPERTS}

@@ -68,7 +68,7 @@ def on_the_gpu() -> None:
 
 def offline() -> None:
     from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.jitted.offline import compiled_offline
+    from blocktune.tuner.offline.code import compiled_offline
 
     signature = {"a": "*bf16:16", "b": "*bf16:16", "c": "*bf16:16", "M": "i32:16", "N": "i32:16", "K": "i32:16"}
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3}

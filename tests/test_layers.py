@@ -39,8 +39,10 @@ TIERS = {
     "tuner": (
         ("occupancy", "traffic", "correctness"),
         ("compile",),
+        ("offline",),
+        ("compile_server",),
         ("cost", "measure"),
-        ("jitted", "candidates"),
+        ("candidates",),
         ("sampling", "launches"),
         ("subject",),
         ("search",),
@@ -51,7 +53,6 @@ TIERS = {
     "cli": (
         ("output",),
         ("shared",),
-        ("autotuned",),
         ("tune", "results", "explain", "lab"),
         ("report",),
         ("ui",),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from blocktune.db.exchange.document import document_from, load_document
-from blocktune.db.exchange.importing import kernel_bests_from, records_from
+from blocktune.db.exchange.importing import records_from, records_in
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
@@ -30,10 +30,9 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
     path = file_path(place)
     if _is_sqlite(path):
         return _stored(str(path), trials)
-    document = load_document(path)
-    bests, kept = records_from(document)
-    left_out = len(kernel_bests_from(document))
-    return Results(bests=tuple(bests), trials=tuple(kept) if trials else (), left_out=left_out)
+    found = records_in(load_document(path))
+    kept = tuple(found.trials) if trials else ()
+    return Results(bests=tuple(found.bests), trials=kept, left_out=len(found.kernel_bests))
 
 
 def _is_sqlite(path: Path) -> bool:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from blocktune.db.connected_store import ConnectedStore
 from blocktune.db.exchange.document import Document, document_from, shape_order
-from blocktune.db.exchange.importing import kernel_bests_from, records_from
+from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.correction import BitCorrection, correct
@@ -19,7 +19,8 @@ from blocktune.db.records.linked_rows import linked_rows
 from blocktune.db.records.near_shapes import Distance, nearest_ids, nearest_outlines, outlines
 from blocktune.db.records.reading import id_of, readable_records
 from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, KernelBest, KernelTrial, Trial
-from blocktune.db.records.rows import IMPORTED, best_of, shape_documents, trial_of, whole_device
+from blocktune.db.records.row_values import IMPORTED, shape_documents, whole_device
+from blocktune.db.records.rows import best_of, trial_of
 from blocktune.db.rivals import with_todays_rivals
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
@@ -197,10 +198,9 @@ class ResultStore(ConnectedStore):
         Raises:
             ImportRejectedError: a field is unknown, missing or absurd; the message names its place in the document.
         """
-        bests, trials = records_from(document)
-        kernel_bests = kernel_bests_from(document)
-        taken: tuple[AnyBest, ...] = (*bests, *kernel_bests) if trust else tuple(bests)
-        return self.merge([Results(bests=taken, trials=tuple(trials))], trust=trust)
+        found = records_in(document)
+        taken: tuple[AnyBest, ...] = (*found.bests, *found.kernel_bests) if trust else tuple(found.bests)
+        return self.merge([Results(bests=taken, trials=tuple(found.trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
         """Take in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner

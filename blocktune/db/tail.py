@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import Regime, Trial
-from blocktune.db.records.rows import UNREADABLE, device_of, trial_of, whole_shape
+from blocktune.db.records.row_values import UNREADABLE, device_of, whole_shape
+from blocktune.db.records.rows import trial_of
 from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, ShapeRow, TrialRow

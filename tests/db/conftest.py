@@ -15,14 +15,14 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
 from tests.support.stores.new_stores import new_store
 from tests.support.stores.postgres_server import EmptyDatabases, need_server, running_server
 
 NOON = datetime(2026, 11, 20, 12, 0, 0, 123456, tzinfo=UTC)
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
-PROBLEM = KernelProblem(KERNEL, Problem((("(types)", "fp16 fp16"), ("scale", 0.5))))
-CONFIG = UserConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
+PROBLEM = KernelProblem(KERNEL, LaunchProblem((("(types)", "fp16 fp16"), ("scale", 0.5))))
+CONFIG = LaunchConfig(KERNEL, (("BLOCK", 128), ("num_warps", 4)))
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +144,7 @@ def kernel_best(kernel_trial: KernelTrial) -> KernelBest:
         kernel_hash=SOURCE,
         origin=Origin.MEASURED,
         time_us=12.5,
-        default=UserConfig(KERNEL, (("BLOCK", 256), ("num_warps", 8))),
+        default=LaunchConfig(KERNEL, (("BLOCK", 256), ("num_warps", 8))),
         default_time_us=14.0,
         speedup_over_default=1.12,
         speedup_low=1.1,

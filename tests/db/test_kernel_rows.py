@@ -16,7 +16,7 @@ from blocktune.db.store import ResultStore
 from blocktune.db.tables.cleaning import Rules
 from blocktune.db.tables.schema import CURRENT
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
-from blocktune.runtime.autotuned.config import KernelProblem, Problem
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchProblem
 from tests.db.conftest import KERNEL, PROBLEM, SOURCE
 from tests.support.stores.older_stores import make_older
 
@@ -57,7 +57,7 @@ def test_another_source_problem_or_device_is_another_matter(target: str, kernel_
         store.set_best(kernel_best)
         wider = replace(kernel_best.device, num_sms=114)
         assert store.best(kernel_best.device, PROBLEM, kernel_hash="f" * 16) is None
-        assert store.best(kernel_best.device, KernelProblem(KERNEL, Problem((("scale", 1.0),)))) is None
+        assert store.best(kernel_best.device, KernelProblem(KERNEL, LaunchProblem((("scale", 1.0),)))) is None
         assert store.best(wider, PROBLEM) is None
 
 

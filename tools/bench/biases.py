@@ -29,7 +29,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.features import NO_FEATURES, Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.compare.peers import Compute, for_question, thunk_compute
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.measure.clock import CudaClock

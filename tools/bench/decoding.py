@@ -29,7 +29,7 @@ from blocktune.kernels.values.features import NO_FEATURES, Features
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.peers import BACKENDS, sdpa_compute
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.forward import softmax_scale
 from blocktune.tuner.correctness.inputs import key_bytes, make_inputs

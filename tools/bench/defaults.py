@@ -6,7 +6,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import default_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 
 
 def default_of(shape: AttentionShape) -> KernelConfig:

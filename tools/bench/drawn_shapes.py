@@ -30,7 +30,7 @@ from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.starting_configs import favourites, find_contenders
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import source_commit
 from blocktune.tuner.measure.measurement import Energies, Finals

@@ -28,7 +28,7 @@ from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.candidates.starting_configs import find_contenders
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.environment import measuring_environment, source_commit

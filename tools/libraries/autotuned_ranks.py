@@ -27,7 +27,8 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.api import rank_sync
 from blocktune.tuner.drop_in import decide, node_lock, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
-from blocktune.tuner.drop_in.tune_call import Tools
+from blocktune.tuner.drop_in.tune_call import DropInMachine
+from blocktune.tuner.launches.launch_bench import LaunchTools
 from tests.support.fakes.fake_triton import FakeHookedClock, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
@@ -59,7 +60,7 @@ def launched(rank: int) -> Told:
         torch.cuda.set_device(rank)
     gpu = None if on_gpu else noisy()
     if gpu is not None:
-        tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeHookedClock(gpu))
+        tune_call.machine = lambda: DropInMachine(launches=LaunchTools(lambda l2: FakeHookedClock(gpu), lambda: None))
     count = ELEMENTS if on_gpu else 1000
     kernel = autotune(CONFIGS, ["n"], restore_value=["x"])(scale_kernel.fn)
     x = torch.ones(count, device="cuda" if on_gpu else "cpu")

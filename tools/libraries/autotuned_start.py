@@ -21,7 +21,8 @@ import triton
 from blocktune.kernels.hardware.device import device_named
 from blocktune.tuner.drop_in import decide, node_lock, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
-from blocktune.tuner.drop_in.tune_call import Tools
+from blocktune.tuner.drop_in.tune_call import DropInMachine
+from blocktune.tuner.launches.launch_bench import LaunchTools
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
@@ -29,7 +30,7 @@ from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 
 def launch(gpu: FakeGpu) -> tuple[bool, str]:
     """Return whether this process measured, and what it chose."""
-    tune_call.machine = lambda: Tools(make_clock=lambda l2: FakeHookedClock(gpu))
+    tune_call.machine = lambda: DropInMachine(launches=LaunchTools(lambda l2: FakeHookedClock(gpu), lambda: None))
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     with active(gpu):
         kernel[lambda meta: (triton.cdiv(meta["n"], meta["BLOCK"]),)](torch.ones(1000), 1000, 2.0)

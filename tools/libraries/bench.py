@@ -33,7 +33,7 @@ from triton.testing import do_bench
 
 from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.values.errors import NoDeviceError
-from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.libraries import hits as library_hits
@@ -133,7 +133,7 @@ class Winners:
             library_steps.STEPS[step]("cuda")
         return chosen
 
-    def _measured(self, step: str, kernel: TunedKernel, call: Call) -> dict[str, Any]:
+    def _measured(self, step: str, kernel: TunedKernel, call: AutotunedCall) -> dict[str, Any]:
         """Return the row of a kernel, with what was missing of it."""
         row: dict[str, Any] = self._rows.get(call.name) or {"step": step, **self._kept(call)}
         for part, measure in library_measures.PARTS.items():
@@ -151,14 +151,14 @@ class Winners:
         say(row)
         return row
 
-    def _preset(self, kernel: TunedKernel, call: Call) -> None:
+    def _preset(self, kernel: TunedKernel, call: AutotunedCall) -> None:
         """Let a kernel that is not measured in this pass run with the first config of its list, in this pass."""
         cache, key = kernel.tuner.cache, kernel._stock_key(call.args, call.kwargs)
         if key not in cache:
             cache[key] = call.configs[call.default]
             self._presets.append((cache, key))
 
-    def _kept(self, call: Call) -> dict[str, Any]:
+    def _kept(self, call: AutotunedCall) -> dict[str, Any]:
         """Return what is not measured again of a kernel."""
         earlier = self._earlier.get(call.name, {"key": None})
         same = earlier["key"] == call.problem.label
@@ -223,7 +223,7 @@ def start_times(path: Path, model: str, tuner: str, seconds: float, meanwhile: s
                 return
 
 
-def _is_of(row: Mapping[str, Any], call: Call, step: str) -> bool:
+def _is_of(row: Mapping[str, Any], call: AutotunedCall, step: str) -> bool:
     """Return whether a row is of this very call of a pass, and says what was chosen for it."""
     return row["step"] == step and row["key"] == call.problem.label and "chosen" in row
 

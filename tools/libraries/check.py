@@ -11,7 +11,6 @@ passes in Triton's cache. One that runs meanwhile has launches that are late, an
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -21,10 +20,10 @@ from typing import Any
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.autotuned.kernel import TunedKernel
-from blocktune.tuner.compile.compiler import has_code
-from blocktune.tuner.jitted.compile_ahead import TIMEOUT_SECONDS, compile_here, worker_environment
-from blocktune.tuner.jitted.server_client import ServerClient
-from blocktune.tuner.jitted.specialization import Specialization, specialization_of
+from blocktune.tuner.compile.compiler import compile_here, has_code
+from blocktune.tuner.compile_server.client import ServerClient
+from blocktune.tuner.compile_server.compile_ahead import TIMEOUT_SECONDS
+from blocktune.tuner.offline.specialization import Specialization, specialization_of
 from tests.support.fakes.fake_triton import Launch
 from tests.support.libraries import steps as library_steps
 from tests.support.libraries.calls import as_on_an_h200, handed_over
@@ -76,8 +75,7 @@ class Ahead:
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._environment = workers, worker_environment()
-        self._server = ServerClient(TIMEOUT_SECONDS, self._environment)
+        self._server = ServerClient(workers, TIMEOUT_SECONDS)
         self._compiled: dict[str, Future[Any]] = {}
 
     def add(self, step: str) -> None:
@@ -100,12 +98,11 @@ class Ahead:
         return len(self._compiled)
 
     def _submit(self, kernel: str, specializations: Iterable[Specialization]) -> None:
-        path = self._environment["PYTHONPATH"].split(os.pathsep)
-        self._server.prepare(kernel.partition(":")[0], path, self._environment)
+        self._server.prepare(kernel.partition(":")[0])
         for each in specializations:
             if each.document is not None and each.key not in self._compiled and not has_code(each.spec, each.key):
                 job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(CC)}
-                self._compiled[each.key] = self._server.submit(job, self._workers)
+                self._compiled[each.key] = self._server.submit(job, lambda answer: answer, lambda lost: lost)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
 from blocktune.runtime.api import rank_sync
-from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.frozen import frozen_winners
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.store_reader.sources import SqliteConfigs
@@ -105,14 +105,14 @@ def told(scenario: Scenario, rank: int, store: Path) -> dict[str, Any]:
 
 def know_autotuned(store: Path, rank: int) -> None:
     """Let a rank's store hold a winner of a kernel under `autotune`, one of its own."""
-    config = UserConfig(KERNEL, (("BLOCK", 128 << rank),))
+    config = LaunchConfig(KERNEL, (("BLOCK", 128 << rank),))
     environment = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
     with ResultStore.open(store) as opened:
         opened.set_best(
             Best(
                 device=H200,
                 environment=environment,
-                shape=KernelProblem(KERNEL, Problem.of({"n": 1000})),
+                shape=KernelProblem(KERNEL, LaunchProblem.of({"n": 1000})),
                 config=config,
                 kernel_hash=SOURCE,
                 origin=Origin.MEASURED,

@@ -3,12 +3,11 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.autotuned.occupancy import explain_kernel
-from blocktune.cli.autotuned.rows import KernelName
+from blocktune.cli.explain.kernel import explain_kernel
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
-from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared.chosen_config import Choice, analysed, choose_config, measured_us_of
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
+from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import (
     AsJson,
     Database,
@@ -20,6 +19,7 @@ from blocktune.cli.shared.options import (
     with_optional_shape_flags,
 )
 from blocktune.cli.shared.stores import existing_store
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -92,7 +92,7 @@ def explain(
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
         more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": text_of_analysis(analysis)}
-        print_json(analysis.to_json() | {"shape": shape_json(shape)} | more)
+        print_json(analysis.to_json() | {"shape": problem_json(shape)} | more)
         return
     if flags.assumed():
         note(flags.assumed())

@@ -12,10 +12,10 @@ import typer
 from blocktune.cli.explain.ladder_file import HEADER, LadderFile, ShippedLadder, shipped_ladder
 from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import microseconds, note, percent, print_json, print_table, say
-from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared.lookup import look_up
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_optional_shape_flags
 from blocktune.cli.shared.stores import existing_store
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.errors import UsageError, VerificationError
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 
@@ -71,7 +71,7 @@ def ladder(
     spec = choose_device(chosen.device if chosen else device)
 
     from blocktune.tuner.compare.ladder import climb
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.measure.telemetry import gpu_lock
 
     here = is_present(spec)
@@ -92,7 +92,7 @@ def ladder(
     if file is not None:
         file.add(climbed.to_json(), _command(), datetime.now(UTC).isoformat(timespec="seconds"))
     if as_json:
-        print_json(climbed.to_json() | {"shape": shape_json(shape), "shipped": shipped and shipped.to_json()})
+        print_json(climbed.to_json() | {"shape": problem_json(shape), "shipped": shipped and shipped.to_json()})
     else:
         if chosen is not None:
             say(f"{chosen.teaches}\n")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.autotuned.occupancy import code_json, compiled_by_name
+from blocktune.cli.explain.kernel import code_json, compiled_by_name
 from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request

@@ -61,7 +61,7 @@ def replay(
         replay_untuned(places or [DEFAULT_PLACE, DENSE_PLACE], winners, out, as_json)
         return
     from blocktune.kernels.registry import get_kernel
-    from blocktune.tuner.compile.farm import default_workers
+    from blocktune.tuner.compile_server.farm import default_workers
     from blocktune.tuner.lab.replay_report import compare_strategies
     from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
     from blocktune.tuner.search.strategies import installed, require_strategy

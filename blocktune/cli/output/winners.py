@@ -5,14 +5,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.output.render import microseconds, millijoules
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import AnyBest, Best
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.config import KernelConfig
-    from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.runtime.autotuned.config import UserConfig
+    from blocktune.runtime.autotuned.config import LaunchConfig
 
 COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 
@@ -27,17 +27,12 @@ def predictions(store: "ResultStore", best: "Best") -> Predictions:
     return {trial.config: trial.predicted_us for trial in trials}
 
 
-def config_json(config: "KernelConfig | None", **facts: Any) -> dict[str, Any] | None:
+def config_json(config: "KernelConfig | LaunchConfig | None", **facts: Any) -> dict[str, Any] | None:
     """Return a config with what is known about it; None stays None."""
     return None if config is None else {"kernel": config.kernel, "config": config.to_json()} | facts
 
 
-def shape_json(shape: "AttentionShape") -> dict[str, Any]:
-    """Return a shape with its short name, as every command prints it."""
-    return shape.to_json() | {"label": shape.label}
-
-
-def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[str, Any]:
+def winner_json(best: "AnyBest", predicted: "Predictions | None" = None) -> dict[str, Any]:
     """Return a winner with its origin, its rivals, and the environment that it was found in.
 
     Args:
@@ -49,7 +44,7 @@ def winner_json(best: "Best", predicted: "Predictions | None" = None) -> dict[st
     )
     return {
         "device": best.device.to_json(),
-        "shape": shape_json(best.shape),
+        "shape": problem_json(best.shape),
         "best": config_json(
             best.config,
             time_us=best.time_us,
@@ -91,7 +86,7 @@ def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]
 
 def _row(
     name: str,
-    config: "KernelConfig | UserConfig",
+    config: "KernelConfig | LaunchConfig",
     time_us: float | None,
     energy_mj: float | None,
     predicted_us: float | None,

@@ -3,9 +3,9 @@
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from blocktune.cli.autotuned.rows import TRIALS, KernelName, require_kernels, trial_row, winner_json
 from blocktune.cli.output.render import note, print_json, print_table, say
-from blocktune.cli.output.winners import COLUMNS, provenance, winner_rows
+from blocktune.cli.output.winners import COLUMNS, provenance, winner_json, winner_rows
+from blocktune.cli.shared.kernels import KernelName, print_trials, require_kernels, trials_json
 from blocktune.cli.shared.lookup import Answer, look_up, show_answer
 from blocktune.cli.shared.options import (
     AsJson,
@@ -67,12 +67,13 @@ def _show_kernel(name: str, device: "DeviceSpec", db: str | None, *, as_json: bo
     """
     found = require_kernels(db, device, name, with_trials=True)
     if as_json:
-        print_json({"device": device.name, "kernels": [winner_json(best, trials) for best, trials in found]})
+        rows = [winner_json(best) | trials_json(trials) for best, trials in found]
+        print_json({"device": device.name, "kernels": rows})
         return
     for best, trials in found:
-        title = f"{best.config.kernel} {best.shape.label} on {device.name}"
+        title = f"{best.shape.full_label} on {device.name}"
         print_table(COLUMNS, winner_rows(best, {trial.config: trial.predicted_us for trial in trials}), title=title)
-        print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+        print_trials(trials)
         say(f"{provenance(best)}, source {best.kernel_hash}\n")
 
 

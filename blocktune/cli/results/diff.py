@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.output.render import microseconds, note, print_json, print_table
-from blocktune.cli.output.winners import config_json, shape_json
+from blocktune.cli.output.winners import config_json
 from blocktune.cli.shared.options import AsJson
+from blocktune.db.records.records import problem_json
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import WinnerDifference
@@ -65,7 +66,7 @@ def _json(each: "WinnerDifference") -> dict[str, Any]:
     return {
         "change": str(each.change),
         "device": winner.device.key,
-        "shape": shape_json(winner.shape),
+        "shape": problem_json(winner.shape),
         "before": _side(each.before),
         "after": _side(each.after),
         "ratio": each.ratio,

@@ -6,18 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.autotuned.rows import (
-    LAUNCHES,
-    TRIALS,
-    WINNERS,
-    launches_of,
-    launches_row,
-    stored_kernels,
-    trial_row,
-    winner_json,
-    winner_row,
-)
-from blocktune.cli.output.render import note, print_json, print_table
+from blocktune.cli.output.render import microseconds, note, print_json, print_table
+from blocktune.cli.output.winners import speedup, winner_json
+from blocktune.cli.shared.kernels import print_trials, stored_kernels, trials_json
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.text import counted
@@ -26,6 +17,7 @@ from blocktune.tuner.measure.device_choice import choose_device
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
+    from blocktune.runtime.autotuned.launches import Launches
 
 
 def kernels(
@@ -60,19 +52,44 @@ def kernels(
     if freeze is not None:
         _freeze(freeze, spec, bests, as_json=as_json)
     elif as_json:
-        launched = ({"launches": asdict(launches)} for launches in launches_of(bests))
-        rows = [{**winner_json(*each), **launches} for each, launches in zip(found, launched, strict=True)]
+        rows = [
+            winner_json(best) | trials_json(trials) | {"launches": asdict(launches)}
+            for (best, trials), launches in zip(found, _launches(bests), strict=True)
+        ]
         print_json({"device": spec.name, "kernels": rows})
     elif not found:
         which = f"kernel {name}" if name else "autotuned kernel"
         note(f"no {which} was tuned on {spec.name}; a program that launches some under `autotune` or `install` does it")
     elif name is None:
-        pairs = zip(bests, launches_of(bests), strict=True)
-        print_table((*WINNERS, *LAUNCHES), [(*winner_row(best), *launches_row(each)) for best, each in pairs])
+        print_table(_COLUMNS, [_row(*pair) for pair in zip(bests, _launches(bests), strict=True)])
     else:
         for best, trials in found:
-            note(f"{best.config.kernel} {best.shape.label}, source {best.kernel_hash}")
-            print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+            note(f"{best.shape.full_label}, source {best.kernel_hash}")
+            print_trials(trials)
+
+
+_COLUMNS = ("kernel and key", "config", "time", "against the default", "trials", "hits", "misses", "seconds")
+
+
+def _row(best: "KernelBest", launches: "Launches") -> tuple[str, ...]:
+    counts = (f"{launches.hits:,}", f"{launches.misses:,}", f"{launches.seconds:.1f}")
+    return (
+        best.shape.full_label, best.config.label, microseconds(best.time_us), speedup(best), str(best.trials), *counts
+    )  # fmt: skip
+
+
+def _launches(bests: "list[KernelBest]") -> "list[Launches]":
+    """Return what all processes launched with each winner's kind of call, whatever list its configs are from.
+
+    Raises:
+        StoreError: the file of the counts cannot be read.
+    """
+    from blocktune.runtime.autotuned.launches import Kind, Launches, launches_path, read_launches
+
+    path = launches_path()
+    counted = {} if path is None else read_launches(path)
+    kinds = (Kind(best.device.key, best.shape.kernel, best.shape.of_any_list.problem) for best in bests)
+    return [counted.get(kind, Launches()) for kind in kinds]
 
 
 def _freeze(path: Path, device: "DeviceSpec", bests: "list[KernelBest]", *, as_json: bool) -> None:

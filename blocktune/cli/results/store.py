@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.autotuned.rows import WINNERS, winner_row
-from blocktune.cli.autotuned.rows import winner_json as kernel_json
 from blocktune.cli.output.render import microseconds, note, print_json, print_table
 from blocktune.cli.output.winners import speedup, winner_json
 from blocktune.cli.results.foreign_exports import write_configs, write_sweeps
@@ -24,7 +22,7 @@ from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.merging import ImportCounts
-    from blocktune.db.records.records import Best, KernelBest
+    from blocktune.db.records.records import AnyBest, Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
 
 OutputFile = Annotated[
@@ -58,19 +56,19 @@ def list_bests(
     kernels = [] if shipped else _stored_kernels(db, only)
     if as_json:
         listed = [winner_json(with_todays_rivals(best)) | {"source": source} for best in found]
-        print_json({"bests": listed, "kernels": [kernel_json(best, []) for best in kernels]})
+        print_json({"bests": listed, "kernels": [winner_json(best) for best in kernels]})
         return
-    rows = [
-        (source, best.device.name, best.shape.label, best.config.label, best.origin, microseconds(best.time_us),
-         speedup(best))
-        for best in map(with_todays_default, found)
-    ]  # fmt: skip
+    rows = [_row(source, best.shape.label, best) for best in map(with_todays_default, found)]
+    rows += [_row("database", best.shape.full_label, best) for best in kernels]
     print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
-    if kernels:
-        print_table(("device", *WINNERS), [(best.device.name, *winner_row(best)) for best in kernels], title=" ")
 
 
 _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
+
+
+def _row(source: str, problem: str, best: "AnyBest") -> tuple[str, ...]:
+    time = microseconds(best.time_us)
+    return source, best.device.name, problem, best.config.label, str(best.origin), time, speedup(best)
 
 
 def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
@@ -161,15 +159,15 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     tune import sqlite:///studies.db
     """
     from blocktune.db.exchange.document import load_document
-    from blocktune.db.exchange.importing import kernel_bests_from, records_from
+    from blocktune.db.exchange.importing import records_in
     from blocktune.db.exchange.merging import Results
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.backups import MERGE_SECONDS
 
     documents = read_studies(file) if "://" in file else [load_document(file)]
-    records = map(records_from, documents)
-    sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
-    autotuned = [best for document in documents for best in kernel_bests_from(document)]
+    records = list(map(records_in, documents))
+    sources = [Results(bests=tuple(found.bests), trials=tuple(found.trials)) for found in records]
+    autotuned = [best for found in records for best in found.kernel_bests]
     if trust:
         sources.append(Results(bests=tuple(autotuned)))
     elif autotuned:

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.autotuned.arguments import ArgumentsOf, Space
-from blocktune.cli.autotuned.rows import KernelName
-from blocktune.cli.autotuned.verify import measure_again, show_validity
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
+from blocktune.cli.results.verify_kernel import measure_again, show_validity
+from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Space
+from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blocktune.db.records.records import Best, Environment
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
-    from blocktune.tuner.compile.background import PreparingCompiler
+    from blocktune.tuner.compile_server.background import PreparingCompiler
     from blocktune.tuner.measure.measurement import Terms
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.upkeep.verification import Verification

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.output.render import note
-from blocktune.cli.output.winners import shape_json
 from blocktune.cli.shared import completion
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile.one_config import CompiledCode
+    from blocktune.tuner.compile_server.one_config import CompiledCode
 
 DefaultOf = Annotated[
     str | None,
@@ -47,7 +47,7 @@ class CompileRequest:
     limits: "ComputeLimits"
 
     def to_json(self) -> dict[str, Any]:
-        return {"config": self.config.to_json(), "shape": shape_json(self.shape)}
+        return {"config": self.config.to_json(), "shape": problem_json(self.shape)}
 
     def with_choices(self, choices: Mapping[str, int | None], own: Sequence[str]) -> "CompileRequest":
         """Return the same with the given choices in place of its own.
@@ -78,7 +78,7 @@ class CompileRequest:
         Raises:
             NoFeasibleConfigError: the config does not compile.
         """
-        from blocktune.tuner.compile.one_config import compiled
+        from blocktune.tuner.compile_server.one_config import compiled
 
         note(f"compiling {self.config.label} for compute capability {self.limits.name} ({self.shape.label})")
         return compiled(self.config, self.shape, self.limits)

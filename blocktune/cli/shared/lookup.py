@@ -14,10 +14,10 @@ from blocktune.cli.output.winners import (
     origin_text,
     predictions,
     provenance,
-    shape_json,
     winner_json,
     winner_rows,
 )
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.files.reading import read_resource
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ class Answer:
         data = {} if self.winner is None else winner_json(self.winner, self.predicted)
         return data | {
             "device": self.device.to_json(),
-            "shape": shape_json(self.shape),
+            "shape": problem_json(self.shape),
             "rung": self.rung,
             "source": None if self.winner is None else "shipped" if self.is_shipped else "database",
             "best": None if found is None else config_json(found.config, **self._facts(found)),
-            "tuned_for": shape_json(found.tuned_for) if found is not None and found.tuned_for is not None else None,
+            "tuned_for": problem_json(found.tuned_for) if found is not None and found.tuned_for is not None else None,
             "passed_over": list(self.passed_over),
             "pytorch": self.pytorchs,
         }

@@ -66,7 +66,7 @@ def bench(
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import current_device
     from blocktune.tuner.compare.compare import compare, compile_ahead
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.measure.clock import CudaClock
     from blocktune.tuner.measure.environment import measuring_environment
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blocktune.cli.autotuned.arguments import Sizes, grid_of, missed_sizes, requests_for
+from blocktune.cli.shared.kernel_arguments import Sizes, grid_of, missed_sizes, requests_for
 from blocktune.cli.shared.shapes_file import sizes_of_file
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.measure.device_choice import choose_device, is_present

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile.background import Compiler
+    from blocktune.tuner.compile_server.background import Compiler
 
 
 def known_result(store: "ResultStore", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer | None:

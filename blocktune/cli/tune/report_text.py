@@ -11,7 +11,7 @@ from blocktune.tuner.search.report import Budget, effective_budget
 if TYPE_CHECKING:
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+    from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
     from blocktune.tuner.occupancy.calculator import Occupancy
     from blocktune.tuner.search.report import TuningReport
 
@@ -59,7 +59,7 @@ def problem_label(problem: "AttentionShape | KernelProblem") -> str:
     return f"{kernel} {problem.label}".strip()
 
 
-def occupancy_text(config: "KernelConfig | UserConfig", result: "Occupancy") -> str:
+def occupancy_text(config: "KernelConfig | LaunchConfig", result: "Occupancy") -> str:
     """Return the occupancy of a winner in one line."""
     limiters = " and ".join(limiter.replace("_", " ") for limiter in result.limiters)
     blocks = result.blocks_per_sm

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.autotuned.arguments import ArgumentsOf, Expand, Space
-from blocktune.cli.autotuned.rows import KernelName
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.render import INTERRUPTED, note, print_json, say
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
+from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Expand, Space
+from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
 from blocktune.cli.shared.shapes_file import flags_of_file, part_of
 from blocktune.cli.tune.cluster import FleetEngine, cluster_of, run_on_cluster

@@ -16,7 +16,7 @@ from blocktune.tuner.measure.device_choice import is_present
 if TYPE_CHECKING:
     from blocktune.cli.tune.target import Target
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.fleet.executor import Executor
     from blocktune.tuner.fleet.job import Job
     from blocktune.tuner.measure.runner import GpuRunner

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
     from blocktune.tuner.drop_in.request import LaunchRequest
     from blocktune.tuner.measure.runner import GpuRunner
     from blocktune.tuner.search.report import OnProgress, TuningReport

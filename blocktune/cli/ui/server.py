@@ -18,7 +18,7 @@ from blocktune.cli.ui.live_page import file_text
 from blocktune.cli.ui.live_store import LiveStore
 from blocktune.cli.ui.page_text import PageText
 from blocktune.cli.ui.what_if import WhatIfs
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 
 if TYPE_CHECKING:
     from blocktune.cli.report.sources import Sources

@@ -13,7 +13,7 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.compiler import CompileResult, compile_key
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import text_of_analysis

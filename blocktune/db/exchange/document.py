@@ -11,7 +11,7 @@
       "bests": [
         {
           "shape": {...},                 AttentionShape.to_json; of an autotuned kernel KernelProblem.to_json
-          "config": {...},                KernelConfig.to_json; of an autotuned kernel UserConfig.to_json
+          "config": {...},                KernelConfig.to_json; of an autotuned kernel LaunchConfig.to_json
           "kernel_hash": "<16 hex>",      the version of the kernel's code
           "environment": "<digest>",
           "origin": "measured",           or borrowed, predicted, default

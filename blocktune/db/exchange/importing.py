@@ -17,7 +17,7 @@ from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Wh
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.runtime.store_reader.export_file import exported_checksum, is_autotuned, seal_of
 
 MAX_ENVIRONMENTS = 1000
@@ -27,26 +27,34 @@ EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # before Triton could be tuned
 _DIGEST = "[0-9a-f]{16}"
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentRecords:
+    """The records of a document: of attention, and the winners of autotuned kernels that a frozen one has."""
+
+    bests: list[Best]
+    trials: list[Trial]
+    kernel_bests: list[KernelBest]
+
+
+def records_in(document: Any) -> DocumentRecords:
+    """Return the records in a document, every field of which was checked.
+
+    Raises:
+        ImportRejectedError: naming the place, the value and the rule.
+    """
+    top, source = _checked(document)
+    rows = top["bests"].items(MAX_BESTS)
+    return DocumentRecords(
+        bests=[source.best(row) for row in rows if not is_autotuned(row.value)],
+        trials=[source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else [],
+        kernel_bests=[source.kernel_best(row) for row in rows if is_autotuned(row.value)],
+    )
+
+
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
-    """Return the records of attention in a document, every field of which was checked.
-
-    Raises:
-        ImportRejectedError: naming the place, the value and the rule.
-    """
-    top, source = _checked(document)
-    bests = [source.best(item) for item in top["bests"].items(MAX_BESTS) if not is_autotuned(item.value)]
-    trials = [source.trial(item) for item in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
-    return bests, trials
-
-
-def kernel_bests_from(document: Any) -> list[KernelBest]:
-    """Return the winners of autotuned kernels in a frozen document, every field of which was checked.
-
-    Raises:
-        ImportRejectedError: naming the place, the value and the rule.
-    """
-    top, source = _checked(document)
-    return [source.kernel_best(item) for item in top["bests"].items(MAX_BESTS) if is_autotuned(item.value)]
+    """Return the winners and trials of attention in a document; raises what `records_in` raises."""
+    found = records_in(document)
+    return found.bests, found.trials
 
 
 def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
@@ -113,7 +121,7 @@ class _Source:
         parts["origin"].match(Origin.MEASURED, f"`{Origin.MEASURED}`")
         best = Best(
             shape=parts["shape"].parsed(KernelProblem.from_json, "the problem of a kernel"),
-            config=parts["config"].parsed(UserConfig.from_json, "the config of a kernel"),
+            config=parts["config"].parsed(LaunchConfig.from_json, "the config of a kernel"),
             origin=Origin.MEASURED,
             **self._provenance(parts),
             **_read(parts, {"time_us": _BEST_READERS["time_us"]}),

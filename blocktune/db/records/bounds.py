@@ -13,7 +13,7 @@ from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, O
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import MAX_CONFIG_TEXT, KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import MAX_CONFIG_TEXT, KernelProblem, LaunchConfig
 
 MAX_TEXT = 200
 MAX_NAME = 256
@@ -56,7 +56,7 @@ def _require_kernel(record: Record) -> None:
     _require_text(MAX_NAME, kernel=record.shape.kernel)
     configs = [record.config, *([record.default] if isinstance(record, Best) and record.default else [])]
     for config in configs:
-        if not isinstance(config, UserConfig) or config.kernel != record.shape.kernel:
+        if not isinstance(config, LaunchConfig) or config.kernel != record.shape.kernel:
             raise _broken(f"configs of the kernel {record.shape.kernel}", "config", config)
         if len(config.document) > MAX_CONFIG_TEXT:
             raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", config.document)

@@ -8,6 +8,7 @@ from sqlalchemy import bindparam, case, insert, select, update
 
 from blocktune.db.records.bounds import require_sound_best
 from blocktune.db.records.records import AnyBest, AnyTrial
+from blocktune.db.records.row_values import IMPORTED, config_columns, document_of, shape_columns
 from blocktune.db.records.row_writer import (
     RowWriter,
     best_columns,
@@ -15,7 +16,6 @@ from blocktune.db.records.row_writer import (
     sound_trial,
     trial_columns,
 )
-from blocktune.db.records.rows import IMPORTED, config_columns, document_of, shape_columns
 from blocktune.db.tables.models import BestRow, ConfigRow, ShapeRow, TrialRow
 
 CANDIDATE = (

@@ -18,16 +18,8 @@ from sqlalchemy.dialects.sqlite import dialect
 
 from blocktune.db.records.linked_rows import LinkedRow, links_of
 from blocktune.db.records.row_checksums import served_checksum
-from blocktune.db.records.rows import (
-    UNREADABLE,
-    best_of,
-    repeated_config,
-    repeated_shape,
-    trial_of,
-    view_documents,
-    whole_device,
-    whole_environment,
-)
+from blocktune.db.records.row_values import UNREADABLE, repeated_config, repeated_shape, whole_device, whole_environment
+from blocktune.db.records.rows import best_of, trial_of, view_documents
 from blocktune.db.tables.models import Base
 from blocktune.kernels.values.shape import AttentionShape
 

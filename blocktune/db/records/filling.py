@@ -11,7 +11,8 @@ from sqlalchemy.orm import Session
 from blocktune.db.records.reading import halved
 from blocktune.db.records.records import Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
-from blocktune.db.records.rows import best_of, document_of, trial_of, unverified_best, unverified_trial, whole_device
+from blocktune.db.records.row_values import document_of, whole_device
+from blocktune.db.records.rows import best_of, trial_of, unverified_best, unverified_trial
 from blocktune.db.tables.models import Base, BestRow, DeviceRow, ShapeRow, TrialRow
 from blocktune.kernels.files.checksums import checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text

@@ -10,15 +10,8 @@ from sqlalchemy import Connection, func, select, text
 from sqlalchemy.orm import Session
 
 from blocktune.db.records.reading import batches
-from blocktune.db.records.rows import (
-    UNREADABLE,
-    whole_best,
-    whole_config,
-    whole_device,
-    whole_environment,
-    whole_shape,
-    whole_trial,
-)
+from blocktune.db.records.row_values import UNREADABLE, whole_config, whole_device, whole_environment, whole_shape
+from blocktune.db.records.rows import whole_best, whole_trial
 from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.models import (
     Base,

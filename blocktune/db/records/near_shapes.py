@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Double, Executable, Select, and_, case, cast, func
 
-from blocktune.db.records.rows import UNREADABLE
+from blocktune.db.records.row_values import UNREADABLE
 from blocktune.db.tables.models import BestRow, ShapeRow
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import ELEMENT_BYTES, AttentionShape

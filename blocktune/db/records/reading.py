@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import ColumnElement, ScalarSelect, Select, select
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.rows import UNREADABLE
+from blocktune.db.records.row_values import UNREADABLE
 from blocktune.db.tables.models import Base
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import StoreCorruptError

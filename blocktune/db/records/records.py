@@ -17,7 +17,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 
 ORIGIN_RANK = {origin: rank for rank, origin in enumerate(Origin)}
 """How sure a winner is: of two, the one with the lower rank stays."""
@@ -90,7 +90,7 @@ class Environment:
 
 
 ProblemT = TypeVar("ProblemT", bound=AttentionShape | KernelProblem, default=AttentionShape)
-ConfigT = TypeVar("ConfigT", bound=KernelConfig | UserConfig, default=KernelConfig)
+ConfigT = TypeVar("ConfigT", bound=KernelConfig | LaunchConfig, default=KernelConfig)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +142,17 @@ class Best(BestColumns, Generic[ProblemT, ConfigT]):
         return {"median": self.speedup_over_default, "low": self.speedup_low, "high": self.speedup_high}
 
 
-KernelTrial = Trial[KernelProblem, UserConfig]
-KernelBest = Best[KernelProblem, UserConfig]
+KernelTrial = Trial[KernelProblem, LaunchConfig]
+KernelBest = Best[KernelProblem, LaunchConfig]
 """Of autotuned kernels."""
 
 AnyTrial = Trial[Any, Any]
 AnyBest = Best[Any, Any]
 Record = AnyTrial | AnyBest
+
+
+def problem_json(problem: AttentionShape | KernelProblem) -> dict[str, Any]:
+    """Return what was tuned as plain values with its short name, as every command prints it."""
+    if isinstance(problem, AttentionShape):
+        return problem.to_json() | {"label": problem.label}
+    return {"kernel": problem.kernel, "key": dict(problem.problem.arguments), "label": problem.label}

@@ -17,7 +17,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 
 _PLAIN = {str, int, float, bool}
 """The types of most values, which are JSON as they are."""
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
         return value.key
     if isinstance(value, (AttentionShape, KernelConfig, Environment)):
         return _document(value)
-    if isinstance(value, (KernelProblem, UserConfig)):
+    if isinstance(value, (KernelProblem, LaunchConfig)):
         return {"kernel": value.kernel, "document": value.document}
     if isinstance(value, KernelResources):
         return value.to_json()

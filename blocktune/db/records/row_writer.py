@@ -12,15 +12,15 @@ from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.reading import readable_records
 from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial, Environment, Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
-from blocktune.db.records.rows import (
+from blocktune.db.records.row_values import (
     IMPORTED,
     UNREADABLE,
-    best_of,
     config_columns,
     document_of,
     shape_columns,
     shape_documents,
 )
+from blocktune.db.records.rows import best_of
 from blocktune.db.tables.columns import ERROR
 from blocktune.db.tables.models import (
     Base,
@@ -38,10 +38,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import columns_of, plain_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 
 R = TypeVar("R", DeviceRow, EnvironmentRow, KernelRow, ShapeRow, ConfigRow)
-V = TypeVar("V", Environment, AttentionShape | KernelProblem, KernelConfig | UserConfig, DeviceSpec)
+V = TypeVar("V", Environment, AttentionShape | KernelProblem, KernelConfig | LaunchConfig, DeviceSpec)
 
 
 class RowWriter:
@@ -139,7 +139,7 @@ class RowWriter:
     def _shape(self, shape: AttentionShape | KernelProblem) -> int:
         return self._once(shape, self._shape_row)
 
-    def _config(self, config: KernelConfig | UserConfig) -> int:
+    def _config(self, config: KernelConfig | LaunchConfig) -> int:
         return self._once(config, self._config_row)
 
     def _device(self, device: DeviceSpec) -> int:
@@ -149,7 +149,7 @@ class RowWriter:
         """Return the id of the value's row, which is looked for once in a transaction: thousands of records share a
         few."""
         # numbers of other types, such as 1 and True, are equal values and other texts
-        key = (type(value), value.document) if isinstance(value, (KernelProblem, UserConfig)) else value
+        key = (type(value), value.document) if isinstance(value, (KernelProblem, LaunchConfig)) else value
         if key not in self._known:
             self._known[key] = find(value)
         return self._known[key]
@@ -161,7 +161,7 @@ class RowWriter:
     def _shape_row(self, shape: AttentionShape | KernelProblem) -> int:
         return self._id_of(ShapeRow, {"document": document_of(shape)}, shape_columns(shape))
 
-    def _config_row(self, config: KernelConfig | UserConfig) -> int:
+    def _config_row(self, config: KernelConfig | LaunchConfig) -> int:
         return self._id_of(ConfigRow, {"document": document_of(config)}, config_columns(config))
 
     def _device_row(self, device: DeviceSpec) -> int:

@@ -1,66 +1,34 @@
-"""Rows to records.
+"""Rows of trials and winners as records."""
 
-Rows may come from anyone's database, so every value that is read goes through the validating constructors of its room.
-"""
-
-import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from functools import lru_cache
-from operator import attrgetter
-from typing import Any
 
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.linked_rows import LinkedRow, links_of
-from blocktune.db.records.records import AnyBest, AnyTrial, Best, Environment, Outcome, Record, Telemetry, Trial
-from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
+from blocktune.db.records.records import AnyBest, AnyTrial, Best, Outcome, Record, Telemetry, Trial
+from blocktune.db.records.row_checksums import record_checksum, served_checksum
+from blocktune.db.records.row_values import (
+    IMPORTED,
+    device_of,
+    environment_of,
+    is_attention,
+    parsed_config,
+    parsed_parameters,
+    parsed_problem,
+    parsed_shape,
+    require_repeated,
+)
 from blocktune.db.tables.models import (
-    Base,
     BestRow,
     ConfigRow,
-    DeviceRow,
-    EnvironmentRow,
     ShapeRow,
     TrialRow,
 )
-from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import record_values
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
-
-_ENVIRONMENT = tuple(field.name for field in fields(Environment))
-_environment_values = attrgetter(*_ENVIRONMENT)
-
-IMPORTED = "imported"
-"""Stands in place of the GPU's UUID: the trial came in a document and was not made again here."""
-
-UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
-"""What making a record of a row that anyone may have written can raise; `UsageError` is a ValueError."""
-
-
-def document_of(value: AttentionShape | KernelProblem | KernelConfig | UserConfig | DeviceSpec) -> str:
-    """Return the value's canonical JSON text: equal values, equal text. That of an autotuned kernel is without the
-    kernel's name, which stands in a row of its own."""
-    return value.document if isinstance(value, (KernelProblem, UserConfig)) else _canonical_text(value.to_json())
-
-
-def _canonical_text(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def shape_documents(shape: AttentionShape | KernelProblem) -> tuple[str, ...]:
-    """Return the documents under which stores may hold a shape: its own first, then those of older versions, which did
-    not write what is causal from either corner in one way."""
-    if isinstance(shape, KernelProblem):
-        return (shape.document,)
-    own = shape.to_json()
-    square = shape.causal is Causal.UPPER_LEFT and shape.seqlen_q == shape.seqlen_k
-    single = shape.causal is Causal.NONE and shape.seqlen_q == 1
-    older = [own | {"causal": str(Causal.LOWER_RIGHT)}] if square or single else []
-    return tuple(map(_canonical_text, (own, *older)))
+from blocktune.kernels.values.shape import AttentionShape
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 
 
 def require_links(row: TrialRow | BestRow | LinkedRow) -> None:
@@ -95,93 +63,6 @@ def require_as_written(record: Record, checksum: str | None, documents: Mapping[
         )
 
 
-def device_of(row: DeviceRow, uuid: str | None = None) -> DeviceSpec:
-    """Return the device of this row.
-
-    Args:
-        row: says what kind of GPU it is.
-        uuid: which piece.
-
-    Raises:
-        one of UNREADABLE: a value is out of range, or not as it was written.
-    """
-    if row.checksum not in (None, _device_checksum(row.document)):
-        raise UsageError(
-            f"The device {row.key!r:.100} was changed after it was written: its content does not match its checksum."
-        )
-    return _parsed_device(row.document, uuid)
-
-
-def whole_device(row: DeviceRow) -> DeviceSpec:
-    """Return the device of this row, whose columns repeat it for queries. Raises the errors of `device_of`."""
-    device = device_of(row)
-    told = {"compute_capability": device.limits.name, "num_sms": device.num_sms, "source": device.source}
-    _require_repeated(row, told | {"key": device.key, "name": device.name})
-    return device
-
-
-def whole_environment(row: EnvironmentRow) -> Environment:
-    """Return the software of this row, whose digest is its own. Raises the errors of `device_of`."""
-    environment = environment_of(row)
-    _require_repeated(row, {"digest": environment.digest})
-    return environment
-
-
-def is_attention(row: ShapeRow) -> bool:
-    """Return whether a row holds a shape of attention; else it is a problem of autotuned kernels."""
-    return row.direction is not None
-
-
-def whole_shape(row: ShapeRow) -> AttentionShape | Problem:
-    """Return the shape of this row, whose columns repeat its document. Raises the errors of `device_of`."""
-    _require_repeated(row, repeated_shape(row))
-    return _parsed_shape(row.document) if is_attention(row) else _parsed_problem(row.document)
-
-
-def repeated_shape(row: ShapeRow) -> dict[str, Any]:
-    """Return what the columns of a shape's row repeat. Raises the errors of `device_of`."""
-    if not is_attention(row):
-        return _NO_SHAPE_COLUMNS
-    written = json.loads(row.document)  # an older blocktune may have spelled the shape in another way
-    return {name: value for name, value in written.items() if name != "features"}
-
-
-def whole_config(row: ConfigRow) -> KernelConfig | UserConfig:
-    """Return the config of this row, whose columns repeat it; that of autotuned kernels without a kernel's name. Raises
-    the errors of `device_of`."""
-    _require_repeated(row, repeated_config(row))
-    return _parsed_parameters("", row.document) if row.kernel is None else _parsed_config(row.document)
-
-
-def repeated_config(row: ConfigRow) -> dict[str, Any]:
-    """Return what the columns of a config's row repeat. Raises the errors of `device_of`."""
-    written = json.loads(row.document)
-    return config_columns(_parsed_config(row.document)) if "kernel" in written else dict.fromkeys(_CONFIG_COLUMNS)
-
-
-def _require_repeated(row: Base, columns: Mapping[str, Any]) -> None:
-    if any(getattr(row, name) != value for name, value in columns.items()):
-        raise UsageError(f"The columns {', '.join(columns)} contradict the document of their row.")
-
-
-_CONFIG_COLUMNS = ("kernel", "block_m", "block_n", "num_warps", "num_stages")
-_NO_SHAPE_COLUMNS = dict.fromkeys(column.name for column in ShapeRow.__table__.columns if column.nullable)
-
-
-def shape_columns(shape: AttentionShape | KernelProblem) -> dict[str, Any]:
-    """Return what queries ask of a shape; its features are in the document alone."""
-    if isinstance(shape, KernelProblem):
-        return _NO_SHAPE_COLUMNS
-    return {name: value for name, value in shape.to_json().items() if name != "features"}
-
-
-def config_columns(config: KernelConfig | UserConfig) -> dict[str, Any]:
-    """Return what queries ask of a config."""
-    if isinstance(config, UserConfig):
-        return dict.fromkeys(_CONFIG_COLUMNS)
-    return {name: getattr(config, name) for name in _CONFIG_COLUMNS}
-
-
 def trial_of(row: TrialRow | LinkedRow) -> AnyTrial:
     """Return the record of this row.
 
@@ -197,16 +78,16 @@ def whole_trial(row: TrialRow) -> AnyTrial:
     """Return the record of this row, whose kernel's row has the name that its config says. Raises the errors of
     `trial_of`."""
     trial = trial_of(row)
-    _require_repeated(row.kernel, {"name": trial.config.kernel})
+    require_repeated(row.kernel, {"name": trial.config.kernel})
     return trial
 
 
 def whole_best(row: BestRow) -> AnyBest:
     """Return the record of this row as `whole_trial` does; production has to find it sound, too."""
     best = best_of(row)
-    _require_repeated(row.kernel, {"name": best.config.kernel})
+    require_repeated(row.kernel, {"name": best.config.kernel})
     if row.checksum is not None:
-        _require_repeated(row, {"served_checksum": served_checksum(best, view_documents(row))})
+        require_repeated(row, {"served_checksum": served_checksum(best, view_documents(row))})
     return best
 
 
@@ -270,14 +151,14 @@ def unverified_best(row: BestRow | LinkedRow) -> AnyBest:
 
 def _shape_of(row: TrialRow | BestRow | LinkedRow) -> AttentionShape | KernelProblem:
     if is_attention(row.shape):
-        return _parsed_shape(row.shape.document)
-    return KernelProblem(row.kernel.name, _parsed_problem(row.shape.document))
+        return parsed_shape(row.shape.document)
+    return KernelProblem(row.kernel.name, parsed_problem(row.shape.document))
 
 
-def _config_of(row: TrialRow | BestRow | LinkedRow, config: ConfigRow) -> KernelConfig | UserConfig:
+def _config_of(row: TrialRow | BestRow | LinkedRow, config: ConfigRow) -> KernelConfig | LaunchConfig:
     if is_attention(row.shape):
-        return _parsed_config(config.document)
-    return _parsed_parameters(row.kernel.name, config.document)
+        return parsed_config(config.document)
+    return parsed_parameters(row.kernel.name, config.document)
 
 
 def _documents_of(
@@ -287,48 +168,3 @@ def _documents_of(
     if not is_attention(row.shape):
         return {}
     return {name: target.document for name, target in linked.items() if target is not None}
-
-
-def environment_of(row: EnvironmentRow) -> Environment:
-    """Return the software and regime of this row; what it is part of checks them.
-
-    Raises:
-        ValueError: the regime is unknown.
-    """
-    return _parsed_environment(*_environment_values(row))
-
-
-# A sweep's trials share one device and one shape; parsing each once keeps reading thousands of rows quick.
-@lru_cache(maxsize=64, typed=True)
-def _parsed_environment(*values: Any) -> Environment:
-    return Environment.from_json(dict(zip(_ENVIRONMENT, values, strict=True)))
-
-
-@lru_cache(maxsize=64)
-def _parsed_device(document: str, uuid: str | None) -> DeviceSpec:
-    return replace(DeviceSpec.from_json(json.loads(document)), uuid=uuid)
-
-
-@lru_cache(maxsize=64)
-def _device_checksum(document: str) -> str:
-    return device_checksum(document)
-
-
-@lru_cache(maxsize=1024)
-def _parsed_shape(document: str) -> AttentionShape:
-    return AttentionShape.from_json(json.loads(document))
-
-
-@lru_cache(maxsize=1024)
-def _parsed_problem(document: str) -> Problem:
-    return Problem.from_document(document)
-
-
-@lru_cache(maxsize=4096)
-def _parsed_parameters(kernel: str, document: str) -> UserConfig:
-    return UserConfig.from_document(kernel, document)
-
-
-@lru_cache(maxsize=4096)
-def _parsed_config(document: str) -> KernelConfig:
-    return KernelConfig.from_json(json.loads(document))

@@ -21,7 +21,8 @@ from blocktune.db.migrations.user_rows import OLD, move_user_rows
 from blocktune.db.records.correction import correct
 from blocktune.db.records.filling import renew_checksums
 from blocktune.db.records.records import AnyBest, AnyTrial
-from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
+from blocktune.db.records.row_values import UNREADABLE
+from blocktune.db.records.rows import best_of, trial_of
 from blocktune.db.recovery.page_file import PageFile
 from blocktune.db.recovery.page_walk import FileWalk, FoundRecord, walk
 from blocktune.db.tables.models import Base, BestRow, TrialRow

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import CONFIGS, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
+from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 
 if TYPE_CHECKING:
     import triton
@@ -20,7 +21,7 @@ Grid = Callable[[Mapping[str, object]], Sequence[int]] | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class AutotunedCall:
     """A launch with its arguments, and what it may be launched with.
 
     tuner: Triton's object. function: the jitted function inside. problem: without the list of configs. configs: those
@@ -31,8 +32,8 @@ class Call:
     function: "JITFunction | InterpretedFunction"
     name: str
     source_hash: str
-    problem: Problem
-    configs: "Mapping[UserConfig, triton.Config]"
+    problem: LaunchProblem
+    configs: "Mapping[LaunchConfig, triton.Config]"
     args: Sequence[object]
     kwargs: Mapping[str, object]
     settings: Settings
@@ -47,19 +48,32 @@ class Call:
         grid = cast(Grid, self.kwargs["grid"])
         return tuple(grid(meta) if callable(grid) else grid)
 
+    def launched(self, config: LaunchConfig) -> "triton.Config":
+        """Return what Triton launches a config with. One of the list keeps its hook; another has that of the list's
+        first config."""
+        found = self.configs.get(config)
+        if found is None:
+            found = triton_config(config)
+            found.pre_hook = self.configs[self.default].pre_hook
+        return found
+
+    def named_with(self, config: LaunchConfig) -> dict[str, object]:
+        """Return the arguments by name with the parameters of a config, as hooks and functions of authors get them."""
+        return {**self.named, **self.launched(config).all_kwargs()}
+
     @property
-    def default(self) -> UserConfig:
+    def default(self) -> LaunchConfig:
         """The first config of the list."""
         return next(iter(self.configs))
 
     @property
-    def listed_problem(self) -> Problem:
+    def listed_problem(self) -> LaunchProblem:
         """The problem with the list that its winner is chosen from: each list has winners of its own."""
         words = "\n".join(sorted(config.document for config in self.configs))
         if self.settings.expand:
             words += f"\nexpand {self.settings.expand}"
         digest = hashlib.sha256(words.encode()).hexdigest()[:12]
-        return Problem.of(dict(self.problem.arguments) | {CONFIGS: digest})
+        return LaunchProblem.of(dict(self.problem.arguments) | {CONFIGS: digest})
 
 
 def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
@@ -80,24 +94,34 @@ def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":
     return inner
 
 
+def tuner_in(decorated: object) -> "Autotuner | None":
+    """Return Triton's tuner in a decorated function; None if there is none."""
+    from triton.runtime.autotuner import Autotuner
+
+    inner = decorated
+    while inner is not None and not isinstance(inner, Autotuner):
+        inner = getattr(inner, "fn", None)
+    return inner
+
+
 def pruned_configs(
     tuner: "Autotuner", name: str, args: Sequence[object], kwargs: Mapping[str, object]
-) -> "dict[UserConfig, triton.Config]":
+) -> "dict[LaunchConfig, triton.Config]":
     """Return the configs of a call that its own pruning leaves, by their stored form, in the order of the list."""
-    from blocktune.runtime.autotuned.triton_config import user_config
-
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         pruned = tuner.prune_configs(dict(kwargs))
     finally:
         tuner.nargs = None
-    kept: dict[UserConfig, triton.Config] = {}
+    kept: dict[LaunchConfig, triton.Config] = {}
     for config in pruned:
-        kept.setdefault(user_config(name, config), config)
+        kept.setdefault(launch_config(name, config), config)
     return kept
 
 
-def require_no_conflict(name: str, configs: "Mapping[UserConfig, triton.Config]", given: Mapping[str, object]) -> None:
+def require_no_conflict(
+    name: str, configs: "Mapping[LaunchConfig, triton.Config]", given: Mapping[str, object]
+) -> None:
     """Require that a call gives no parameter that is tuned.
 
     Raises:

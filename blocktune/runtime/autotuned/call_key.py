@@ -1,4 +1,5 @@
-"""What tells calls of an autotuned kernel apart: in a process a tuple that is quick to make, in the store a `Problem`.
+"""What tells calls of an autotuned kernel apart: in a process a tuple that is quick to make, in the store a
+`LaunchProblem`.
 
 Both hold the values of the arguments that `key` names, the data type of every tensor, and what Triton specialises the
 code by: whether a pointer or a number divides by 16, and whether a number is 1. Other values do not count, as they do
@@ -14,7 +15,7 @@ from typing import Any, Protocol, TypeGuard
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import TYPES, Problem, plain
+from blocktune.runtime.autotuned.config import TYPES, LaunchProblem, plain
 
 Bucket = Callable[[Any], object]
 """Maps a key value to what stands for its group. Which type its argument takes is up to its author."""
@@ -85,7 +86,7 @@ class CallKey:
             pick = self._picks[kinds] = self._pick(values, tuple(kwargs))
         return pick(values)
 
-    def problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Problem:
+    def problem(self, args: Sequence[object], kwargs: Mapping[str, object]) -> LaunchProblem:
         """Return the key in the store of a call.
 
         Raises:
@@ -101,7 +102,7 @@ class CallKey:
         types = " ".join(_type(given[name], self._blocks) for name in counting)
         if len(types) > MAX_TYPES_TEXT:
             types = hashlib.sha256(types.encode()).hexdigest()[:16]
-        return Problem.of(values | {TYPES: types})
+        return LaunchProblem.of(values | {TYPES: types})
 
     def _pick(self, values: Sequence[object], names: Sequence[str]) -> Pick:
         """Return what makes the keys of calls with values of these types, the last of them under these names.

@@ -24,7 +24,7 @@ Plain = int | float | bool | str | None
 
 
 @dataclass(frozen=True, slots=True)
-class UserConfig:
+class LaunchConfig:
     """The parameters of one launch of a tuned kernel, in the order of their names.
 
     Raises:
@@ -82,7 +82,7 @@ class UserConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class LaunchProblem:
     """What a call of a tuned kernel is known by: key values by the names of the arguments, `TYPES` and `CONFIGS`.
 
     Raises:
@@ -109,9 +109,9 @@ class Problem:
     def to_json(self) -> dict[str, Plain]:
         return dict(self.arguments)
 
-    def without(self, name: str) -> "Problem":
+    def without(self, name: str) -> "LaunchProblem":
         """Return the problem without one entry."""
-        return Problem(tuple(entry for entry in self.arguments if entry[0] != name))
+        return LaunchProblem(tuple(entry for entry in self.arguments if entry[0] != name))
 
     @property
     def document(self) -> str:
@@ -141,7 +141,7 @@ class Problem:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"The stored problem of a tuned kernel is not valid: {error}") from error
 
-    def distance(self, other: "Problem") -> float | None:
+    def distance(self, other: "LaunchProblem") -> float | None:
         """Return how far the sizes are apart, in factors of two; None where the two cannot share a config.
 
         That is so for other data types, another list of configs, and key values that are no sizes.
@@ -161,12 +161,22 @@ class KernelProblem:
     """
 
     kernel: str
-    problem: Problem
+    problem: LaunchProblem
 
     @property
     def label(self) -> str:
         """A short name of the problem for people."""
         return self.problem.label
+
+    @property
+    def full_label(self) -> str:
+        """The kernel and the problem for people."""
+        return f"{self.kernel} {self.label}"
+
+    @property
+    def of_any_list(self) -> "KernelProblem":
+        """The problem without the list of configs that a winner was chosen from."""
+        return KernelProblem(self.kernel, self.problem.without(CONFIGS))
 
     @property
     def document(self) -> str:
@@ -186,7 +196,7 @@ class KernelProblem:
         kernel, arguments = data.get("kernel"), data.get("problem")
         if not isinstance(kernel, str) or not isinstance(arguments, dict):
             raise UsageError(f"A problem must be an object with `kernel` and `problem`, but got {data!r:.200}.")
-        return cls(kernel, Problem.of(arguments))
+        return cls(kernel, LaunchProblem.of(arguments))
 
 
 def plain(value: object) -> Plain:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.config import Problem, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Candidate, Offer, Rung, WinnerTable
 from blocktune.runtime.store_reader.provenance import Reuse
@@ -18,10 +18,10 @@ from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 logger = logging.getLogger("blocktune")
 
-KernelWinner = TunedConfig[Problem, UserConfig]
+KernelWinner = TunedConfig[LaunchProblem, LaunchConfig]
 """A stored winner of an autotuned kernel; its `shape` is the problem of a call."""
 
-KernelExplanation = Explanation[Problem, UserConfig]
+KernelExplanation = Explanation[LaunchProblem, LaunchConfig]
 """What serves a kind of call of an autotuned kernel."""
 
 _ABSENCES = {
@@ -50,8 +50,8 @@ def stored_winners(
 
 
 def kernel_offers(
-    given: Sequence[KernelWinner], stored: Callable[[], Sequence[KernelWinner]], problem: Problem
-) -> Iterator[Offer[Problem, UserConfig]]:
+    given: Sequence[KernelWinner], stored: Callable[[], Sequence[KernelWinner]], problem: LaunchProblem
+) -> Iterator[Offer[LaunchProblem, LaunchConfig]]:
     """Yield what may serve a call, best first.
 
     Args:
@@ -62,7 +62,7 @@ def kernel_offers(
     frozen = [Candidate.of(Rung.FROZEN, winner) for winner in given if winner.shape == problem]
     if given:
         yield Offer(Rung.FROZEN, frozen, "no frozen file, nor rank 0, has a winner of this call")
-    table = WinnerTable([*given, *stored()], _names, Problem.distance)
+    table = WinnerTable([*given, *stored()], _names, LaunchProblem.distance)
     yield from table.measured(problem, _ABSENCES)
     yield table.nearest(problem, "nothing near was measured on a device of this compute capability")
 
@@ -74,8 +74,8 @@ def winner_of(row: Mapping[str, Any], reuse: Reuse) -> KernelWinner:
         UsageError: a value breaks a rule.
     """
     return TunedConfig(
-        shape=Problem.from_document(row["problem"]),
-        config=UserConfig.from_document(row["kernel"], row["config"]),
+        shape=LaunchProblem.from_document(row["problem"]),
+        config=LaunchConfig.from_document(row["kernel"], row["config"]),
         origin=origin_of(reuse),
         time_us=time_us_of(row["time_us"]),
         reuse=reuse,
@@ -88,5 +88,5 @@ def _winner(row: Mapping[str, Any], device: DeviceSpec) -> KernelWinner | None:
     return None if reuse is None else winner_of(row, reuse)
 
 
-def _names(problem: Problem) -> tuple[str, ...]:
+def _names(problem: LaunchProblem) -> tuple[str, ...]:
     return tuple(name for name, _ in problem.arguments)

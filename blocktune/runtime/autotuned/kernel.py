@@ -11,9 +11,9 @@ import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call, jitted_function, pruned_configs, require_no_conflict
+from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, pruned_configs, require_no_conflict
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter, require_names
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.launches import Kind, Launches
 from blocktune.runtime.autotuned.settings import Settings
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import triton
     from triton.runtime.autotuner import Autotuner
 
-Decide = Callable[[Call], KernelExplanation]
+Decide = Callable[[AutotunedCall], KernelExplanation]
 
 MAX_CHOICES = 4096
 """Kinds of calls that a kernel keeps. Lengths that change with every step must not pile up."""
@@ -87,7 +87,7 @@ class TunedKernel:
         require_names("buckets", settings.buckets, tuner.arg_names, self.name)
         self.misses = 0
         self.seconds = 0.0
-        self.served: dict[Problem, BoundLaunch] = {}
+        self.served: dict[LaunchProblem, BoundLaunch] = {}
         self._decide = decide
         self._fast: dict[tuple[object, ...], BoundLaunch] = {}
         self._calls_before = 0
@@ -139,11 +139,11 @@ class TunedKernel:
         return counted
 
     @property
-    def choices(self) -> dict[Problem, KernelExplanation]:
+    def choices(self) -> dict[LaunchProblem, KernelExplanation]:
         """What serves each kind of call, and why."""
         return {problem: served.explanation for problem, served in self.served.items()}
 
-    def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+    def call_of(self, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
         """Return a launch with these arguments, its grid included, and the configs that it may have.
 
         Raises:
@@ -187,7 +187,7 @@ class TunedKernel:
             self._fast[self._quick(args, kwargs)] = self.served[problem] = served
         return served
 
-    def _bound(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
+    def _bound(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> BoundLaunch:
         stock_key, started = self._stock_key(args, kwargs), time.monotonic()
         preset = self.tuner.cache.get(stock_key)
         if preset is not None and preset is not self._written.get(stock_key):
@@ -209,11 +209,11 @@ class TunedKernel:
         self.tuner.cache[stock_key] = self._written[stock_key] = found.launched  # where programs look for it
         return BoundLaunch(found, found.launched)
 
-    def _call(self, problem: Problem, args: Sequence[object], kwargs: Mapping[str, object]) -> Call:
+    def _call(self, problem: LaunchProblem, args: Sequence[object], kwargs: Mapping[str, object]) -> AutotunedCall:
         """Return a call with the configs that it may be launched with."""
         configs = pruned_configs(self.tuner, self.name, args, kwargs)
         require_no_conflict(self.name, configs, kwargs)
-        return Call(
+        return AutotunedCall(
             tuner=self.tuner,
             function=self.function,
             name=self.name,
@@ -233,7 +233,7 @@ class TunedKernel:
         return (*(given[name] for name in self.tuner.keys if name in given), *types)
 
 
-def _unmeasured(call: Call) -> BoundLaunch:
+def _unmeasured(call: AutotunedCall) -> BoundLaunch:
     """Return the launch of a call where there is nothing to choose."""
     launched = call.configs[call.default]
     reason = "the only config of the list" if len(call.configs) == 1 else "the first config of the list"

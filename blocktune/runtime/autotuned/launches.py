@@ -10,7 +10,7 @@ from typing import Any
 from blocktune.kernels.files.count_file import MAX_COUNT, CountFile, is_count, is_name
 from blocktune.kernels.files.variables import LAUNCHES
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Kind:
 
     device: str
     kernel: str
-    problem: Problem
+    problem: LaunchProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,9 @@ def _parsed(document: dict[str, Any]) -> tuple[Kind, Launches]:
         )
     if not is_count(hits) or not is_count(misses) or not 0 <= seconds <= MAX_COUNT:
         raise UsageError(f"Counts of launches are out of range: {hits!r:.50}, {misses!r:.50} in {seconds!r:.50} s.")
-    return Kind(device, kernel, Problem.from_document(document["problem"])), Launches(hits, misses, float(seconds))
+    return Kind(device, kernel, LaunchProblem.from_document(document["problem"])), Launches(
+        hits, misses, float(seconds)
+    )
 
 
 _FILE: CountFile[Kind, Launches] = CountFile(

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from blocktune.runtime.autotuned.config import UserConfig, plain
+from blocktune.runtime.autotuned.config import LaunchConfig, plain
 
 if TYPE_CHECKING:
     import triton
@@ -13,14 +13,14 @@ LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "ir_override
 _USUAL = {"num_ctas": 1, "maxnreg": None, "ir_override": None}
 
 
-def user_config(kernel: str, config: "triton.Config") -> UserConfig:
+def launch_config(kernel: str, config: "triton.Config") -> LaunchConfig:
     """Return the stored form of a config. Its hook is no part of it; a value that is not plain is known by its text."""
     options = {name: getattr(config, name, _USUAL.get(name)) for name in LAUNCH_OPTIONS}
     told = {name: value for name, value in options.items() if name not in _USUAL or value != _USUAL[name]}
-    return UserConfig(kernel, tuple((name, plain(value)) for name, value in {**config.kwargs, **told}.items()))
+    return LaunchConfig(kernel, tuple((name, plain(value)) for name, value in {**config.kwargs, **told}.items()))
 
 
-def triton_config(config: UserConfig) -> "triton.Config":
+def triton_config(config: LaunchConfig) -> "triton.Config":
     """Return the config to launch with that a stored one stands for."""
     import triton
 

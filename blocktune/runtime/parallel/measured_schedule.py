@@ -42,10 +42,10 @@ def link(group: Any, device_type: str) -> str:
     return f"{device_type} {dist.get_backend(group)} {min(LOCAL_RANKS.number() or size, size)}/{size}"
 
 
-def key_of(problem: RankProblem, link: str, *, backward: bool) -> config.Problem:
+def key_of(problem: RankProblem, link: str, *, backward: bool) -> config.LaunchProblem:
     """Return what a call is known by: its sizes and masks, the layout, the ranks and what connects them."""
     sight = problem.sight
-    return config.Problem.of(
+    return config.LaunchProblem.of(
         {
             "batch": problem.batch,
             "num_heads": problem.num_heads,
@@ -77,15 +77,15 @@ def measured(problem: RankProblem, link: str, *, backward: bool) -> Schedule | N
     return None if found is None else Schedule(str(found))
 
 
-def take(device: DeviceSpec, key: config.Problem, schedule: Schedule, time_us: float) -> None:
+def take(device: DeviceSpec, key: config.LaunchProblem, schedule: Schedule, time_us: float) -> None:
     """Let calls of this process that are known by a key take a schedule from now on."""
     winner = TunedConfig(shape=key, config=config_of(schedule), origin=Origin.MEASURED, time_us=time_us)
     frozen.add_winner((device.key, NAME, source_hash()), winner)
 
 
-def config_of(schedule: Schedule) -> config.UserConfig:
+def config_of(schedule: Schedule) -> config.LaunchConfig:
     """Return a schedule as the config of a kernel."""
-    return config.UserConfig(NAME, ((PARAMETER, str(schedule)),))
+    return config.LaunchConfig(NAME, ((PARAMETER, str(schedule)),))
 
 
 @lru_cache(maxsize=1)

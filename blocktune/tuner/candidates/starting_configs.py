@@ -24,7 +24,7 @@ from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.cost.ranking import usefulness
 
 if TYPE_CHECKING:
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
 
 USUAL_HEAD_DIM = 64
 

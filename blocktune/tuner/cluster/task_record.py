@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.streamed_store import Packed
 
@@ -31,11 +31,11 @@ class TaskRecord:
     node: str = ""
     worker: str = ""
     heard: float = 0.0
-    measuring: KernelConfig | UserConfig | None = None
+    measuring: KernelConfig | LaunchConfig | None = None
     losses: int = 0
     reason: str = ""
     refused: set[str] = field(default_factory=set)
-    blame: Counter[KernelConfig | UserConfig] = field(default_factory=Counter)
+    blame: Counter[KernelConfig | LaunchConfig] = field(default_factory=Counter)
 
     def begin(self, attempt: str, node: str, worker: str) -> None:
         """Note that an attempt runs."""
@@ -56,7 +56,7 @@ class TaskRecord:
         self.attempt = ""
 
     @property
-    def lethal(self) -> tuple[KernelConfig | UserConfig, ...]:
+    def lethal(self) -> tuple[KernelConfig | LaunchConfig, ...]:
         """The configs that kill workers."""
         return tuple(config for config, blame in self.blame.items() if blame >= BLAME)
 

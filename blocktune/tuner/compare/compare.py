@@ -35,7 +35,7 @@ from blocktune.tuner.compare.report import TUNED, UNTUNED, Comparison, Entry
 from blocktune.tuner.compare.sixteen_bits import SIXTEEN_BITS, sixteen_bit_compute, sixteen_bit_config, sixteen_bits
 from blocktune.tuner.compare.standard_attention import standard_compute
 from blocktune.tuner.compare.stock_autotune import Bind
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.measure.clock import Clock, CudaClock

@@ -40,7 +40,7 @@ from blocktune.tuner.compare.peers import Compute, thunk_compute
 from blocktune.tuner.compare.pytorch_steps import pytorch_compute, pytorch_steps
 from blocktune.tuner.compare.report import Entry
 from blocktune.tuner.compare.stock_autotune import Bind
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion, questions_of
 from blocktune.tuner.correctness.memory import require_memory
 from blocktune.tuner.cost.model import predict_us

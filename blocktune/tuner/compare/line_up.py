@@ -16,7 +16,7 @@ from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.compare.peers import Compute, own_compute, sdpa_compute, sdpa_gradients, thunk_compute
 from blocktune.tuner.compare.report import FEW_QUERIES, Entry, Timing, fastest_peer, timing_of
 from blocktune.tuner.compare.stock_autotune import Bind, run_stock_autotune
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.correctness.backward import GradientQuestion
 from blocktune.tuner.correctness.checks_of_shape import AnyQuestion
 from blocktune.tuner.correctness.features import FeatureQuestion

@@ -20,7 +20,7 @@ from blocktune.db.records.records import Outcome
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.background import Compiler
+from blocktune.tuner.compile_server.background import Compiler
 
 KEY = ["seqlen_q", "seqlen_k"]
 """The arguments whose change makes stock autotune tune again."""

@@ -1,1 +1,1 @@
-"""Compiling configs in worker processes and reading what they use."""
+"""What a config compiles to: its code here, what it uses, and what is remembered or shipped of it."""

@@ -1,9 +1,11 @@
 """What a worker process says to its parent, as lines of JSON on a pipe of their own, and how a compile ended by it."""
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TextIO
@@ -19,6 +21,10 @@ MAKE_ROOM = (
     "memory, or wait until the GPU is free"
 )
 """The way out of most failures of the machine, as the beginning of a sentence."""
+
+MAX_ERROR_TEXT = 2000
+
+_PR_SET_PDEATHSIG = 1
 
 _WORDS = (
     "failed with error code -9",  # ptxas, killed from outside: most likely memory ran out
@@ -78,10 +84,37 @@ class Compiled:
 def is_of_the_machine(error: Exception) -> bool:
     """Return whether a compile or a launch failed by the machine, such as by a full disk or memory: not by what was
     compiled or launched, which may do well later."""
-    if isinstance(error, (OSError, MemoryError, subprocess.SubprocessError)):
+    if isinstance(error, (OSError, MemoryError, ImportError, subprocess.SubprocessError)):
         return True
     names = {cls.__name__ for cls in type(error).__mro__}
     return "OutOfMemoryError" in names or any(words in str(error) for words in _WORDS)
+
+
+def failed_answer(error: Exception) -> Answer:
+    """Return the answer to a job whose compile raised an error."""
+    from triton.runtime.errors import OutOfResources
+
+    text = f"{type(error).__name__}: {error}"
+    return {
+        "outcome": str(Outcome.INFEASIBLE if isinstance(error, OutOfResources) else Outcome.COMPILE_ERROR),
+        "resources": None,
+        "shared": None,
+        "error": text[:MAX_ERROR_TEXT],
+        "transient": is_of_the_machine(error),
+    }
+
+
+def die_with_parent(parent: int) -> None:
+    """End this process group, ptxas included, when the thread that started this process ends (Linux)."""
+
+    def end_group(signum: int, frame: object) -> None:
+        os.killpg(0, signal.SIGKILL)
+
+    signal.signal(signal.SIGTERM, end_group)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before it could be watched
+        sys.exit(1)
 
 
 def private_stdout() -> TextIO:

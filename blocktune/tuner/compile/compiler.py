@@ -11,19 +11,20 @@ import contextlib
 import hashlib
 import inspect
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Generic
 
-from blocktune.db.records.records import ConfigT
+from blocktune.db.records.records import ConfigT, Outcome
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE, limits_for
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader import provenance
-from blocktune.tuner.compile.answers import Compiled
+from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
 
@@ -92,6 +93,23 @@ def compiled_code(spec: CompileSpec, cc: tuple[int, int]) -> Any:
     compiled = triton_compile(source_of(spec), target=target, options=options_of(spec))
     _check_tensor_memory(compiled.metadata, limits.tensor_memory_columns)
     return compiled
+
+
+def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
+    """Return how the compile of a spec by this process ended; code that Triton has on disk is only read."""
+    started = time.perf_counter()
+    try:
+        found = resources_of(compiled_code(spec, cc))
+    except Exception as error:  # compilers raise what they like
+        return Compiled.of_answer(failed_answer(error) | {"seconds": time.perf_counter() - started})
+    return Compiled(outcome=Outcome.OK, resources=found, seconds=time.perf_counter() - started)
+
+
+def hash_triton() -> None:
+    """Have Triton hash all of its own files, which the first key of a process would wait for."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
 
 
 def source_of(spec: CompileSpec) -> "ASTSource":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.db.records.records import Outcome
-from blocktune.tuner.compile.worker import MAX_ERROR_TEXT
+from blocktune.tuner.compile.answers import MAX_ERROR_TEXT
 
 _DIAGNOSTIC = re.compile(r"^(.+?:\d+:\d+): error: (.+)$", re.MULTILINE)
 

@@ -7,7 +7,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, r
 from blocktune.kernels.values.shape import AttentionShape, require_shape
 from blocktune.runtime.dispatch.dispatcher import best_config
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.compile.one_config import compiled
+from blocktune.tuner.compile_server.one_config import compiled
 from blocktune.tuner.cost.analysis import Analysis, analyse
 
 

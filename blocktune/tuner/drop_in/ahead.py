@@ -16,7 +16,7 @@ from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.frozen import is_given_winners
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.store_reader.sources import autotuned_rows
-from blocktune.tuner.jitted.compile_ahead import compile_ahead
+from blocktune.tuner.compile_server.compile_ahead import compile_ahead
 from blocktune.tuner.measure.telemetry import nvml_devices
 
 logger = logging.getLogger("blocktune")

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.hardware.driver import read_driver
 from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.drop_in.known import default_choice, known_choice, launched_as
+from blocktune.tuner.drop_in.known import default_choice, known_choice
 from blocktune.tuner.drop_in.node_lock import node_lock
 
 logger = logging.getLogger("blocktune")
@@ -37,7 +37,7 @@ def needing_a_gpu(kernel: str) -> Iterator[None]:
         ) from error
 
 
-def decide(call: Call) -> KernelExplanation:
+def decide(call: AutotunedCall) -> KernelExplanation:
     """Return the choice of a call: known, or measured now.
 
     Raises:
@@ -56,7 +56,7 @@ def decide(call: Call) -> KernelExplanation:
     return choice
 
 
-def _tuned_once(call: Call, device: DeviceSpec) -> KernelExplanation:
+def _tuned_once(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """Return the choice that this process or, meanwhile, another one of the machine measures."""
     from blocktune.tuner.drop_in.tune_call import tuned_choice  # with it comes what compiles and measures
 
@@ -68,7 +68,7 @@ def _tuned_once(call: Call, device: DeviceSpec) -> KernelExplanation:
         return tuned_choice(call, device) if is_first else _waited_in_vain(call, device)
 
 
-def _waited_in_vain(call: Call, device: DeviceSpec) -> KernelExplanation:
+def _waited_in_vain(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     logger.warning(
         "Another process has been tuning %s for %g s: this one stops waiting, and uses the best config it knows.",
         call.name,
@@ -77,7 +77,7 @@ def _waited_in_vain(call: Call, device: DeviceSpec) -> KernelExplanation:
     return known_choice(call, device, last=Rung.NEAREST) or default_choice(call, device)
 
 
-def _untuned(call: Call, device: DeviceSpec) -> UsageError:
+def _untuned(call: AutotunedCall, device: DeviceSpec) -> UsageError:
     return UsageError(
         f"{call.name} is strict, but none of its {len(call.configs)} configs was measured for {call.problem.label} "
         f"on {device.name} (source {call.source_hash}, accepted down to {call.settings.accept}). Tune it where that "
@@ -85,7 +85,7 @@ def _untuned(call: Call, device: DeviceSpec) -> UsageError:
     )
 
 
-def _report(call: Call, choice: KernelExplanation) -> None:
+def _report(call: AutotunedCall, choice: KernelExplanation) -> None:
     """Say what was chosen where Triton would: to its listener, and on standard output where it is to print."""
     from triton import knobs
 
@@ -96,7 +96,7 @@ def _report(call: Call, choice: KernelExplanation) -> None:
             fn=call.function,
             key=call.problem.document,
             best_config=choice.launched,
-            configs_timings={launched_as(call, each): time_us for each, time_us in (choice.times_us or {}).items()},
+            configs_timings={call.launched(each): time_us for each, time_us in (choice.times_us or {}).items()},
             duration=choice.seconds if choice.tuned else None,
             cache_hit=not choice.tuned,
         )

@@ -1,23 +1,18 @@
 """What is known of a call without measuring: from a frozen file, from rank 0, or from the store."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import Problem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.fallback import KernelExplanation, kernel_offers, stored_winners
 from blocktune.runtime.autotuned.frozen import frozen_winners
-from blocktune.runtime.autotuned.triton_config import triton_config
 from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
 
-if TYPE_CHECKING:
-    import triton
 
-
-def known_choice(call: Call, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
+def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
     """Return the choice that is known of a call, no further down than a rung."""
     given = frozen_winners(call.name, call.source_hash, device)
     offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
@@ -29,14 +24,14 @@ def known_choice(call: Call, device: DeviceSpec, *, last: Rung) -> KernelExplana
     return None
 
 
-def default_choice(call: Call, device: DeviceSpec) -> KernelExplanation:
+def default_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation:
     """Return the choice of the list's first config, which nothing was measured of."""
     return choice_of(call, Candidate(rung=Rung.DEFAULT, config=call.default, origin=Origin.DEFAULT), device)
 
 
 def choice_of(
-    call: Call,
-    candidate: Candidate[Problem, UserConfig],
+    call: AutotunedCall,
+    candidate: Candidate[LaunchProblem, LaunchConfig],
     device: DeviceSpec,
     passed_over: Sequence[Rejection] = (),
 ) -> KernelExplanation:
@@ -51,21 +46,11 @@ def choice_of(
         time_us=candidate.time_us,
         passed_over=tuple(passed_over),
         device=device.key,
-        launched=launched_as(call, candidate.config),
+        launched=call.launched(candidate.config),
     )
 
 
-def launched_as(call: Call, config: UserConfig) -> "triton.Config":
-    """Return what Triton launches a config with. One of the list keeps its hook; another has that of the list's first
-    config."""
-    launched = call.configs.get(config)
-    if launched is None:
-        launched = triton_config(config)
-        launched.pre_hook = call.configs[call.default].pre_hook
-    return launched
-
-
-def _reason(candidate: Candidate[Problem, UserConfig]) -> str:
+def _reason(candidate: Candidate[LaunchProblem, LaunchConfig]) -> str:
     if candidate.rung is Rung.DEFAULT:
         return "the first config of the list, not measured"
     reason = "frozen for this call" if candidate.rung is Rung.FROZEN else measured_reason(candidate, "call")

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from triton.runtime.autotuner import Autotuner, Config
+from triton.runtime.autotuner import Config
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import jitted_function
+from blocktune.runtime.autotuned.call import jitted_function, tuner_in
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.drop_in.autotune import TunedAutotuner, autotune
 from blocktune.tuner.drop_in.decide import decide
-from blocktune.tuner.jitted.specialization import object_named
+from blocktune.tuner.offline.specialization import object_named
 
 
 def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = (), expand: int = 0) -> TunedKernel:
@@ -28,7 +28,7 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
         UsageError: there is no such kernel, or neither it nor `space` has configs.
     """
     found = object_named(name)
-    function, tuner = jitted_function(found), _tuner_in(found)
+    function, tuner = jitted_function(found), tuner_in(found)
     if tuner is None and not space:
         raise UsageError(
             f"{name} has no list of configs to choose from. Name choices: `--param BLOCK=64,128 --param num_warps=4,8`."
@@ -38,13 +38,6 @@ def kernel_named(name: str, space: Sequence[Config] = (), keys: Sequence[str] = 
         tuner = autotune(space, own)(found if tuner is None else tuner.fn)
     settings = tuner.kernel.settings if isinstance(tuner, TunedAutotuner) else Settings()
     return TunedKernel(tuner, replace(settings, expand=expand or settings.expand), decide)
-
-
-def _tuner_in(found: Any) -> Any:
-    """Return Triton's tuner in a decorated function; None if there is none."""
-    while found is not None and not isinstance(found, Autotuner):
-        found = getattr(found, "fn", None)
-    return found
 
 
 def positional(kernel: TunedKernel, arguments: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

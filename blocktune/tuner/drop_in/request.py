@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import Plain
 from blocktune.tuner.drop_in.autotune import space
 from blocktune.tuner.drop_in.named import kernel_named, positional
-from blocktune.tuner.jitted.specialization import object_named
+from blocktune.tuner.offline.specialization import object_named
 
 Named = tuple[tuple[str, Plain], ...]
 
@@ -43,7 +43,7 @@ class LaunchRequest:
         return 0
 
     @contextlib.contextmanager
-    def open_call(self) -> Iterator[Call]:
+    def open_call(self) -> Iterator[AutotunedCall]:
         """Yield the call, whose arguments are made now. Modules of the folder can be imported meanwhile, also by the
         process that compiles.
 

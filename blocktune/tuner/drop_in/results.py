@@ -1,20 +1,21 @@
-"""What is kept of the tuning of a call: every trial, and the winner. A store that is away costs a warning."""
+"""What is kept and said of the tuning of a call. A store that is away costs a warning."""
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Telemetry, Trial
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.frozen import add_winner
+from blocktune.runtime.selection.ladder import Candidate, Rung
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
-from blocktune.tuner.launches.race import Standing
+from blocktune.tuner.drop_in.known import choice_of
+from blocktune.tuner.subject.costs import rates_of
+from blocktune.tuner.subject.launch import LaunchSubject
 
 if TYPE_CHECKING:
     from blocktune.db.store import ResultStore
@@ -32,100 +33,90 @@ def open_store() -> "ResultStore":
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a config of a call ended.
-
-    time_us: its median, if it ran. error: why there is no time, or a remark. telemetry: the GPU's state after its race.
-    transient: it failed by the machine, such as by a full disk, and may do well later.
-    """
-
-    outcome: Outcome
-    time_us: float | None = None
-    samples_us: tuple[float, ...] = ()
-    error: str = ""
-    seconds: float = 0.0
-    telemetry: Telemetry = field(default_factory=Telemetry)
-    transient: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Results:
+class CallResults:
     """What a store keeps of a call, measured by this software on this device."""
 
-    call: Call
-    device: DeviceSpec
-    environment: Environment
+    subject: LaunchSubject
     open_store: OpenStore
 
-    def known(self) -> dict[UserConfig, Ending]:
+    def known(self) -> dict[LaunchConfig, KernelTrial]:
         """Return how configs of this call ended before; those whose compile took too long may be tried again."""
-        problem, trials = KernelProblem(self.call.name, self.call.problem), list[KernelTrial]()
-        with self._warned(), self.open_store() as store:
-            trials = store.trials(self.device, problem, environment=self.environment, kernel_hash=self.call.source_hash)
-        return {
-            trial.config: Ending(trial.outcome, trial.time_us, trial.samples_us, trial.error, trial.compile_seconds)
-            for trial in trials
-            if trial.outcome is not Outcome.COMPILE_TIMEOUT
-        }
+        try:
+            with self.open_store() as store:
+                trials = self.trials_in(store)
+        except BlocktuneError as error:
+            self.warn(error)
+            return {}
+        return {config: trial for config, trial in trials.items() if trial.outcome is not Outcome.COMPILE_TIMEOUT}
 
-    def save(self, endings: Mapping[UserConfig, Ending], standing: Standing) -> None:
-        """Keep new endings and the winner. Without a store this process keeps the winner, also for other ranks.
+    def trials_in(self, store: "ResultStore") -> dict[LaunchConfig, KernelTrial]:
+        """Return the trials of this call in a store."""
+        subject = self.subject
+        found = store.trials(
+            subject.device, subject.problem, environment=subject.environment, kernel_hash=subject.kernel_hash
+        )
+        return {trial.config: trial for trial in found}
+
+    def save(
+        self, trials: Mapping[LaunchConfig, KernelTrial], best: KernelBest, failed_by_machine: set[LaunchConfig]
+    ) -> None:
+        """Keep new trials and the winner. Without a store this process keeps the winner, also for other ranks.
 
         What failed by the machine is not kept, and then neither is the winner: the next process tries those configs,
         and races them against the best known ones.
         """
-        lasting = {config: ending for config, ending in endings.items() if not ending.transient}
-        trials, best = [self._trial(config, ending) for config, ending in lasting.items()], self._best(standing)
-        for config in endings.keys() - lasting.keys():
+        lasting = [trial for config, trial in trials.items() if config not in failed_by_machine]
+        for config in failed_by_machine:
             logger.warning(
                 "%s: %s failed by the machine, and is tried again by the next process: %s",
-                self.call.name,
+                self.subject.call.name,
                 config.label,
-                endings[config].error,
+                trials[config].error,
             )
-        with self._warned():
-            with self.open_store() as store:
-                store.put_all(trials, [best] if len(lasting) == len(endings) else [])
-            return
-        winner = TunedConfig(shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)
-        add_winner((self.device.key, self.call.name, self.call.source_hash), winner)
-
-    @contextlib.contextmanager
-    def _warned(self) -> Iterator[None]:
-        """Turn an error of the store into a warning: a call goes on with what it has measured."""
         try:
-            yield
+            with self.open_store() as store:
+                store.put_all(lasting, [] if failed_by_machine else [best])
         except BlocktuneError as error:
-            logger.warning("The results of %s are not kept: %s", self.call.name, error)
+            self.warn(error)
+            keep_here(best)
 
-    def _trial(self, config: UserConfig, ending: Ending) -> KernelTrial:
-        return Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=KernelProblem(self.call.name, self.call.problem),
-            config=config,
-            kernel_hash=self.call.source_hash,
-            outcome=ending.outcome,
-            time_us=ending.time_us,
-            samples_us=ending.samples_us,
-            error=ending.error,
-            compile_seconds=ending.seconds,
-            telemetry=ending.telemetry,
-        )
+    def warn(self, error: BlocktuneError) -> None:
+        """Say that the store fails: a call goes on with what it has measured."""
+        logger.warning("The results of %s are not kept: %s", self.subject.call.name, error)
 
-    def _best(self, standing: Standing) -> KernelBest:
-        default, winner = self.call.default, standing.winner
-        default_us = standing.time_us(default) if default in standing.samples_us else None
-        return Best(
-            device=self.device,
-            environment=self.environment,
-            shape=KernelProblem(self.call.name, self.call.listed_problem),
-            config=winner,
-            kernel_hash=self.call.source_hash,
-            origin=Origin.MEASURED,
-            time_us=standing.time_us(winner),
-            default=default,
-            default_time_us=default_us,
-            speedup_over_default=None if default_us is None else default_us / standing.time_us(winner),
-            trials=len(self.call.configs),
-        )
+
+def keep_here(best: KernelBest) -> None:
+    """Let this process keep a winner, also for other ranks."""
+    winner = TunedConfig(shape=best.shape.problem, config=best.config, origin=Origin.MEASURED, time_us=best.time_us)
+    add_winner((best.device.key, best.config.kernel, best.kernel_hash), winner)
+
+
+def measured_choice(
+    subject: LaunchSubject,
+    best: KernelBest,
+    dropped: Mapping[str, str],
+    seconds: float,
+    times_us: Mapping[LaunchConfig, float] | None = None,
+) -> KernelExplanation:
+    """Return the choice of a winner that this process has measured.
+
+    Args:
+        subject: the call.
+        best: its winner.
+        dropped: why configs have no time, by their label.
+        seconds: what the measuring took.
+        times_us: of the configs that were timed.
+    """
+    call, time_us = subject.call, best.time_us or 0.0
+    winner = Candidate(
+        rung=Rung.EXACT, config=best.config, origin=Origin.MEASURED, tuned_for=call.problem, time_us=time_us
+    )
+    return replace(
+        choice_of(call, winner, subject.device),
+        rates=rates_of(call, best.config, time_us, subject.device),
+        default_time_us=best.default_time_us,
+        tuned=True,
+        seconds=seconds,
+        dropped=dict(dropped),
+        times_us=times_us,
+    )

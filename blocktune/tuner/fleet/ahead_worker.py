@@ -19,8 +19,8 @@ from blocktune.kernels.values.errors import UnknownDeviceError
 from blocktune.tuner.candidates.starting_configs import favourites
 from blocktune.tuner.compile.answers import private_stdout, send
 from blocktune.tuner.compile.cache import ResourceCache
-from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import RESULTS
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.worker import watch_parent

@@ -7,7 +7,7 @@ from typing import Any, Self
 from blocktune.db.records.records import Objective, Outcome, Regime
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, Progress
@@ -38,7 +38,7 @@ class Job:
     study: str | None = None
     seed: int = 0
     known: tuple[Mapping[str, Any], ...] | None = field(default=None, compare=False)
-    lethal: tuple[KernelConfig | UserConfig, ...] = ()
+    lethal: tuple[KernelConfig | LaunchConfig, ...] = ()
     excluded: tuple[str, ...] = ()
 
     @property
@@ -148,9 +148,9 @@ def _shape_from(data: dict[str, Any]) -> AttentionShape | LaunchRequest:
     return LaunchRequest.from_json(data) if "arguments" in data else AttentionShape.from_json(data)
 
 
-def config_from(data: dict[str, Any]) -> KernelConfig | UserConfig:
+def config_from(data: dict[str, Any]) -> KernelConfig | LaunchConfig:
     """Return a config of a shape or of an autotuned kernel that `to_json` described."""
-    return UserConfig.from_json(data) if "parameters" in data else KernelConfig.from_json(data)
+    return LaunchConfig.from_json(data) if "parameters" in data else KernelConfig.from_json(data)
 
 
 def progress_json(progress: Progress[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from blocktune.kernels.files.variables import PROCESSORS
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.nvml import canonical_uuid
 from blocktune.tuner.compile.child_process import Child, ChildDiedError, ChildTimeoutError
-from blocktune.tuner.compile.farm import processors
+from blocktune.tuner.compile_server.farm import processors
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost, progress_from
 
 MAX_TAKEOVERS = 2

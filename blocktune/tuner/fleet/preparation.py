@@ -7,8 +7,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.measure.environment import measuring_environment
 from blocktune.tuner.measure.protocol import DEFAULT_REGIME
@@ -87,9 +87,9 @@ def keep_lethal(job: Job, device: DeviceSpec, environment: Environment, store: R
         store.put_all(trials, ())
 
 
-def keep_lethal_launches(job: Job, call: Call, device: DeviceSpec, store: ResultStore) -> None:
+def keep_lethal_launches(job: Job, call: AutotunedCall, device: DeviceSpec, store: ResultStore) -> None:
     """Store the configs of a call that killed workers as errors, as `keep_lethal` does those of a shape."""
-    lethal = [config for config in job.lethal if isinstance(config, UserConfig)]
+    lethal = [config for config in job.lethal if isinstance(config, LaunchConfig)]
     if lethal:
         environment = measuring_environment(device, GpuMonitor(device.uuid, own_processes=1), job.options.terms.regime)
         subject = LaunchSubject.of(call, device, environment)

@@ -25,7 +25,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import BlocktuneError, NoDeviceError, NoFeasibleConfigError, StoreError, UsageError
 from blocktune.tuner.compile.answers import private_stdout, send
-from blocktune.tuner.compile.background import PreparingCompiler
+from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.job import Job, progress_json
 from blocktune.tuner.fleet.preparation import RefusedError, keep_lethal_launches, prepare

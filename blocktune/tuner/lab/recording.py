@@ -20,8 +20,8 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.contenders import Contenders
-from blocktune.tuner.compile.background import Compiler
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile_server.background import Compiler
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.runner import GpuRunner

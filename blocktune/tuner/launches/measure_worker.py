@@ -9,31 +9,31 @@ an autotuned kernel, and one more:
 
 from typing import Any
 
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.saved_call import call_of
 from blocktune.tuner.measure.bench import Bench, Tell
 from blocktune.tuner.measure.worker import Commands, serve
 
 
-class LaunchCommands(Commands[UserConfig]):
+class LaunchCommands(Commands[LaunchConfig]):
     """The commands of a process that measures calls."""
 
-    def run(self, bench: Bench[UserConfig], command: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    def run(self, bench: Bench[LaunchConfig], command: dict[str, Any], tell: Tell) -> dict[str, Any]:
         if command["command"] != "rounds":
             return super().run(bench, command, tell)
         assert isinstance(bench, LaunchBench)
-        configs, launches = self.configs(command), bench.launches
-        timed = launches.rounds(configs, command["count"])
+        configs = self.configs(command)
+        timed = bench.rounds(configs, command["count"])
         return {
-            "samples_us": [list(timed[config]) if config in timed else None for config in configs],
-            "failures": [launches.failures.get(config, "") for config in configs],
+            "samples_us": [timed.get(config) for config in configs],
+            "failures": [bench.failures.get(config, "") for config in configs],
         }
 
 
 def main(tools: LaunchTools) -> None:
     """Answer commands until the input ends."""
-    serve(LaunchCommands(lambda call, terms: LaunchBench(call, tools, terms), call_of, UserConfig.from_json))
+    serve(LaunchCommands(lambda call, terms: LaunchBench(call, tools, terms), call_of, LaunchConfig.from_json))
 
 
 if __name__ == "__main__":

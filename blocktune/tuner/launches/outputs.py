@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.launches.arguments import one_of_each
 from blocktune.tuner.launches.launches import ConfigLaunch
 
@@ -26,13 +26,15 @@ class OutputCheck:
     The tensors are as before when a check begins and when it ends. Two copies of them are kept.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AutotunedCall) -> None:
         found = {name: _tensor_of(value) for name, value in call.named.items()}
         self._tensors = {name: _memory_of(value) for name, value in found.items() if value is not None}
         self._before = {name: value.clone() for name, value in self._tensors.items()}
         self._right: dict[str, Tensor] | None = None
 
-    def problem(self, call: Call, config: UserConfig, launched: Callable[[], None] = lambda: None) -> str | None:
+    def problem(
+        self, call: AutotunedCall, config: LaunchConfig, launched: Callable[[], None] = lambda: None
+    ) -> str | None:
         """Return what is wrong with the results of a config, or None. `launched` is called after the launch."""
         left = self._left_by(ConfigLaunch(call, config), launched)
         if self._right is None:

@@ -15,7 +15,7 @@ from typing import Generic
 
 from typing_extensions import TypeVar
 
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.measure.protocol import TIE_BAND, is_slower, shares, within
 
 TIE = 1.0 + TIE_BAND
@@ -40,7 +40,7 @@ STAGE_US = 300_000.0
 LEAST_ROUNDS = 9
 """Rounds that a stage has whatever they take, unless it has fewer anyway."""
 
-ConfigT = TypeVar("ConfigT", default=UserConfig)
+ConfigT = TypeVar("ConfigT", default=LaunchConfig)
 
 Samples = tuple[float, ...]
 

@@ -3,8 +3,6 @@
 import inspect
 import tempfile
 from collections.abc import Callable, Mapping
-from functools import reduce
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,12 @@ import torch
 
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call, jitted_function
-from blocktune.runtime.autotuned.config import Problem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function, tuner_in
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import triton_config, user_config
-from blocktune.tuner.jitted.specialization import is_importable
+from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
+from blocktune.tuner.offline.specialization import is_importable, object_named
 
 
 class SavedCall:
@@ -30,7 +28,7 @@ class SavedCall:
         UsageError: the kernel cannot be imported by another process, or an argument cannot travel.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: AutotunedCall) -> None:
         if not is_importable(call):
             raise UsageError(
                 f"`isolate` measures in another process, which must import the kernel, but {call.name} is in a script, "
@@ -54,7 +52,7 @@ class SavedCall:
         self._folder.cleanup()
 
 
-def call_of(document: Mapping[str, Any]) -> Call:
+def call_of(document: Mapping[str, Any]) -> AutotunedCall:
     """Return the call that `SavedCall` describes, with copies of its arguments, which are on the caller's device.
 
     Raises:
@@ -62,35 +60,24 @@ def call_of(document: Mapping[str, Any]) -> Call:
     """
     if document["device"] is not None:  # on which launches run, too
         torch.cuda.set_device(document["device"])
-    tuner = tuner_named(document["kernel"])
-    function = jitted_function(tuner.fn)
-    if hash_of_sources(function) != document["source_hash"]:
+    found = object_named(document["kernel"])
+    tuner, function = tuner_in(found), jitted_function(found)
+    if tuner is None or hash_of_sources(function) != document["source_hash"]:
         raise RuntimeError(f"{document['kernel']} is another function here; is it saved as it runs?")
     args, kwargs = load_arguments(document["arguments"], Path(document["folder"]))
-    own = {user_config(document["kernel"], config): config for config in tuner.configs}
-    configs = [UserConfig.from_json(config) for config in document["configs"]]
-    return Call(
+    own = {launch_config(document["kernel"], config): config for config in tuner.configs}
+    configs = [LaunchConfig.from_json(config) for config in document["configs"]]
+    return AutotunedCall(
         tuner=tuner,
         function=function,
         name=document["kernel"],
         source_hash=document["source_hash"],
-        problem=Problem(()),
+        problem=LaunchProblem(()),
         configs={config: own.get(config) or triton_config(config) for config in configs},
         args=args,
         kwargs=kwargs | {"grid": _grid(document["grids"]), "warmup": False},
         settings=Settings(l2=document["l2"]),
     )
-
-
-def tuner_named(name: str) -> Any:
-    """Return Triton's tuner around the kernel with this name, `module:qualified.name`."""
-    from triton.runtime.autotuner import Autotuner
-
-    module, _, path = name.partition(":")
-    found = reduce(getattr, path.split("."), import_module(module))
-    while not isinstance(found, Autotuner):
-        found = found.fn
-    return found
 
 
 def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
@@ -100,7 +87,7 @@ def _grid(grids: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], tuple[int, 
     return lambda meta: table[tuple(meta.get(name) for name in names)]
 
 
-def grids_of(call: Call) -> dict[str, Any]:
+def grids_of(call: AutotunedCall) -> dict[str, Any]:
     """Return the grid of a call by the constants that its configs give, for a process that has no function to compute
     it."""
     names = sorted({name for config in call.configs.values() for name in config.kwargs})
@@ -111,7 +98,7 @@ def grids_of(call: Call) -> dict[str, Any]:
     return {"names": names, "rows": [[list(values), list(found)] for values, found in rows.items()]}
 
 
-def meta_of(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
+def meta_of(call: AutotunedCall, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a grid function is given: all arguments by name, defaults and heuristics included."""
     defaults = {
         name: param.default

@@ -2,13 +2,16 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.device_choice import visible
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.runner import GpuRunner
+from blocktune.tuner.measure.runner import GpuRunner, WorkerRunner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
+
+AnyRunner = TypeVar("AnyRunner", bound=WorkerRunner[Any])
 
 
 @contextlib.contextmanager
@@ -24,7 +27,13 @@ def gpu_runner(
         on_wait: called with a message before it has to wait for the GPU.
         terms: on which the shape is measured.
     """
-    runner = GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms)
+    with locked(GpuRunner(shape, environment=visible(device), monitor=monitor, terms=terms), device, on_wait) as runner:
+        yield runner
+
+
+@contextlib.contextmanager
+def locked(runner: AnyRunner, device: DeviceSpec, on_wait: Callable[[str], None]) -> Iterator[AnyRunner]:
+    """Yield a runner on a GPU that is locked meanwhile, and close it."""
     with gpu_lock(device.uuid, on_wait):
         try:
             yield runner

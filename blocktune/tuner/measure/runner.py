@@ -216,10 +216,8 @@ class WorkerRunner(ABC, Generic[ConfigT]):
     def _ensure_ready(self) -> None:
         """Make sure of a worker that has the tensors and the anchor; replaces a lost one, and gives up an anchor that
         fails."""
-        self.prepare()
-        if self._is_set_up:
+        if not self._set_up():
             return
-        self._finish_setup()
         anchor, self.anchor = self.anchor, None
         if anchor is None:
             return
@@ -227,8 +225,15 @@ class WorkerRunner(ABC, Generic[ConfigT]):
         if measurement.outcome is Outcome.OK:
             self._set_anchor(anchor, measurement)
         elif self._worker.pid is None:  # it took the worker with it
-            self.prepare()
-            self._finish_setup()
+            self._set_up()
+
+    def _set_up(self) -> bool:
+        """Make sure of a worker that has the tensors, and return whether that was needed."""
+        self.prepare()
+        if self._is_set_up:
+            return False
+        self._finish_setup()
+        return True
 
     def _finish_setup(self) -> None:
         try:

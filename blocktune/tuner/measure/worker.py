@@ -28,7 +28,7 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import is_of_the_machine, private_stdout, send
-from blocktune.tuner.compile.worker import hash_triton
+from blocktune.tuner.compile.compiler import hash_triton
 from blocktune.tuner.measure.bench import Bench, ShapeBench, Tell, WrongResultError
 from blocktune.tuner.measure.measurement import OUT_OF_MEMORY, Terms
 

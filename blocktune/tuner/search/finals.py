@@ -86,17 +86,13 @@ def finalists(
         trial.config
         for place, trial in enumerate(order)
         if (trial.relative_to_anchor or 1.0) <= CHALLENGER_BAND * best
-        and not any(_is_twin(subject, trial, other) for other in order[:place])
+        and not any(
+            subject.are_twins(trial.config, trial.resources, other.config, other.resources) for other in order[:place]
+        )
     ]
     named = [contenders.untuned, contenders.default, contenders.paper, incumbent]
     chosen = [config for config in named if config in timed] + close[:MAX_CHALLENGERS]
     return list(dict.fromkeys(config for config in chosen if config is not None))
-
-
-def _is_twin(subject: Subject[ProblemT, ConfigT], trial: AnyTrial, other: AnyTrial) -> bool:
-    """Return whether two trials are of equal machine code that is launched in the same way."""
-    code = trial.resources is not None and trial.resources.code_sha256
-    return bool(code) and trial.resources == other.resources and subject.launches_alike(other.config, trial.config)
 
 
 def hold_finals(

@@ -7,7 +7,7 @@ from blocktune.db.records.records import AnyBest, AnyTrial, Best, ConfigT, Objec
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.contenders import Contenders
-from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.compile_server.farm import default_workers
 from blocktune.tuner.measure.protocol import stopped_early
 from blocktune.tuner.search.report import Limit
 from blocktune.tuner.subject.subject import Subject

@@ -207,16 +207,15 @@ class Search(Generic[ProblemT, ConfigT]):
 
     def _twin(self, ready: _Ready[ConfigT]) -> Trial[ProblemT, ConfigT] | None:
         """Return a measured config with the same machine code, which is launched in the same way."""
-        if self._runner is None or not ready.resources.code_sha256:
+        if self._runner is None:
             return None
-        for trial in self.trials.values():
-            if (
-                trial.outcome is Outcome.OK
-                and trial.resources == ready.resources
-                and self._subject.launches_alike(trial.config, ready.config)
-            ):
-                return trial
-        return None
+        timed = (trial for trial in self.trials.values() if trial.outcome is Outcome.OK)
+        twins = (
+            trial
+            for trial in timed
+            if self._subject.are_twins(ready.config, ready.resources, trial.config, trial.resources)
+        )
+        return next(twins, None)
 
     def _keep(self, trial: Trial[ProblemT, ConfigT], *, stored: bool = True) -> None:
         """Take a trial into account; one that is not stored is tried again by the next run."""

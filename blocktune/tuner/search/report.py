@@ -5,16 +5,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
-from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome
+from blocktune.db.records.records import AnyBest, AnyTrial, ConfigT, Outcome, problem_json
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
-from blocktune.kernels.values.shape import AttentionShape
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.measure.measurement import REPEATED
 from blocktune.tuner.measure.telemetry import disturbances
 from blocktune.tuner.occupancy.calculator import Occupancy
 
-AnyConfig = KernelConfig | UserConfig
+AnyConfig = KernelConfig | LaunchConfig
 
 SCHEMA = 1
 """Version of the JSON form of a report."""
@@ -192,13 +191,6 @@ class TuningReport:
             return None
         costs = {"time_us": time_us, "energy_mj": energy_mj, "predicted_us": self.predicted_us.get(config)}
         return {"kernel": config.kernel, "config": config.to_json()} | costs
-
-
-def problem_json(problem: AttentionShape | KernelProblem) -> dict[str, Any]:
-    """Return what was tuned as plain values, with its short name."""
-    if isinstance(problem, AttentionShape):
-        return problem.to_json() | {"label": problem.label}
-    return {"kernel": problem.kernel, "key": dict(problem.problem.arguments), "label": problem.label}
 
 
 def disturbance_notes(trials: Sequence[AnyTrial], finals: str) -> tuple[str, ...]:

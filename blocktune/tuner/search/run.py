@@ -14,7 +14,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.selection.correction import measured_elsewhere
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.compile_server.farm import CompileFarm, default_workers
 from blocktune.tuner.measure.device_choice import is_present
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.runner import Runner
@@ -115,7 +115,7 @@ class Run(Generic[ProblemT, ConfigT]):
         with tools.open_compiler() as compiler, tools.open_runner(anchor, wait) as runner:
             if runner is not None:
                 runner.prepare()  # all processes start while this one imports torch and orders the space
-            compiler.start(min(workers, limit.trials))
+            compiler.start()
             show = on_progress if runner is None else self._confirming_ahead(on_progress, compiler, workers)
             return self._conclude(self._search(limit, show, compiler, runner, workers), runner, show)
 
@@ -221,20 +221,8 @@ class Run(Generic[ProblemT, ConfigT]):
     def _best(
         self, winner: ConfigT, origin: Origin, trials: Sequence[Trial[ProblemT, ConfigT]]
     ) -> Best[ProblemT, ConfigT]:
-        subject = self._subject
         trial = next(trial for trial in trials if trial.config == winner)
-        return Best(
-            device=subject.device,
-            environment=subject.environment,
-            shape=subject.winner_problem,
-            config=winner,
-            kernel_hash=trial.kernel_hash,
-            origin=origin,
-            predicted_us=trial.predicted_us,
-            default=self._contenders.default,
-            paper=self._contenders.paper,
-            trials=len(trials),
-        )
+        return self._subject.best(trial, origin, len(trials))
 
     def _report(
         self,

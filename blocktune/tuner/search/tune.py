@@ -19,7 +19,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import competing
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.background import PreparingCompiler
+from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.measure.device_choice import choose_device, is_present
 from blocktune.tuner.measure.environment import measuring_environment, predicting_environment
 from blocktune.tuner.measure.locked_runner import gpu_runner

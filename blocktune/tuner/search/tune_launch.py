@@ -1,23 +1,24 @@
 """The use case: tune one call of an autotuned kernel on its own arguments, by the search that tunes a shape."""
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 from blocktune.db.recorder import Recorder
 from blocktune.db.records.records import Objective
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.candidates.assignment import Assignment
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, compile_ahead
-from blocktune.tuner.launches.launch_bench import LaunchTools
-from blocktune.tuner.launches.launch_runner import LaunchRunner
+from blocktune.tuner.launches.launch_runner import LaunchMachine, LaunchRunner
+from blocktune.tuner.launches.launches import brings_its_own_bench
 from blocktune.tuner.measure.environment import measuring_environment
-from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock, require_energy
+from blocktune.tuner.measure.locked_runner import locked
+from blocktune.tuner.measure.telemetry import GpuMonitor, require_energy
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.kept_study import kept_proposals
@@ -30,19 +31,13 @@ from blocktune.tuner.subject.costs import rates_of
 from blocktune.tuner.subject.launch import LaunchSubject
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
 
+logger = logging.getLogger("blocktune")
+
 _UNBOUNDED = 1 << 30
 
 _PROCESSES = 2
 """On the GPU while a call is measured: many libraries look at it when they are imported, as in the process that
 compiles."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchMachine:
-    """What tuning a call needs of the machine. ahead: compiles. launches: time and meter launches."""
-
-    ahead: CompileAhead = compile_ahead
-    launches: LaunchTools = field(default_factory=LaunchTools)
 
 
 def launch_machine() -> LaunchMachine:
@@ -51,7 +46,7 @@ def launch_machine() -> LaunchMachine:
 
 
 def tune_launch(
-    call: Call,
+    call: AutotunedCall,
     device: DeviceSpec,
     store: ResultStore,
     options: SearchOptions,
@@ -102,29 +97,26 @@ def _launch_runner(
     monitor: GpuMonitor,
     options: SearchOptions,
     machine: LaunchMachine,
-    anchor: UserConfig | None,
+    anchor: LaunchConfig | None,
     on_wait: Callable[[str], None],
 ) -> Iterator[LaunchRunner]:
     """Yield what measures a call; the GPU is locked meanwhile."""
-    runner = LaunchRunner(
-        call=subject.call, anchor=anchor, monitor=monitor, terms=options.terms, tools=machine.launches
-    )
-    with gpu_lock(subject.device.uuid, on_wait):
-        try:
-            yield runner
-        finally:
-            runner.close()
+    if brings_its_own_bench(subject.call):
+        logger.warning("%s: a search times launches by events, not by the kernel's `do_bench`.", subject.call.name)
+    runner = machine.runner(subject.call, anchor=anchor, monitor=monitor, terms=options.terms)
+    with locked(runner, subject.device, on_wait):
+        yield runner
 
 
 def _proposals(
-    options: SearchOptions, subject: LaunchSubject, assignment: Assignment[UserConfig]
-) -> Proposals[UserConfig]:
+    options: SearchOptions, subject: LaunchSubject, assignment: Assignment[LaunchConfig]
+) -> Proposals[LaunchConfig]:
     listed = kept_proposals(options.sampler, options.study, subject, assignment)
     most = subject.call.settings.expand
     return Neighbourhood(listed, subject, most) if most else listed
 
 
-def _limit(call: Call, options: SearchOptions, known: Knowledge[KernelProblem, UserConfig]) -> Limit:
+def _limit(call: AutotunedCall, options: SearchOptions, known: Knowledge[KernelProblem, LaunchConfig]) -> Limit:
     """Return when the search of a call stops: where nothing is bounded, after the list and what may be tried beyond.
 
     What is known of other lists counts as tried beyond this one, but takes no place in it.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from blocktune.db.records.records import Best, Environment, Outcome, Trial
+from blocktune.db.records.records import Best, Environment
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -15,8 +15,8 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.starting_configs import expected_of_compiled, find_contenders, near_rows
-from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.cost.roofline import missing_rates
@@ -83,17 +83,6 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
         """Return whether only the number of stages differs: all else may also decide how the code is launched."""
         return dataclasses.replace(config, num_stages=other.num_stages) == other
 
-    def trial(self, config: KernelConfig, outcome: Outcome, **fields: object) -> Trial:
-        trial = Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=self.shape,
-            config=config,
-            kernel_hash=self.kernels[config.kernel].source_hash,
-            outcome=outcome,
-        )
-        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
-
 
 @dataclass(frozen=True, slots=True)
 class ShapeCompiler:
@@ -107,9 +96,9 @@ class ShapeCompiler:
         """Compile a config."""
         return self.farm.submit(config.kernel, config, self.shape, self.cc)
 
-    def start(self, count: int = 1) -> None:
-        """Start this many of the farm's workers."""
-        self.farm.start(count)
+    def start(self) -> None:
+        """Start the farm's process."""
+        self.farm.start()
 
     def submit_confirmation(self, config: KernelConfig) -> None:
         """Compile the launch that also writes the log-sum-exp, which the last check of a winner makes."""

@@ -17,8 +17,8 @@ class ConfigCompiler(Protocol[ConfigT]):
 class PreparingConfigCompiler(ConfigCompiler[ConfigT], Protocol[ConfigT]):
     """Starts before there is work, and compiles what confirms a winner."""
 
-    def start(self, count: int = 1) -> None:
-        """Start this many workers, as far as there are fewer."""
+    def start(self) -> None:
+        """Start what compiles, so that the first config need not wait for it."""
 
     def submit_confirmation(self, config: ConfigT) -> None:
         """Compile what the check of a likely winner launches besides the config's own code."""

@@ -12,12 +12,11 @@ from typing import Any
 
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.cost.roofline import peak_tflops
-from blocktune.tuner.jitted.counts import counts_in
-from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
+from blocktune.tuner.offline.counts import counts_in
 
 logger = logging.getLogger("blocktune")
 
@@ -52,15 +51,15 @@ class Costs:
         return f"{rates}, {share:.0%} of what {device.name} allows" if share else rates
 
 
-def author_costs(call: Call, options: Mapping[str, Any]) -> Costs | None:
-    """Return what the function `costs` says of a launch with these options; None where the kernel has none.
+def author_costs(call: AutotunedCall, config: LaunchConfig) -> Costs | None:
+    """Return what the function `costs` says of a launch with a config; None where the kernel has none.
 
     Raises:
         UsageError: it returns something other than numbers.
     """
     if call.settings.costs is None:
         return None
-    found = call.settings.costs({**call.named, **options})
+    found = call.settings.costs(call.named_with(config))
     costs = _as_costs(found, "its `costs`")
     if costs is None or not set(found) <= set(NAMES):
         raise UsageError(
@@ -71,18 +70,17 @@ def author_costs(call: Call, options: Mapping[str, Any]) -> Costs | None:
     return costs
 
 
-def costs_of(call: Call, config: UserConfig) -> Costs | None:
+def costs_of(call: AutotunedCall, config: LaunchConfig) -> Costs | None:
     """Return what a launch with a config costs, or None where that is not known. The config must have been launched.
 
     Raises:
         UsageError: the function that was given for it returns something other than numbers.
     """
-    chosen = call.configs[config]
-    options = chosen.all_kwargs()
     if call.settings.costs is not None:
-        return author_costs(call, options)
+        return author_costs(call, config)
+    chosen, options = call.launched(config), call.launched(config).all_kwargs()
     if chosen.pre_hook is not None:  # descriptors still have the blocks of whichever config was launched last
-        chosen.pre_hook({**call.named, **options})
+        chosen.pre_hook(call.named_with(config))
     compiled = call.tuner.fn.run(*call.args, **{**call.kwargs, **options, "warmup": True})
     if compiled is None:  # a hook keeps Triton from having it
         return None
@@ -97,18 +95,18 @@ def costs_of(call: Call, config: UserConfig) -> Costs | None:
     return Costs(bytes=counts.bytes * launched, flops=counts.flops * launched, source="its compiled code")
 
 
-def rates_of(call: Call, config: UserConfig, time_us: float, device: DeviceSpec) -> str:
+def rates_of(call: AutotunedCall, config: LaunchConfig, time_us: float, device: DeviceSpec) -> str:
     """Return what launches of a measured config move and compute a second, in words; where that is not known, nothing,
     or that a search beyond the list had to do without it."""
     if call.settings.isolate:
         return ""
-    costs = costs_of(with_configs(call, [config]), config)
+    costs = costs_of(call, config)
     if costs is None:
         return NO_COSTS if call.settings.expand else ""
     return costs.words(time_us, device) if time_us else ""
 
 
-def _of_metadata(call: Call, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
+def _of_metadata(call: AutotunedCall, blocks: tuple[int, ...], compiled: Any, meta: Mapping[str, Any]) -> Costs | None:
     """Return what `launch_metadata` says. Triton calls it only for profilers, so no launch fails by its error."""
     try:
         found = call.function.launch_metadata(blocks, compiled.metadata, meta)

@@ -5,15 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from blocktune.db.records.records import Environment, KernelTrial, Outcome, Trial
+from blocktune.db.records.records import Environment, KernelTrial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import ConfigSpace
-from blocktune.tuner.launches.launches import with_configs
 from blocktune.tuner.launches.saved_call import meta_of
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.waves import Waves
@@ -28,7 +27,7 @@ LEAST_LAUNCH_US = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchSubject(Subject[KernelProblem, UserConfig]):
+class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
     """A call, whose configs are searched on its own arguments. The first config of the list is the default.
 
     The only model is a roofline, and only where the author says by `costs` what a launch moves and computes: else
@@ -37,11 +36,11 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
 
     device: DeviceSpec
     environment: Environment
-    call: Call
-    contenders: Contenders[UserConfig]
+    call: AutotunedCall
+    contenders: Contenders[LaunchConfig]
 
     @classmethod
-    def of(cls, call: Call, device: DeviceSpec, environment: Environment) -> "LaunchSubject":
+    def of(cls, call: AutotunedCall, device: DeviceSpec, environment: Environment) -> "LaunchSubject":
         """Return the subject of a call, whose list is the space."""
         first = call.default
         contenders = Contenders(space=ConfigSpace(feasible=tuple(call.configs)), expected=(first,), default=first)
@@ -72,35 +71,38 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
         """Never: a call takes any stored winner of its list for the end of a search."""
         return False
 
-    def source_hash(self, config: UserConfig) -> str | None:
+    def source_hash(self, config: LaunchConfig) -> str | None:
         """Return the source of the kernel, of configs of no list only where the search goes beyond it."""
         is_searched = config in self.call.configs or self.call.settings.expand
         return self.call.source_hash if is_searched and config.kernel == self.call.name else None
 
-    def usefulness(self, config: UserConfig) -> float:
+    def usefulness(self, config: LaunchConfig) -> float:
         return self._least_us(config) or 1.0
 
-    def predict(self, config: UserConfig, resources: KernelResources) -> float | None:
+    def predict(self, config: LaunchConfig, resources: KernelResources) -> float | None:
         """Return the roofline's time over the share of the device that the blocks of the launch fill."""
         least_us = self._least_us(config)
         if least_us is None:
             return None
-        blocks = math.prod(self.call.grid(meta_of(self.call, self._options(config))))
+        blocks = math.prod(self.call.grid(meta_of(self.call, self.call.launched(config).all_kwargs())))
         resident = self.occupancy(resources).blocks_per_sm * self.device.num_sms
         return least_us / Waves(grid_blocks=blocks, resident_blocks=resident).efficiency
 
-    def expected(self, predicted_us: Mapping[UserConfig, float]) -> UserConfig | None:
+    def expected(self, predicted_us: Mapping[LaunchConfig, float]) -> LaunchConfig | None:
         return None
 
-    def obstacle(self, config: UserConfig, found: Occupancy) -> str | None:
+    def obstacle(self, config: LaunchConfig, found: Occupancy) -> str | None:
         """Return why a config cannot run, or that it spills more than the settings allow; the default may, since all
         others are compared with it."""
+        spill = None if config == self.contenders.default else self.spill(found.resources)
+        return spill or super().obstacle(config, found)
+
+    def spill(self, resources: KernelResources) -> str | None:
+        """Return that code spills more than the settings allow, if it does."""
         bound = self.call.settings.max_spill_bytes
-        if config != self.contenders.default and found.resources.spill_bytes > bound:
-            return (
-                f"a thread spills {found.resources.spill_bytes} bytes, of which {bound} are allowed (max_spill_bytes)"
-            )
-        return super().obstacle(config, found)
+        if resources.spill_bytes <= bound:
+            return None
+        return f"a thread spills {resources.spill_bytes} bytes, of which {bound} are allowed (max_spill_bytes)"
 
     def comparable(self, trials: Sequence[KernelTrial]) -> tuple[KernelTrial, ...]:
         """Return trials with scores. First calls race without an anchor: their times are put over that of the default,
@@ -114,36 +116,21 @@ class LaunchSubject(Subject[KernelProblem, UserConfig]):
             for trial in trials
         )
 
-    def launches_alike(self, config: UserConfig, other: UserConfig) -> bool:
+    def launches_alike(self, config: LaunchConfig, other: LaunchConfig) -> bool:
         """Return whether the constants are equal, which may decide the grid of equal code; launch options do not."""
         return _constants(config) == _constants(other)
 
-    def trial(self, config: UserConfig, outcome: Outcome, **fields: object) -> KernelTrial:
-        trial = Trial(
-            device=self.device,
-            environment=self.environment,
-            shape=self.problem,
-            config=config,
-            kernel_hash=self.call.source_hash,
-            outcome=outcome,
-        )
-        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
-
-    def is_at_the_limit(self, config: UserConfig, time_us: float | None) -> bool:
+    def is_at_the_limit(self, config: LaunchConfig, time_us: float | None) -> bool:
         """Return whether no config can be much faster than a measured one, by what its launch moves and computes."""
-        costs = None if time_us is None else costs_of(with_configs(self.call, [config]), config)
+        costs = None if time_us is None else costs_of(self.call, config)
         return costs is not None and costs.least_us(self.device) * AT_THE_LIMIT >= (time_us or 0.0)
 
-    def _least_us(self, config: UserConfig) -> float | None:
+    def _least_us(self, config: LaunchConfig) -> float | None:
         """Return the least time that the device needs for a launch; None where its author or its rates do not tell."""
-        costs = author_costs(self.call, self._options(config))
+        costs = author_costs(self.call, config)
         least_us = 0.0 if costs is None else costs.least_us(self.device)
         return max(least_us, LEAST_LAUNCH_US) if least_us else None
 
-    def _options(self, config: UserConfig) -> Mapping[str, object]:
-        options: Mapping[str, object] = with_configs(self.call, [config]).configs[config].all_kwargs()
-        return options
 
-
-def _constants(config: UserConfig) -> dict[str, object]:
+def _constants(config: LaunchConfig) -> dict[str, object]:
     return {name: value for name, value in config.values if name not in LAUNCH_OPTIONS}

@@ -5,14 +5,12 @@ from types import TracebackType
 from typing import Self
 
 from blocktune.db.records.records import Outcome
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
-from blocktune.tuner.compile.answers import Compiled
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.compiler import CompileResult, resources_of
-from blocktune.tuner.compile.worker import failure_of
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
-from blocktune.tuner.jitted.specialization import is_importable, specialization_of
-from blocktune.tuner.launches.launches import with_configs
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
+from blocktune.tuner.offline.specialization import is_importable, specialization_of
 
 
 class LaunchCompiler:
@@ -24,7 +22,7 @@ class LaunchCompiler:
         ahead: what compiles; it stays for later calls.
     """
 
-    def __init__(self, call: Call, cc: tuple[int, int], ahead: CompileAhead) -> None:
+    def __init__(self, call: AutotunedCall, cc: tuple[int, int], ahead: CompileAhead) -> None:
         self._call, self._cc, self._ahead = call, cc, ahead
         self._threads = ThreadPoolExecutor(ahead.workers, "blocktune-compile")
 
@@ -36,29 +34,28 @@ class LaunchCompiler:
     ) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def start(self, count: int = 1) -> None:
-        """Let another process import the kernel's library, where it can; it forks its workers itself."""
-        del count
+    def start(self) -> None:
+        """Let another process import the kernel's library, where it can."""
         if is_importable(self._call):
             self._ahead.start(self._call.name)
 
-    def submit(self, config: UserConfig) -> "Future[CompileResult[UserConfig]]":
+    def submit(self, config: LaunchConfig) -> "Future[CompileResult[LaunchConfig]]":
         """Compile a config. Triton says in this thread what it would compile, since a hook of the config may have to
         set the blocks of tensor descriptors before."""
-        call = with_configs(self._call, [config])
+        call = self._call
         specialization = specialization_of(call, config, self._cc)
         if specialization is None:
-            done: Future[CompileResult[UserConfig]] = Future()
+            done: Future[CompileResult[LaunchConfig]] = Future()
             done.set_result(_result(config, _code_here(call, config)))
             return done
         wait = self._ahead.begin(call.name, specialization, self._cc)
         return self._threads.submit(lambda: _result(config, wait()))
 
-    def submit_confirmation(self, config: UserConfig) -> None:
+    def submit_confirmation(self, config: LaunchConfig) -> None:
         """Do nothing: the check of a winner launches what was timed."""
 
 
-def _result(config: UserConfig, compiled: Compiled) -> CompileResult[UserConfig]:
+def _result(config: LaunchConfig, compiled: Compiled) -> CompileResult[LaunchConfig]:
     return CompileResult(
         config=config,
         outcome=compiled.outcome,
@@ -69,10 +66,10 @@ def _result(config: UserConfig, compiled: Compiled) -> CompileResult[UserConfig]
     )
 
 
-def _code_here(call: Call, config: UserConfig) -> Compiled:
+def _code_here(call: AutotunedCall, config: LaunchConfig) -> Compiled:
     """Return what this process has compiled of a config before, or compiles since Triton cannot describe it."""
     try:
-        found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.configs[config].all_kwargs(), "warmup": True})
+        found = call.tuner.fn.run(*call.args, **{**call.kwargs, **call.launched(config).all_kwargs(), "warmup": True})
     except Exception as error:  # compilers raise what they like
-        return Compiled.of_answer(failure_of(error) | {"seconds": 0.0})
+        return Compiled.of_answer(failed_answer(error) | {"seconds": 0.0})
     return Compiled(outcome=Outcome.OK, resources=resources_of(found))

@@ -6,7 +6,7 @@ from itertools import combinations
 
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.runtime.autotuned.config import Plain, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, Plain
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.occupancy.calculator import Limiter, occupancy
 
@@ -31,7 +31,7 @@ class _Step:
     grows: bool
 
 
-def neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) -> Iterator[UserConfig]:
+def neighbours(config: LaunchConfig, listed: Iterable[LaunchConfig] = ()) -> Iterator[LaunchConfig]:
     """Yield the configs that differ from one in a single step of a parameter: sizes first, then warps and stages.
 
     Sizes are powers of two from 16 on, as most blocks are. Smaller ones count where the list has several of them: else
@@ -45,7 +45,7 @@ def neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) -> Iterato
         yield _with(config, step)
 
 
-def further_neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) -> Iterator[UserConfig]:
+def further_neighbours(config: LaunchConfig, listed: Iterable[LaunchConfig] = ()) -> Iterator[LaunchConfig]:
     """Yield the configs that differ from one in two steps which make up for each other: a block with its warps, a block
     for another one, a block for stages, and two stages at once."""
     steps = list(_steps(config, listed))
@@ -59,32 +59,32 @@ def further_neighbours(config: UserConfig, listed: Iterable[UserConfig] = ()) ->
 
 
 def with_capped_registers(
-    config: UserConfig, resources: KernelResources, limits: ComputeLimits
-) -> Iterator[UserConfig]:
+    config: LaunchConfig, resources: KernelResources, limits: ComputeLimits
+) -> Iterator[LaunchConfig]:
     """Yield the config with as few registers as let one more block into a multiprocessor, where nothing else limits how
     many fit; and a capped config without its cap."""
     if config.parameters.get("maxnreg") is not None:
         left = {name: value for name, value in config.values if name != "maxnreg"}
-        yield UserConfig(config.kernel, tuple(left.items()))
+        yield LaunchConfig(config.kernel, tuple(left.items()))
     now = occupancy(resources, limits)
     if now.binding != (Limiter.REGISTERS,):
         return
     cap = (resources.registers - 1) // _REGISTER_UNIT * _REGISTER_UNIT
     while cap >= LEAST_CAP * resources.registers:
         if occupancy(replace(resources, registers=cap), limits).blocks_per_sm > now.blocks_per_sm:
-            yield UserConfig(config.kernel, tuple((config.parameters | {"maxnreg": cap}).items()))
+            yield LaunchConfig(config.kernel, tuple((config.parameters | {"maxnreg": cap}).items()))
             return
         cap -= _REGISTER_UNIT
 
 
-def _steps(config: UserConfig, listed: Iterable[UserConfig]) -> list[_Step]:
+def _steps(config: LaunchConfig, listed: Iterable[LaunchConfig]) -> list[_Step]:
     """Return the steps from a config, sizes first: they change the most."""
     lists = list(listed)
     found = [step for name, value in config.values for step in _steps_of(name, value, lists)]
     return sorted(found, key=lambda step: step.kind)
 
 
-def _steps_of(name: str, value: Plain, listed: list[UserConfig]) -> list[_Step]:
+def _steps_of(name: str, value: Plain, listed: list[LaunchConfig]) -> list[_Step]:
     if type(value) is not int:
         return []
     if name == "num_stages":
@@ -101,7 +101,7 @@ def _steps_of(name: str, value: Plain, listed: list[UserConfig]) -> list[_Step]:
     return [_Step(name, kind, other, other > value) for other in both if bounds[0] <= other <= bounds[1]]
 
 
-def _has_small_sizes(name: str, listed: list[UserConfig]) -> bool:
+def _has_small_sizes(name: str, listed: list[LaunchConfig]) -> bool:
     """Return whether the list tries several powers of two of a parameter, some of them small."""
     values = {value for config in listed if type(value := config.parameters.get(name)) is int}
     return len(values) > 1 and all(map(_is_power_of_two, values)) and min(values) < SIZES[0]
@@ -119,6 +119,6 @@ def _make_up(one: _Step, other: _Step) -> bool:
     return kinds in ({_SIZE}, {_SIZE, _STAGES}) and one.grows != other.grows
 
 
-def _with(config: UserConfig, *steps: _Step) -> UserConfig:
+def _with(config: LaunchConfig, *steps: _Step) -> LaunchConfig:
     changed = {step.name: step.value for step in steps}
-    return UserConfig(config.kernel, tuple((config.parameters | changed).items()))
+    return LaunchConfig(config.kernel, tuple((config.parameters | changed).items()))

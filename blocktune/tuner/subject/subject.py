@@ -1,12 +1,14 @@
 """All that a search knows of what it tunes: `Subject`."""
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Generic
 
-from blocktune.db.records.records import ConfigT, Environment, Outcome, ProblemT, Trial
+from blocktune.db.records.records import Best, ConfigT, Environment, Outcome, ProblemT, Trial
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
+from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
@@ -81,6 +83,10 @@ class Subject(ABC, Generic[ProblemT, ConfigT]):
     def obstacle(self, config: ConfigT, found: Occupancy) -> str | None:
         """Return why a compiled config is not measured, if there is a reason."""
         del config
+        return self.misfit(found)
+
+    def misfit(self, found: Occupancy) -> str | None:
+        """Return what keeps compiled code from running at all, if anything does."""
         if found.blocks_per_sm:
             return None
         return f"not one block fits an SM: {', '.join(found.limiters)}"
@@ -89,9 +95,45 @@ class Subject(ABC, Generic[ProblemT, ConfigT]):
     def launches_alike(self, config: ConfigT, other: ConfigT) -> bool:
         """Return whether two configs launch equal code in the same way, so that one stands for both."""
 
-    @abstractmethod
+    def are_twins(
+        self, config: ConfigT, own: KernelResources | None, other: ConfigT, theirs: KernelResources | None
+    ) -> bool:
+        """Return whether two configs compile to equal machine code, with these resources, and launch it in the same
+        way."""
+        is_equal_code = own is not None and bool(own.code_sha256) and own == theirs
+        return is_equal_code and self.launches_alike(other, config)
+
     def trial(self, config: ConfigT, outcome: Outcome, **fields: object) -> Trial[ProblemT, ConfigT]:
         """Return a trial of this subject; `fields` are those of `Trial`."""
+        source = self.kernel_hash or self.source_hash(config)
+        assert source is not None  # a config that is tried is one of the space
+        trial = Trial(
+            device=self.device,
+            environment=self.environment,
+            shape=self.problem,
+            config=config,
+            kernel_hash=source,
+            outcome=outcome,
+        )
+        return dataclasses.replace(trial, **fields)  # type: ignore[arg-type]
+
+    def best(
+        self, trial: Trial[ProblemT, ConfigT], origin: Origin, trials: int, **fields: object
+    ) -> Best[ProblemT, ConfigT]:
+        """Return the winner of this many trials, by its own; `fields` are those of `Best`."""
+        best = Best(
+            device=self.device,
+            environment=self.environment,
+            shape=self.winner_problem,
+            config=trial.config,
+            kernel_hash=trial.kernel_hash,
+            origin=origin,
+            predicted_us=trial.predicted_us,
+            default=self.contenders.default,
+            paper=self.contenders.paper,
+            trials=trials,
+        )
+        return dataclasses.replace(best, **fields)  # type: ignore[arg-type]
 
     def assignment(self, trials: int, seed: int) -> Assignment[ConfigT]:
         """Return what a strategy gets of this subject for a number of trials."""

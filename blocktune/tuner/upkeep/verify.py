@@ -21,9 +21,9 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.starting_configs import find_contenders
-from blocktune.tuner.compile.background import PreparingCompiler
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.compile.farm import default_workers
+from blocktune.tuner.compile_server.background import PreparingCompiler
+from blocktune.tuner.compile_server.farm import default_workers
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.search.finals import Result, hold_finals, ranked

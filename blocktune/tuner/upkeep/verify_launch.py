@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.runtime.autotuned.config import KernelProblem
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import TuningReport
@@ -36,12 +36,14 @@ class LaunchVerification:
         return float(self.again.time_us / now_us - 1)
 
 
-def stored_winner(call: Call, device: DeviceSpec, store: ResultStore) -> KernelBest | None:
+def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -> KernelBest | None:
     """Return the winner of a call that a store holds."""
     return store.best(device, KernelProblem(call.name, call.listed_problem), kernel_hash=call.source_hash)
 
 
-def verify_launch(call: Call, device: DeviceSpec, store: ResultStore, before: KernelBest | None) -> LaunchVerification:
+def verify_launch(
+    call: AutotunedCall, device: DeviceSpec, store: ResultStore, before: KernelBest | None
+) -> LaunchVerification:
     """Measure all configs of a call again, and store who wins now.
 
     Args:

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
-from blocktune.tuner.search.tune_launch import LaunchMachine
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from tests.cli.conftest import Tune
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock
 from tests.tuner.drop_in.conftest import H200, compiler, gpu, path

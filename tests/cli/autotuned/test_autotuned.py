@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.tuner.drop_in.autotune import autotune
 from tests.support.fakes.fake_triton import FakeGpu, Launch
@@ -117,7 +117,7 @@ def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monke
     path = tmp_path / "launches.jsonl"
     monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(path))
     for n, misses in ((1000, 1), (2048, 3), (4096, 0)):
-        kind = Kind(H200.key, KERNEL, Problem.of({"n": n, "(types)": "fp32 float"}))
+        kind = Kind(H200.key, KERNEL, LaunchProblem.of({"n": n, "(types)": "fp32 float"}))
         append_launches(path, {kind: Launches(hits=5, misses=misses)})
     done = tune("run", KERNEL, *ARGS, "--from-misses", "--json")
     assert [run["shape"]["key"]["n"] for run in json.loads(done.stdout)["runs"]] == [2048, 1000]
@@ -125,14 +125,16 @@ def test_sizes_come_from_calls_that_had_to_wait(tune: Any, tmp_path: Path, monke
 
 def test_list_best_explain_verify_and_export_know_it(tuned: Any, tmp_path: Path) -> None:
     device = ("--device", "h200")
-    assert f"{KERNEL} n=1000 (fp32 float) BLOCK=256" in words(tuned("list", *device).output)
+    assert f"{KERNEL} n=1000 (fp32 float) scale_kernel BLOCK=256" in words(tuned("list", *device).output)
     assert len(json.loads(tuned("list", "--json").stdout)["kernels"]) == 2
     best = words(tuned("best", KERNEL, *device).output)
     assert "winner scale_kernel BLOCK=256 num_stages=3 num_warps=2 110.0 µs" in best
     assert "2.164x (2.164 to 2.164) default scale_kernel BLOCK=128 num_stages=3 num_warps=2 238.0 µs" in best
     assert "BLOCK=512 num_stages=3 num_warps=4 ok" in best
     explained = words(tuned("explain", KERNEL, *device).output)
-    assert "n=2048 (fp32 float) on NVIDIA H200: BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs" in explained
+    assert (
+        "n=2048 (fp32 float) on NVIDIA H200: scale_kernel BLOCK=256 num_stages=3 num_warps=2 took 110.0 µs" in explained
+    )
     assert "blocks/SM on compute capability 9.0" in explained
     changed = words(tuned("explain", KERNEL, *device, "--param", "BLOCK=1024").output)
     assert "with the values given, which were not measured" in changed
@@ -157,7 +159,7 @@ def test_a_report_shows_it(tuned: Any, tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_winner_is_measured_again_and_its_results_compared(tuned: Any, gpu: FakeGpu) -> None:
     timed = len(gpu.timed)
     done = words(tuned("verify", KERNEL, *ARGS, "--grid", "n=1000").output)
-    assert "the winner stays: BLOCK=256 num_stages=3 num_warps=2, 110.0 µs, 110.0 µs before" in done
+    assert "the winner stays: scale_kernel BLOCK=256 num_stages=3 num_warps=2, 110.0 µs, 110.0 µs before" in done
     assert len(gpu.timed) > timed
 
     def wrong_with_few_warps(launch: Launch) -> None:
@@ -178,8 +180,8 @@ def test_what_a_bucket_loses_is_said_for_each_of_its_sizes(
     gpu.time_us = lambda launch: 100.0 + abs(launch.arguments["BLOCK"] - launch.arguments["n"] // 4) / 4
     assert tune("run", name, *ARGS, "--grid", "n=1024").exit_code == 0
     done = words(tune("verify", name, *ARGS, "--grid", "n=1024,600").output)
-    assert "n=1024: the winner stays: BLOCK=256 num_stages=3 num_warps=2, 100.0 µs" in done
-    assert "n=600: the winner is now BLOCK=128 num_stages=3 num_warps=2, 105.5 µs; it was BLOCK=256" in done
+    assert "n=1024: the winner stays: scale_kernel BLOCK=256 num_stages=3 num_warps=2, 100.0 µs" in done
+    assert "n=600: the winner is now scale_kernel BLOCK=128 num_stages=3 num_warps=2, 105.5 µs; it was" in done
     assert "num_warps=2, 100.0 µs, and takes 19.9% longer" in done
 
 

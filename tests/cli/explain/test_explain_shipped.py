@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.registry import KERNELS
-from blocktune.tuner.compile.one_config import CompiledCode
+from blocktune.tuner.compile_server.one_config import CompiledCode
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"

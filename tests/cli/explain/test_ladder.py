@@ -52,7 +52,7 @@ def _nothing_is_shipped_or_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocktune.runtime.store_reader.sources.shipped_rows", lambda: iter(()))
     monkeypatch.setattr("blocktune.runtime.selection.untuned.shipped_correction", lambda key: None)
     monkeypatch.setattr("blocktune.cli.shared.lookup.shipped_winners", lambda: iter(()))
-    monkeypatch.setattr("blocktune.tuner.compile.farm.CompileFarm", FakeFarm)
+    monkeypatch.setattr("blocktune.tuner.compile_server.farm.CompileFarm", FakeFarm)
     monkeypatch.setattr("blocktune.tuner.measure.environment.ptxas_version", lambda cc: "12.8")
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
-from blocktune.tuner.compile.one_config import CompiledCode
+from blocktune.tuner.compile_server.one_config import CompiledCode
 
 RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
 

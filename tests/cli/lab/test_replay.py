@@ -21,7 +21,7 @@ def places(tmp_path: Path) -> Path:
 
 
 def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktune.tuner.compile.farm.default_workers", lambda: 1)
+    monkeypatch.setattr("blocktune.tuner.compile_server.farm.default_workers", lambda: 1)
     out = tmp_path / "h200.replay.json"
     words = ("lab", "replay", places, "--strategy", "guided", "--strategy", "random", "--seeds", 2, "--out", out)
     result = tune(*words, "--json")
@@ -51,7 +51,7 @@ def test_strategies_are_compared_and_kept(tune, places: Path, tmp_path: Path, mo
 
 
 def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktune.tuner.compile.farm.default_workers", lambda: 1)
+    monkeypatch.setattr("blocktune.tuner.compile_server.farm.default_workers", lambda: 1)
     out = tmp_path / "h200.replay.json"
     words = ("lab", "replay", places, "--out", out, "--strategy")
     assert tune(*words, "guided", "--strategy", "random", "--seeds", 2).exit_code == 0
@@ -72,7 +72,7 @@ def test_a_long_replay_is_made_in_parts(tune, places: Path, tmp_path: Path, monk
 
 
 def test_a_kernel_can_be_left_out(tune, places: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("blocktune.tuner.compile.farm.default_workers", lambda: 1)
+    monkeypatch.setattr("blocktune.tuner.compile_server.farm.default_workers", lambda: 1)
     other = recorded.get_kernel("flash_fwd_tma")
     both = recorded.sweep()
     turned = [replace(trial, config=replace(trial.config, kernel=other.name)) for trial in both.trials]

@@ -10,14 +10,14 @@ from blocktune.db.records.records import Best, Environment, Outcome, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.frozen import forget_frozen, frozen_winners, load_frozen
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from tests.support.triton_modes import compiled_here
 
 H200, SOURCE, KERNEL = device_named("h200"), "0123456789abcdef", "my.kernels:scale"
-FAST, SLOW = (UserConfig(KERNEL, (("BLOCK", block), ("num_warps", 4))) for block in (256, 128))
-PROBLEM = Problem.of({"n": 1000, TYPES: "bf16"})
+FAST, SLOW = (LaunchConfig(KERNEL, (("BLOCK", block), ("num_warps", 4))) for block in (256, 128))
+PROBLEM = LaunchProblem.of({"n": 1000, TYPES: "bf16"})
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0")
 
 
@@ -26,7 +26,7 @@ def filled(tune: Any) -> Any:
     facts: dict[str, Any] = {"device": H200, "environment": ENVIRONMENT, "kernel_hash": SOURCE}
     best = Best(
         **facts,
-        shape=KernelProblem(KERNEL, Problem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"})),
+        shape=KernelProblem(KERNEL, LaunchProblem.of(dict(PROBLEM.arguments) | {CONFIGS: "abc"})),
         origin=Origin.MEASURED,
         config=FAST,
         time_us=50.0,
@@ -47,9 +47,9 @@ def filled(tune: Any) -> Any:
 
 def test_winners_are_listed_and_trials_of_one(filled: Any) -> None:
     table = " ".join(filled("kernels", "--device", "h200").output.split())
-    assert "my.kernels:scale n=1000 (bf16) BLOCK=256 num_warps=4 50.0 µs 1.200 2 0 0 0.0" in table
+    assert "my.kernels:scale n=1000 (bf16) scale BLOCK=256 num_warps=4 50.0 µs 1.200x 2 0 0 0.0" in table
     found = json.loads(filled("kernels", "--device", "h200", "--json").stdout)
-    assert [kernel["config"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
+    assert [kernel["best"]["config"]["parameters"] for kernel in found["kernels"]] == [{"BLOCK": 256, "num_warps": 4}]
     trials = filled("kernels", "my.*", "--device", "h200").output
     assert trials.index("BLOCK=256") < trials.index("BLOCK=128")
     assert "a thread spills 999 bytes" in trials
@@ -65,7 +65,7 @@ def test_what_processes_launched_is_told_beside_the_winners(
     for launches in (Launches(hits=1200, misses=1, seconds=2.5), Launches(hits=34)):
         append_launches(tmp_path / "launches.jsonl", {Kind(H200.key, KERNEL, PROBLEM): launches})
     table = " ".join(filled("kernels", "--device", "h200").output.split())
-    assert "50.0 µs 1.200 2 1,234 1 2.5" in table
+    assert "50.0 µs 1.200x 2 1,234 1 2.5" in table
     (kernel,) = json.loads(filled("kernels", "--device", "h200", "--json").stdout)["kernels"]
     assert kernel["launches"] == {"hits": 1234, "misses": 1, "seconds": 2.5}
 

@@ -75,7 +75,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         future.set_result(CompileResult(config=config, outcome=Outcome.OK, resources=resources))
         return future
 
-    monkeypatch.setattr("blocktune.tuner.compile.farm.CompileFarm.submit", submit)
+    monkeypatch.setattr("blocktune.tuner.compile_server.farm.CompileFarm.submit", submit)
     return labels
 
 

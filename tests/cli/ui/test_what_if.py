@@ -16,7 +16,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.cache import ResourceCache
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
 from tests.support.fakes.faked_compiles import faked_compiles
 from tests.support.stores.live_servers import LiveServer, live_server

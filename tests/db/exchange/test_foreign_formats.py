@@ -19,7 +19,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.runtime.autotuned.config import KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
 
 TILE = KernelConfig("flash_fwd_hopper", 192, 128, 4, 4, extra=(("keep_p", 1),))
 SHAPE = AttentionShape(batch=4, num_heads=32, num_heads_kv=8, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64)
@@ -68,8 +68,8 @@ def test_a_device_name_cannot_leave_its_text_or_its_folder(best: Best) -> None:
 
 
 def test_tuned_functions_are_in_the_module_of_triton(best: Best, tmp_path: Path) -> None:
-    problem = Problem.of({"name": 'a"]\nimport os', "n": 3})
-    config = UserConfig("my.module:softmax", (("BLOCK", 1024), ("num_warps", 8)))
+    problem = LaunchProblem.of({"name": 'a"]\nimport os', "n": 3})
+    config = LaunchConfig("my.module:softmax", (("BLOCK", 1024), ("num_warps", 8)))
     user: KernelBest = Best(
         device=best.device,
         environment=best.environment,
@@ -126,11 +126,11 @@ def test_a_comment_of_two_lines_is_refused(worth: str) -> None:
 
 
 def test_a_winner_of_a_tuned_function_is_checked_before_it_is_written(best: Best) -> None:
-    config = UserConfig("m:f", (("BLOCK", 1024),))
+    config = LaunchConfig("m:f", (("BLOCK", 1024),))
     user: KernelBest = Best(
         device=best.device,
         environment=best.environment,
-        shape=KernelProblem(config.kernel, Problem(())),
+        shape=KernelProblem(config.kernel, LaunchProblem(())),
         config=config,
         origin=Origin.MEASURED,
         kernel_hash="x\n    0: __import__('os').system('id'),#",

@@ -17,7 +17,8 @@ from sqlalchemy.pool import NullPool
 from blocktune.db.exchange.merging import Results
 from blocktune.db.records.bounds import require_sound_best, require_sound_trial
 from blocktune.db.records.records import Best, Trial
-from blocktune.db.records.rows import UNREADABLE, best_of, trial_of
+from blocktune.db.records.row_values import UNREADABLE
+from blocktune.db.records.rows import best_of, trial_of
 from blocktune.db.recovery.rebuild import recover
 from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore

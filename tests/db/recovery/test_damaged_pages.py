@@ -15,7 +15,7 @@ from blocktune.db.recovery.rebuild import Recovery, recover
 from blocktune.db.recovery.salvage import SMALLEST_ROW_BYTES
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import ForeignStoreError, SchemaTooNewError
-from blocktune.runtime.autotuned.config import KernelProblem, Problem
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchProblem
 from tests.db.conftest import KERNEL
 from tests.support.stores.filled_stores import files_in, filled
 
@@ -88,7 +88,7 @@ def sound(
         for n in range(200)
     ]
     bests = [replace(best, shape=replace(best.shape, seqlen_q=64 * (1 + n))) for n in range(60)]
-    problems = [KernelProblem(KERNEL, Problem((("n", n), ("name", "x" * n)))) for n in range(60)]
+    problems = [KernelProblem(KERNEL, LaunchProblem((("n", n), ("name", "x" * n)))) for n in range(60)]
     with ResultStore.open(path) as store:
         store.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=True)
         kernel_bests = [replace(kernel_best, shape=problem) for problem in problems]

@@ -8,7 +8,7 @@ import torch
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call_key import CallKey, power_of_two
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 
 
 def param(name: str, *, constant: bool = False, specialise: bool = True) -> Any:
@@ -20,7 +20,7 @@ KEY = CallKey(PARAMS, ["n"], {})
 BASE = torch.zeros(64, dtype=torch.float16)
 
 
-def keys(*args: Any, **kwargs: Any) -> tuple[Any, Problem]:
+def keys(*args: Any, **kwargs: Any) -> tuple[Any, LaunchProblem]:
     return KEY.quick(args, kwargs), KEY.problem(args, kwargs)
 
 

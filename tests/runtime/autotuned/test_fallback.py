@@ -12,7 +12,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import StoreCorruptError, UsageError
-from blocktune.runtime.autotuned.config import CONFIGS, TYPES, Plain, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, LaunchConfig, LaunchProblem, Plain
 from blocktune.runtime.autotuned.fallback import KernelWinner, kernel_offers, stored_winners
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
 from blocktune.runtime.store_reader.provenance import Reuse
@@ -23,12 +23,12 @@ H200 = device_named("h200")
 KERNEL, SOURCE = "package.module:softmax", "0123456789abcdef"
 
 
-def problem(**keys: Plain) -> Problem:
-    return Problem.of({"n": 128, TYPES: "bf16 /16", CONFIGS: "abc"} | keys)
+def problem(**keys: Plain) -> LaunchProblem:
+    return LaunchProblem.of({"n": 128, TYPES: "bf16 /16", CONFIGS: "abc"} | keys)
 
 
 def winner(block: int, *, reuse: Reuse = Reuse.EXACT, **keys: Plain) -> KernelWinner:
-    config = UserConfig(KERNEL, (("BLOCK", block),))
+    config = LaunchConfig(KERNEL, (("BLOCK", block),))
     origin = Origin.MEASURED if reuse is Reuse.EXACT else Origin.BORROWED
     return TunedConfig(shape=problem(**keys), config=config, origin=origin, time_us=1.5 * block, reuse=reuse)
 
@@ -86,25 +86,30 @@ def test_the_climb_ends_at_the_last_rung_that_is_accepted_and_says_so() -> None:
 
 
 def test_problems_survive_their_document() -> None:
-    made = Problem.of({"n": 3, "causal": True, "scale": 0.5, "bias": None, "name": "a", TYPES: "bf16", CONFIGS: "abc"})
-    assert Problem.from_document(made.document) == made
+    made = LaunchProblem.of(
+        {"n": 3, "causal": True, "scale": 0.5, "bias": None, "name": "a", TYPES: "bf16", CONFIGS: "abc"}
+    )
+    assert LaunchProblem.from_document(made.document) == made
     assert made.label == "bias=None causal=True n=3 name=a scale=0.5 (bf16)"
-    assert Problem.from_document('{"x":{"dtype":"float32","shape":[4,3],"strides":[3,1]}}').label == "x=float32[4, 3]"
+    assert (
+        LaunchProblem.from_document('{"x":{"dtype":"float32","shape":[4,3],"strides":[3,1]}}').label
+        == "x=float32[4, 3]"
+    )
 
 
 @pytest.mark.parametrize("text", ["[]", "1", "{", '{"x": {"dtype": "float32"}}', '{"x": [1]}', "[" * 10_000])
 def test_a_document_that_is_no_problem_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="problem of a tuned kernel is not valid"):
-        Problem.from_document(text)
+        LaunchProblem.from_document(text)
 
 
 def test_configs_hold_plain_values_alone() -> None:
-    config = UserConfig(KERNEL, (("num_warps", 4), ("EVEN", True), ("MODE", "tf32"), ("BIAS", None)))
-    assert UserConfig.from_document(KERNEL, config.document) == config
+    config = LaunchConfig(KERNEL, (("num_warps", 4), ("EVEN", True), ("MODE", "tf32"), ("BIAS", None)))
+    assert LaunchConfig.from_document(KERNEL, config.document) == config
     assert config.label == "softmax BIAS=None EVEN=True MODE=tf32 num_warps=4"
     for name, value in (("BLOCK", 1 << 21), ("BLOCK", [1]), ("2x", 1)):
         with pytest.raises(UsageError, match="A parameter must be"):
-            UserConfig(KERNEL, ((name, value),))  # type: ignore[arg-type]
+            LaunchConfig(KERNEL, ((name, value),))  # type: ignore[arg-type]
 
 
 def test_a_missing_store_is_no_problem(tmp_path: Path) -> None:

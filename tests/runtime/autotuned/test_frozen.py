@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.exchange.document import frozen_document, save_text
-from blocktune.db.exchange.importing import kernel_bests_from
+from blocktune.db.exchange.importing import records_in
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.signature import signed
@@ -82,7 +82,7 @@ def test_an_import_refuses_a_winner_that_breaks_a_rule(
     row[last] = value
     document["sha256"] = seal_of(document)
     with pytest.raises(ImportRejectedError, match=rule):
-        kernel_bests_from(document)
+        records_in(document)
 
 
 def test_equal_winners_give_equal_bytes(path: Path) -> None:

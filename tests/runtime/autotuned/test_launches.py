@@ -7,10 +7,10 @@ import pytest
 
 from blocktune.kernels.files import count_file
 from blocktune.kernels.values.errors import StoreError
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches, launches_path, read_launches
 
-KIND = Kind("nvidia h200|9.0|132", "m:kernel", Problem.of({"n": 8}))
+KIND = Kind("nvidia h200|9.0|132", "m:kernel", LaunchProblem.of({"n": 8}))
 LINE = {"device": KIND.device, "kernel": KIND.kernel, "problem": KIND.problem.document}
 COUNTS = {"hits": 1, "misses": 0, "seconds": 0.0}
 
@@ -32,7 +32,9 @@ def test_the_file_stays_within_its_bound_and_keeps_the_frequent(path: Path, monk
     monkeypatch.setattr(count_file, "MAX_BYTES", 4_000)
     monkeypatch.setattr(count_file, "MAX_KINDS", 8)
     for size in range(200):
-        append_launches(path, {KIND: Launches(hits=5), Kind("x", "m:f", Problem.of({"n": size})): Launches(hits=1)})
+        append_launches(
+            path, {KIND: Launches(hits=5), Kind("x", "m:f", LaunchProblem.of({"n": size})): Launches(hits=1)}
+        )
         assert path.stat().st_size <= 4_000
     assert read_launches(path)[KIND] == Launches(hits=5 * 200)
 

@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from blocktune.runtime.autotuned import summary
-from blocktune.runtime.autotuned.config import Problem
+from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.kernel import BoundLaunch
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.runtime.selection.explanation import Explanation
@@ -45,7 +45,7 @@ def test_a_process_says_what_it_launched_and_interpreted_kernels_run_with_the_fi
 
 
 def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = Kind("nvidia h200|9.0|132", "m:kernel", Problem.of({"n": 8}))
+    kind = Kind("nvidia h200|9.0|132", "m:kernel", LaunchProblem.of({"n": 8}))
     monkeypatch.setenv("BLOCKTUNE_LAUNCHES", str(tmp_path / "launches.jsonl"))
     append_launches(tmp_path / "launches.jsonl", {kind: Launches(hits=9, misses=2, seconds=5.0)})
     facts = {"name": "m:kernel", "calls": 1, "misses": 1, "seconds": 0.0, "served": {}, "choices": {}}
@@ -60,7 +60,7 @@ def test_what_earlier_processes_measured_is_told_as_saved(tmp_path: Path, monkey
 
 def test_time_saved_failures_and_other_winners_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     first, winner = (triton.Config({"BLOCK": block}) for block in (16, 32))
-    problem = Problem.of({"n": 8})
+    problem = LaunchProblem.of({"n": 8})
     choice = Explanation(
         rung=Rung.EXACT,
         reason="measured now",

@@ -7,17 +7,17 @@ from typing import Any
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Thunk
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import Problem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.launches.launches import ConfigLaunch
 from blocktune.tuner.measure.clock import HookedLaunch
 from blocktune.tuner.measure.protocol import Rounds, rotated
 
-FIRST, OTHER, THIRD = (UserConfig("m:f", (("BLOCK", block),)) for block in (1, 2, 3))
+FIRST, OTHER, THIRD = (LaunchConfig("m:f", (("BLOCK", block),)) for block in (1, 2, 3))
 
 
-def fake_call(effect: Callable[..., None], **arguments: Tensor) -> Call:
+def fake_call(effect: Callable[..., None], **arguments: Tensor) -> AutotunedCall:
     """Return a call that lists `FIRST` and `OTHER`, and whose launch does this to its arguments, by the block."""
 
     def no_hook(named: Any, **_: Any) -> None:
@@ -41,12 +41,12 @@ def fake_call(effect: Callable[..., None], **arguments: Tensor) -> Call:
         _do_bench=None,
     )
     function: Any = None
-    return Call(
+    return AutotunedCall(
         tuner=tuner,
         function=function,
         name="m:f",
         source_hash="0",
-        problem=Problem(()),
+        problem=LaunchProblem(()),
         configs={FIRST: config(1), OTHER: config(2)},
         args=tuple(arguments.values()),
         kwargs={},
@@ -57,7 +57,7 @@ def fake_call(effect: Callable[..., None], **arguments: Tensor) -> Call:
 class KnownLaunchClock:
     """Runs launches with their hooks, and says that they took what is known of their configs, in microseconds."""
 
-    def __init__(self, times_us: Mapping[UserConfig, float]) -> None:
+    def __init__(self, times_us: Mapping[LaunchConfig, float]) -> None:
         self._times_us = times_us
 
     def heat(self, launch: Thunk, seconds: float) -> None:

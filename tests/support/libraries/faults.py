@@ -1,16 +1,19 @@
 """What configs cost that hang on the GPU or write where no memory is, and what the kernel computes all the same."""
 
 import time
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import torch
 import triton
 
 from blocktune.runtime.autotuned.kernel import kernels
 from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.install import install, uninstall
-from blocktune.tuner.launches import isolated
 from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.measure.worker_process import Deadlines
 from tests.support.libraries.autotuned_kernels import HARMLESS, harmful_kernel
 
 ANSWER_SECONDS = 8.0
@@ -24,17 +27,17 @@ def faulty_configs(device: str) -> dict[str, Any]:
     Triton's own tuner without these two."""
     expected = torch.zeros(ELEMENTS, device=device)
     _launch(triton.autotune(HARMLESS, ["n"])(harmful_kernel.fn), expected)
-    usual, isolated.ANSWER_SECONDS = isolated.ANSWER_SECONDS, ANSWER_SECONDS
     install(settings=Settings(isolate=True))
+    hasty = replace(tune_call.machine(), deadlines=Deadlines(compiling=ANSWER_SECONDS))
     try:
         found, begin = torch.zeros(ELEMENTS, device=device), time.monotonic()
-        _launch(harmful_kernel, found)
+        with mock.patch.object(tune_call, "machine", return_value=hasty):
+            _launch(harmful_kernel, found)
         seconds = time.monotonic() - begin
         (kernel,) = (each for each in kernels if each.tuner is harmful_kernel)
         (choice,) = kernel.choices.values()
     finally:
         uninstall()
-        isolated.ANSWER_SECONDS = usual
     return {
         "kernel": kernel.name,
         "commit": source_commit(),

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from blocktune.kernels.hardware.device import current_device
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.fallback import KernelExplanation
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import user_config
+from blocktune.runtime.autotuned.triton_config import launch_config
+from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.decide import decide
-from blocktune.tuner.drop_in.known import launched_as
-from blocktune.tuner.drop_in.tune_call import tuned_choice
-from blocktune.tuner.launches.launches import OwnLaunches
-from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.launches.launch_bench import LaunchBench
+from blocktune.tuner.launches.launches import prepare_arguments
+from blocktune.tuner.launches.race import race
 from blocktune.tuner.measure.environment import source_commit
+from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.protocol import shares
 
 ROUNDS, FINAL_ROUNDS, NEAR = 7, 400, 1.1
@@ -47,10 +47,10 @@ class Chosen:
     configs: dict[str, Any]
 
     @classmethod
-    def of(cls, kernel: TunedKernel, call: Call, parameters: Mapping[str, Mapping[str, Any]]) -> "Chosen":
+    def of(cls, kernel: TunedKernel, call: AutotunedCall, parameters: Mapping[str, Mapping[str, Any]]) -> "Chosen":
         """Return what was chosen for a call, from the parameters by who chose."""
         configs = {
-            who: launched_as(call, UserConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
+            who: call.launched(LaunchConfig(call.name, tuple(found.items()))) for who, found in parameters.items()
         }
         return cls(kernel.tuner, kernel._stock_key(call.args, call.kwargs), configs)
 
@@ -59,35 +59,40 @@ class Chosen:
         self.tuner.cache[self.key] = self.configs.get(who, self.configs[WINNER])
 
 
-def exhaustive_us(call: Call) -> dict[UserConfig, float]:
+def exhaustive_us(call: AutotunedCall) -> dict[LaunchConfig, float]:
     """Return the time of every config that runs: the median of a few rounds, and near the best the share of many."""
-    launches = OwnLaunches(call, CudaClock)
-    timed = launches.rounds(list(call.configs), ROUNDS)
+    bench = bench_of(call)
+    timed = bench.rounds(list(call.configs), ROUNDS)
     times = {config: statistics.median(samples) for config, samples in timed.items()}
     near = [config for config, time_us in times.items() if time_us <= NEAR * min(times.values())]
-    finals = launches.rounds(near, FINAL_ROUNDS)
-    launches.close(near[0])
+    finals = bench.rounds(near, FINAL_ROUNDS)
+    prepare_arguments(call, near[0])
     usual_us = statistics.fmean(map(statistics.median, finals.values()))
     return times | {config: share * usual_us for config, share in shares(finals).items()}
 
 
-def stock_choice(kernel: TunedKernel, call: Call) -> tuple[UserConfig, float]:
+def bench_of(call: AutotunedCall) -> LaunchBench:
+    """Return what times the configs of a call in this process."""
+    return LaunchBench(call, tune_call.machine().launches, Terms())
+
+
+def stock_choice(kernel: TunedKernel, call: AutotunedCall) -> tuple[LaunchConfig, float]:
     """Return what Triton's own tuner chooses, and the seconds that it takes with all code compiled."""
     tuner, started = kernel.tuner, time.monotonic()
     tuner.nargs = dict(zip(tuner.arg_names, call.args, strict=False))
     timings = {config: tuner._bench(*call.args, config=config, **call.kwargs) for config in call.configs.values()}
     tuner.nargs = None
-    return user_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
+    return launch_config(call.name, min(timings, key=lambda config: timings[config])), time.monotonic() - started
 
 
-def known_stock_choice(row: Mapping[str, Any], call: Call) -> tuple[UserConfig, float] | None:
+def known_stock_choice(row: Mapping[str, Any], call: AutotunedCall) -> tuple[LaunchConfig, float] | None:
     """Return what an earlier measurement of a kernel says that Triton's own tuner chooses, and its seconds."""
     label = row.get("stock", {}).get("config")
     found = next((config for config in call.configs if config.label == label), None)
     return None if found is None else (found, row["stock_bench_seconds"])
 
 
-def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+def measure_list(row: dict[str, Any], kernel: TunedKernel, call: AutotunedCall) -> None:
     """Add to a row what an exhaustive measurement of the list says of both tuners' choices."""
     choice = kernel.explain(*call.args, **call.kwargs)
     stock, stock_seconds = known_stock_choice(row, call) or stock_choice(kernel, call)
@@ -95,7 +100,7 @@ def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
     best = min(times, key=lambda config: times[config])
     winner = _config_of(choice)
 
-    def against_best(config: UserConfig) -> dict[str, Any]:
+    def against_best(config: LaunchConfig) -> dict[str, Any]:
         return {"config": config.label, "time_us": times[config], "over_best": times[config] / times[best] - 1}
 
     row |= {
@@ -114,44 +119,40 @@ def measure_list(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
     }
 
 
-def measure_repeats(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+def measure_repeats(row: dict[str, Any], kernel: TunedKernel, call: AutotunedCall) -> None:
     """Add to a row how often searches find the same winner."""
     row["same_of_repeats"] = same_of_repeats(call, kernel.explain(*call.args, **call.kwargs))
 
 
-def measure_expanded(row: dict[str, Any], kernel: TunedKernel, call: Call) -> None:
+def measure_expanded(row: dict[str, Any], kernel: TunedKernel, call: AutotunedCall) -> None:
     """Add to a row how much faster than the library's own choice a search around its list gets."""
-    library = UserConfig(call.name, tuple(row["chosen"][STOCK].items()))
+    library = LaunchConfig(call.name, tuple(row["chosen"][STOCK].items()))
     row["expanded"], config = expanded(kernel, call, library)
     row["chosen"][EXPANDED] = config.parameters
 
 
-def same_of_repeats(call: Call, choice: KernelExplanation) -> int:
-    """Return how many of repeated searches find the most frequent winner.
-
-    This process has all code by now and would skip what a search learns by compiling it, so configs that the first
-    search dropped or found equal to another take no part.
-    """
-    raced = {
-        config: each for config, each in call.configs.items() if choice.times_us is None or config in choice.times_us
-    }
-    again, device = replace(call, configs=raced), current_device()
-    winners = Counter(tuned_choice(again, device, afresh=True).label for _ in range(REPEATS))
+def same_of_repeats(call: AutotunedCall, choice: KernelExplanation) -> int:
+    """Return how many of repeated races find the most frequent winner. Configs that the first search dropped or found
+    equal to another take no part."""
+    raced = [config for config in call.configs if choice.times_us is None or config in choice.times_us]
+    standings = [race(raced, bench_of(call).rounds) for _ in range(REPEATS)]
+    winners = Counter(standing.winner for standing in standings if standing is not None)
+    prepare_arguments(call, call.default)
     return winners.most_common(1)[0][1]
 
 
-def expanded(kernel: TunedKernel, call: Call, library: UserConfig) -> tuple[dict[str, Any], UserConfig]:
+def expanded(kernel: TunedKernel, call: AutotunedCall, library: LaunchConfig) -> tuple[dict[str, Any], LaunchConfig]:
     """Return how much faster than the library's own choice a search around its list gets, and its config."""
     wider = TunedKernel(kernel.tuner, Settings(expand=EXPAND), decide)
     choice = wider.explain(*call.args, **call.kwargs)
     winner = _config_of(choice)
-    both = replace(call, configs={library: call.configs[library], winner: launched_as(call, winner)})
+    both = replace(call, configs={library: call.configs[library], winner: call.launched(winner)})
     times = exhaustive_us(both)
     found = {"config": winner.label, "time_us": times[winner], "gain": times[library] / times[winner]}
     return found, winner
 
 
-def _config_of(choice: KernelExplanation) -> UserConfig:
+def _config_of(choice: KernelExplanation) -> LaunchConfig:
     assert choice.config is not None  # it was measured
     return choice.config
 

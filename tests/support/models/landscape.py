@@ -146,10 +146,10 @@ class InstantCompiler:
     def __init__(self) -> None:
         self.submitted: list[KernelConfig] = []
         self.confirming: list[KernelConfig] = []
-        self.started = 0
+        self.started = False
 
-    def start(self, count: int = 1) -> None:
-        self.started += count
+    def start(self) -> None:
+        self.started = True
 
     def submit(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]

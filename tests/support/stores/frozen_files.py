@@ -12,7 +12,7 @@ from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import Origin
 from blocktune.kernels.values.errors import BlocktuneError
-from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, Problem, UserConfig
+from blocktune.runtime.autotuned.config import CONFIGS, TYPES, KernelProblem, LaunchConfig, LaunchProblem
 from blocktune.runtime.store_reader.export_file import autotuned_rows_in_file, rows_in_file
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.stores.sample_records import winner
@@ -21,11 +21,11 @@ H200, KERNEL, SOURCE = device_named("h200"), "package.module:scale", "0123456789
 
 
 def autotuned_winner(block: int) -> KernelBest:
-    config = UserConfig(KERNEL, (("BLOCK", block),))
+    config = LaunchConfig(KERNEL, (("BLOCK", block),))
     return Best(
         device=H200,
         environment=Environment(triton="3.6.0", ptxas="12.8.93", torch="2.11.0"),
-        shape=KernelProblem(KERNEL, Problem.of({"n": 1000 + block, TYPES: "bf16", CONFIGS: "abc"})),
+        shape=KernelProblem(KERNEL, LaunchProblem.of({"n": 1000 + block, TYPES: "bf16", CONFIGS: "abc"})),
         config=config,
         kernel_hash=SOURCE,
         origin=Origin.MEASURED,

@@ -8,7 +8,7 @@ from sqlalchemy import URL, Connection, create_engine, insert, select, text
 
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.records.row_checksums import record_checksum, served_checksum
-from blocktune.db.records.rows import config_columns, document_of, shape_columns
+from blocktune.db.records.row_values import config_columns, document_of, shape_columns
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, ConfigRow, ShapeRow, TrialRow
 from blocktune.kernels.values.shape import AttentionShape

@@ -62,7 +62,7 @@ def live_server(
     from blocktune.cli.ui.address import ServerAddress, bound_socket
     from blocktune.cli.ui.server import ServerSettings, make_server
     from blocktune.cli.ui.what_if import WhatIfs
-    from blocktune.tuner.compile.farm import CompileFarm
+    from blocktune.tuner.compile_server.farm import CompileFarm
 
     settings = ServerSettings(StoreTarget.of(db), sources or Sources(), poll_seconds=poll_seconds)
     with bound_socket(0) as listening, CompileFarm(workers=1) as farm:

@@ -31,7 +31,7 @@ from blocktune.tuner.compare.ladder_steps import (
 )
 from blocktune.tuner.compare.pytorch_steps import chunked_attention
 from blocktune.tuner.compare.standard_attention import standard_attention, standard_compute
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.measure.clock import CudaClock

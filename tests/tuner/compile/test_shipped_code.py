@@ -10,8 +10,8 @@ import pytest
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import compile_key, compiled_code, has_code
-from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import KERNELS, RESULTS, ShippedCode, packed_code, unpack_code
+from blocktune.tuner.compile_server.farm import CompileFarm
 from tests.support.fakes.faked_compiles import faked_compiles
 
 CC = (8, 0)

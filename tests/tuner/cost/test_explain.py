@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.compile.one_config import CompiledCode, compiled
+from blocktune.tuner.compile_server.one_config import CompiledCode, compiled
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.text import text_of_analysis
 

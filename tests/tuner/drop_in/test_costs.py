@@ -10,7 +10,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.drop_in.autotune import autotune
-from blocktune.tuner.jitted.counts import CodeCounts, counts_in
+from blocktune.tuner.offline.counts import CodeCounts, counts_in
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here

@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import StoreError, UsageError
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.frozen import known_rows
 from blocktune.runtime.autotuned.kernel import forget_choices
 from blocktune.tuner.drop_in import tune_call
@@ -200,28 +200,28 @@ def test_an_interrupted_search_interrupts_the_call(gpu: FakeGpu, path: Path) -> 
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
 
 
-def found_around(config: UserConfig, *listed: UserConfig) -> list[dict[str, Any]]:
+def found_around(config: LaunchConfig, *listed: LaunchConfig) -> list[dict[str, Any]]:
     """What the neighbours of a config have that it has not."""
     return [dict(set(each.values) - set(config.values)) for each in neighbours(config, listed)]
 
 
 def test_neighbours_differ_in_a_step() -> None:
-    config = UserConfig(
+    config = LaunchConfig(
         "m:f", (("BLOCK", 16), ("EVEN", True), ("GROUP", 8), ("ODD", 48), ("num_warps", 16), ("num_stages", 1))
     )
     assert found_around(config) == [{"BLOCK": 32}, {"num_warps": 32}, {"num_warps": 8}, {"num_stages": 2}]
 
 
 def test_small_sizes_are_changed_where_the_list_has_several() -> None:
-    rows = [UserConfig("m:f", (("BT", size), ("HEADS", 2), ("maxnreg", 128))) for size in (8, 16, 32)]
+    rows = [LaunchConfig("m:f", (("BT", size), ("HEADS", 2), ("maxnreg", 128))) for size in (8, 16, 32)]
     assert found_around(rows[0], *rows) == [{"BT": 16}, {"BT": 4}]
     assert found_around(rows[0]) == []
-    odd = [UserConfig("m:f", (("BT", size),)) for size in (6, 8)]
+    odd = [LaunchConfig("m:f", (("BT", size),)) for size in (6, 8)]
     assert found_around(odd[1], *odd) == []
 
 
 def test_further_neighbours_keep_the_work_of_a_thread() -> None:
-    config = UserConfig("m:f", (("M", 64), ("N", 32), ("num_stages", 3), ("num_warps", 4)))
+    config = LaunchConfig("m:f", (("M", 64), ("N", 32), ("num_stages", 3), ("num_warps", 4)))
     found = [dict(set(each.values) - set(config.values)) for each in further_neighbours(config)]
     assert {"M": 128, "num_warps": 8} in found
     assert {"M": 128, "N": 16} in found
@@ -233,7 +233,7 @@ def test_further_neighbours_keep_the_work_of_a_thread() -> None:
 
 
 def test_registers_are_capped_where_they_alone_limit_the_blocks() -> None:
-    config = UserConfig("m:f", (("BLOCK", 64), ("num_warps", 4)))
+    config = LaunchConfig("m:f", (("BLOCK", 64), ("num_warps", 4)))
     resources = KernelResources(registers=136, shared_bytes=0, num_warps=4, tensor_cores="none")
     (capped,) = with_capped_registers(config, resources, H200.limits)
     assert capped.parameters == {"BLOCK": 64, "num_warps": 4, "maxnreg": 128}  # the fourth block of an SM

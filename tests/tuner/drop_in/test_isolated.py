@@ -14,16 +14,15 @@ import triton
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.compile.child_process import ChildLostError
 from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import install
-from blocktune.tuner.launches import isolated
+from blocktune.tuner.launches import launch_runner
 from blocktune.tuner.launches.arguments import load_arguments, save_arguments
-from blocktune.tuner.launches.isolated import cause_of
-from blocktune.tuner.launches.launch_runner import LaunchRunner
+from blocktune.tuner.launches.launch_runner import LaunchRunner, cause_of
 from blocktune.tuner.launches.measure_worker import LaunchCommands
 from blocktune.tuner.measure.worker_process import Deadlines, LocalWorker
 from tests.support.fakes.fake_triton import FakeGpu
@@ -40,9 +39,12 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
 
 @pytest.mark.exhaustive
 def test_a_config_that_crashes_or_hangs_costs_itself(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    tools = replace(tune_call.machine(), isolated_command=program("workers.fake_measure_worker"))
+    tools = replace(
+        tune_call.machine(),
+        command=program("workers.fake_measure_worker"),
+        deadlines=Deadlines(compiling=12.0),  # a busy machine takes seconds to load what launches
+    )
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
-    monkeypatch.setattr(isolated, "ANSWER_SECONDS", 12.0)  # a busy machine takes seconds to load what launches
     scale_kernel.cache.clear()
     install(settings=Settings(isolate=True))
     x = torch.ones(1000)
@@ -60,14 +62,14 @@ class FullDisk(LaunchCommands):
 
     def __init__(self) -> None:
         bench: Any = SimpleNamespace(synchronize=lambda: None, close=lambda: None)
-        super().__init__(lambda call, terms: bench, lambda document: document, UserConfig.from_json)
+        super().__init__(lambda call, terms: bench, lambda document: document, LaunchConfig.from_json)
 
     def run(self, *_: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_machine_that_fails_disqualifies_no_config(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    monkeypatch.setattr(isolated, "WorkerProcess", lambda command, environment: LocalWorker(FullDisk()))
+    monkeypatch.setattr(launch_runner, "WorkerProcess", lambda command, environment: LocalWorker(FullDisk()))
     scale_kernel.cache.clear()
     install(settings=Settings(isolate=True))
     with pytest.raises(BlocktuneError, match=r"the machine failed: OSError: .*No space left.* Free space on the disk"):

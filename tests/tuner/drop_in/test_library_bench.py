@@ -13,8 +13,8 @@ import torch
 import triton
 
 from blocktune.tuner.drop_in import tune_call
-from blocktune.tuner.jitted.specialization import function_named
-from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
+from blocktune.tuner.offline.specialization import function_named
+from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import document as library_document
 from tests.support.libraries import faults as library_faults
 from tests.support.libraries import measures as library_measures
@@ -56,8 +56,7 @@ def forget_choices_of_tests() -> None:
 @pytest.fixture
 def bench(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     """The bench on a fake GPU, of a step of ours; Triton's own tuner takes the largest block for the fastest."""
-    monkeypatch.setattr(library_measures, "CudaClock", lambda: FakeHookedClock(gpu))
-    for module in (library_bench, library_document, library_measures):
+    for module in (library_bench, library_document):
         monkeypatch.setattr(module, "current_device", lambda: H200)
     monkeypatch.setattr(library_document, "version", lambda name: "1.0")
     monkeypatch.setattr(library_measures, "EXPAND", 4)
@@ -259,7 +258,7 @@ def test_configs_that_fault_are_counted_and_the_result_is_compared(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The fake worker dies in blocks of 512, and waits for nothing."""
-    tools = replace(tune_call.machine(), isolated_command=program("workers.fake_measure_worker"))
+    tools = replace(tune_call.machine(), command=program("workers.fake_measure_worker"))
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(library_faults, "ANSWER_SECONDS", 12.0)
     monkeypatch.setattr(FakeGpu, "get_benchmarker", lambda _: lambda call, quantiles: call() or [1.0], raising=False)

@@ -4,6 +4,7 @@ import json
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.frozen import known_rows
 from blocktune.runtime.autotuned.kernel import forget_choices
 from blocktune.tuner.compile.answers import Compiled
-from blocktune.tuner.drop_in import measure, tune_call
+from blocktune.tuner.drop_in import tune_call
 from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.subject.launch import LaunchSubject
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.triton_modes import compiled_here
@@ -31,9 +32,7 @@ def test_a_store_that_is_away_costs_a_warning(
     gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tools = tune_call.machine()
-    away = tune_call.Tools(
-        compiler=tools.compiler, open_store=lambda: ResultStore.open("/dev/null/x.db"), make_clock=tools.make_clock
-    )
+    away = replace(tools, open_store=lambda: ResultStore.open("/dev/null/x.db"))
     monkeypatch.setattr(tune_call, "machine", lambda: away)
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     with caplog.at_level(logging.WARNING, "blocktune"):
@@ -52,7 +51,7 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
     gpu: FakeGpu, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools, compiling = tune_call.machine(), threading.Event()
-    compile_list = tools.compiler.compile
+    compile_list = tools.ahead.compile
 
     def compile_and_say(*arguments: Any) -> Any:
         compiling.set()
@@ -62,8 +61,8 @@ def test_a_list_of_which_nothing_is_known_is_compiled_while_the_store_is_made(
         assert compiling.wait(60)
         return ResultStore.open(path)
 
-    monkeypatch.setattr(tools.compiler, "compile", compile_and_say)
-    slow = tune_call.Tools(compiler=tools.compiler, open_store=open_meanwhile, make_clock=tools.make_clock)
+    monkeypatch.setattr(tools.ahead, "compile", compile_and_say)
+    slow = replace(tools, open_store=open_meanwhile)
     monkeypatch.setattr(tune_call, "machine", lambda: slow)
     kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
     kernel[(4,)](torch.ones(1000), 1000, 2.0)
@@ -76,12 +75,13 @@ def test_what_a_full_disk_stopped_is_tried_again_by_the_next_process(
     """The fastest config finds no space for its code, and the next process has the rest of the disk."""
     full = Compiled(outcome=Outcome.COMPILE_ERROR, error="OSError: [Errno 28] No space left", transient=True)
 
-    def compile_others(call: Call, configs: Sequence[UserConfig], *tools: Any) -> dict[UserConfig, Compiled | None]:
+    def compile_others(
+        subject: LaunchSubject, configs: Sequence[LaunchConfig], *tools: Any
+    ) -> dict[LaunchConfig, Compiled | None]:
         return {config: full if config.parameters["BLOCK"] == 256 else None for config in configs}
 
     with monkeypatch.context() as patched:
-        for module in (tune_call, measure):
-            patched.setattr(module, "compiles", compile_others)
+        patched.setattr(tune_call, "compiles", compile_others)
         kernel = autotune(CONFIGS, ["n"])(scale_kernel.fn)
         with caplog.at_level(logging.WARNING, "blocktune"):
             kernel[(4,)](torch.ones(1000), 1000, 2.0)

@@ -14,8 +14,8 @@ from blocktune.tuner.cluster.compiling import next_to_begin
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import compile_key, has_code
-from blocktune.tuner.compile.farm import CompileFarm
 from blocktune.tuner.compile.shipped_code import unpack_code
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job
 from tests.support.triton_modes import compiled_here

@@ -16,7 +16,7 @@ from blocktune.db.records.records import Objective, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.farm import processors
+from blocktune.tuner.compile_server.farm import processors
 from blocktune.tuner.fleet import local_executor
 from blocktune.tuner.fleet.executor import Executor
 from blocktune.tuner.fleet.job import Advanced, Event, Failed, Finished, Job, Started, WorkerLost

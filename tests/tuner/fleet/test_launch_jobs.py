@@ -9,16 +9,16 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.drop_in.request import LaunchRequest
 from blocktune.tuner.fleet.ahead_worker import candidates
 from blocktune.tuner.fleet.job import Job, progress_from, progress_json
 from blocktune.tuner.fleet.streamed_store import known_for
 from blocktune.tuner.fleet.worker import make_job
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.search.report import Budget, Progress
-from blocktune.tuner.search.tune_launch import LaunchMachine
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock
 from tests.support.triton_modes import compiled_here
 from tests.tuner.drop_in.conftest import H200, compiler, gpu, path
@@ -35,7 +35,7 @@ REQUEST = LaunchRequest(
     expand=2,
     folder="/somewhere",
 )
-CONFIG = UserConfig(REQUEST.kernel, (("BLOCK", 256), ("num_warps", 2), ("num_stages", 3)))
+CONFIG = LaunchConfig(REQUEST.kernel, (("BLOCK", 256), ("num_warps", 2), ("num_stages", 3)))
 
 
 def job(**changes: Any) -> Job:

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from blocktune.db.records.records import Outcome, Telemetry
 from blocktune.kernels.values.errors import BlocktuneError, UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.tuner.launches import launches
-from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches import launch_bench
+from blocktune.tuner.launches.launch_bench import LaunchBench, LaunchTools
 from blocktune.tuner.launches.launch_runner import LaunchRunner
 from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
@@ -42,7 +42,7 @@ class CountingQueue:
         """Nothing runs behind."""
 
 
-def runner_of(call: Call, meter: EnergyMeter | None = None, **changes: Any) -> LaunchRunner:
+def runner_of(call: AutotunedCall, meter: EnergyMeter | None = None, **changes: Any) -> LaunchRunner:
     clock = KnownLaunchClock({FIRST: 1000.0, OTHER: 900.0, THIRD: 1200.0})
     return LaunchRunner(call, tools=LaunchTools(lambda l2: clock, lambda: meter), **changes)
 
@@ -72,14 +72,14 @@ def test_configs_are_timed_against_the_first_of_the_list(runner: LaunchRunner, o
 
 
 def test_a_config_of_no_list_is_launched_and_may_lose_its_race(runner: LaunchRunner, monkeypatch: Any) -> None:
-    monkeypatch.setattr("blocktune.tuner.launches.launches.triton_config", made_config)
+    monkeypatch.setattr("blocktune.runtime.autotuned.call.triton_config", made_config)
     runner.measure(OTHER)
     third = runner.measure(THIRD)
     assert (third.outcome, len(third.samples_us)) == (Outcome.OK, RACE_ROUNDS)
     assert third.error == "stopped after 2 rounds, 1.33 times the best so far"
 
 
-def made_config(config: UserConfig) -> Any:
+def made_config(config: LaunchConfig) -> Any:
     """Triton's form of a config."""
     return SimpleNamespace(pre_hook=None, all_kwargs=lambda: config.parameters, kwargs=config.parameters)
 
@@ -187,9 +187,10 @@ def test_a_call_that_cannot_travel_is_no_isolated_one(out: Tensor) -> None:
 def test_an_idle_gpu_is_heated_before_launches_are_timed(out: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     heated, now = list[float](), [100.0]
     monkeypatch.setattr(KnownLaunchClock, "heat", lambda clock, launch, seconds: heated.append(seconds))
-    monkeypatch.setattr(launches, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(launch_bench, "time", SimpleNamespace(monotonic=lambda: now[0]))
     clock = KnownLaunchClock({FIRST: 1000.0})
-    timed = launches.OwnLaunches(fake_call(summing, out=out, x=torch.ones(4)), lambda: clock)
+    call = fake_call(summing, out=out, x=torch.ones(4))
+    timed = LaunchBench(call, LaunchTools(lambda l2: clock, lambda: None), Terms())
     timed.rounds([FIRST], 1)
     assert heated == []  # the first launch was a moment ago
     now[0] += 2 * IDLE_SECONDS

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from blocktune.runtime.autotuned.call import Call
+from blocktune.runtime.autotuned.call import AutotunedCall
 from blocktune.tuner.launches import outputs
 from blocktune.tuner.launches.outputs import OutputCheck
 from tests.support.fakes.fake_call import FIRST, OTHER, fake_call
@@ -14,7 +14,7 @@ from tests.support.fakes.fake_call import FIRST, OTHER, fake_call
 pytestmark = pytest.mark.triton_free
 
 
-def problem_of(call: Call) -> str | None:
+def problem_of(call: AutotunedCall) -> str | None:
     """What is wrong with the results of the second config."""
     check = OutputCheck(call)
     assert check.problem(call, FIRST) is None

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.launches import race as race_module
 from blocktune.tuner.launches.race import BATCH, LAST_ROUNDS, LAST_SECONDS, LEAST_ROUNDS, STAGES, TIE, Samples, race
 
 pytestmark = pytest.mark.triton_free
 
 
-def configs(count: int) -> list[UserConfig]:
-    return [UserConfig("m:f", (("BLOCK", number),)) for number in range(count)]
+def configs(count: int) -> list[LaunchConfig]:
+    return [LaunchConfig("m:f", (("BLOCK", number),)) for number in range(count)]
 
 
 class Gpu:
@@ -36,8 +36,8 @@ class Gpu:
         self.tick_us, self.disturbed = tick_us, disturbed
         self.random, self.rounds = random.Random(seed), Counter[int]()
 
-    def __call__(self, entered: Sequence[UserConfig], count: int) -> Mapping[UserConfig, Samples]:
-        found: dict[UserConfig, list[float]] = {config: [] for config in entered}
+    def __call__(self, entered: Sequence[LaunchConfig], count: int) -> Mapping[LaunchConfig, Samples]:
+        found: dict[LaunchConfig, list[float]] = {config: [] for config in entered}
         for _ in range(count):
             heat = 1 + 0.05 * self.random.random()
             for config, samples in found.items():

@@ -19,7 +19,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.candidates.space import SearchSpace
 from blocktune.tuner.compile.compiler import CompileResult, options_of, source_of
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.occupancy.calculator import Limiter, Occupancy, occupancy
 from tools import program
 

@@ -8,7 +8,7 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.compile.one_config import compiled
+from blocktune.tuner.compile_server.one_config import compiled
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.profile.comparison import comparison, stalls_of
 from blocktune.tuner.profile.counters import Counters

@@ -3,14 +3,14 @@
 import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.parameters import Parameters
 
 pytestmark = pytest.mark.triton_free
 
 CONFIGS = tuple(
-    UserConfig("m:f", values)
+    LaunchConfig("m:f", values)
     for values in (
         (("BLOCK", 64), ("EVEN", True), ("num_stages", 2)),
         (("BLOCK", 128), ("EVEN", False), ("num_stages", 3), ("maxnreg", 128)),

@@ -12,14 +12,15 @@ import triton
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import KernelProblem, UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.jitted.compile_ahead import CompileAhead
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.launches.launch_runner import LaunchMachine
 from blocktune.tuner.search.arguments import SearchOptions
 from blocktune.tuner.search.report import Budget, TuningReport
-from blocktune.tuner.search.tune_launch import LaunchMachine, tune_launch
+from blocktune.tuner.search.tune_launch import tune_launch
 from blocktune.tuner.subject.launch_compiler import LaunchCompiler
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch
 from tests.support.libraries.autotuned_kernels import CONFIGS
@@ -37,13 +38,13 @@ def store(path: Path) -> Iterator[ResultStore]:
         yield opened
 
 
-def call_of(**options: Any) -> Call:
+def call_of(**options: Any) -> AutotunedCall:
     kernel = decorated(**options).kernel
     return kernel.call_of([torch.ones(1000), 1000, 2.0], {"warmup": False, "grid": grid})
 
 
 def tuned(
-    call: Call, gpu: FakeGpu, compiler: CompileAhead, store: ResultStore, options: SearchOptions | None = None
+    call: AutotunedCall, gpu: FakeGpu, compiler: CompileAhead, store: ResultStore, options: SearchOptions | None = None
 ) -> TuningReport:
     tools = LaunchTools(lambda l2: FakeHookedClock(gpu), lambda: None)
     return tune_launch(
@@ -130,10 +131,10 @@ def test_a_search_that_the_machine_disturbed_stores_no_winner(
     """The fastest config finds no space for its code, and is tried when there is."""
     submit = LaunchCompiler.submit
 
-    def submit_others(self: LaunchCompiler, config: UserConfig) -> "Future[CompileResult[UserConfig]]":
+    def submit_others(self: LaunchCompiler, config: LaunchConfig) -> "Future[CompileResult[LaunchConfig]]":
         if config.parameters["BLOCK"] != 256:
             return submit(self, config)
-        full: Future[CompileResult[UserConfig]] = Future()
+        full: Future[CompileResult[LaunchConfig]] = Future()
         full.set_result(
             CompileResult(
                 config=config,

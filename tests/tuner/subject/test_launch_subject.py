@@ -9,7 +9,7 @@ import torch
 from blocktune.db.records.records import Environment, KernelTrial, Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.subject.launch import LaunchSubject
 from tests.support.fakes.fake_call import FIRST, OTHER, THIRD, fake_call
@@ -26,7 +26,7 @@ def subject_of(**settings: Any) -> LaunchSubject:
     return LaunchSubject.of(replace(call, settings=Settings(**settings)), H200, ENVIRONMENT)
 
 
-def trial(subject: LaunchSubject, config: UserConfig, time_us: float | None, **fields: Any) -> KernelTrial:
+def trial(subject: LaunchSubject, config: LaunchConfig, time_us: float | None, **fields: Any) -> KernelTrial:
     outcome = Outcome.RUN_ERROR if time_us is None else Outcome.OK
     return subject.trial(config, outcome, time_us=time_us, **fields)
 
@@ -63,7 +63,7 @@ def test_costs_are_a_roofline_over_the_share_of_the_device_that_blocks_fill(monk
 def test_configs_of_no_list_count_where_the_search_goes_beyond_it() -> None:
     assert subject_of().source_hash(THIRD) is None
     assert subject_of(expand=4).source_hash(THIRD) == "0"
-    assert subject_of(expand=4).source_hash(UserConfig("other:f", THIRD.values)) is None
+    assert subject_of(expand=4).source_hash(LaunchConfig("other:f", THIRD.values)) is None
 
 
 def test_a_config_that_spills_is_left_out_unless_it_is_the_default() -> None:
@@ -87,6 +87,6 @@ def test_trials_of_a_race_without_an_anchor_are_compared_with_the_default() -> N
 
 def test_equal_code_launched_by_other_constants_is_another_launch() -> None:
     subject = subject_of()
-    staged = UserConfig(FIRST.kernel, (*FIRST.values, ("num_stages", 4)))
+    staged = LaunchConfig(FIRST.kernel, (*FIRST.values, ("num_stages", 4)))
     assert subject.launches_alike(FIRST, staged)
     assert not subject.launches_alike(FIRST, OTHER)

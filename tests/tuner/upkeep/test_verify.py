@@ -16,7 +16,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget

@@ -26,7 +26,7 @@ from sqlalchemy.pool import NullPool
 from blocktune.db.exchange.document import save_text
 from blocktune.db.records.reading import id_of
 from blocktune.db.records.records import Best
-from blocktune.db.records.rows import document_of
+from blocktune.db.records.row_values import document_of
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.models import BestRow, DeviceRow, ShapeRow, TrialRow
 from blocktune.kernels.values.shape import AttentionShape

@@ -21,7 +21,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.feature_reference import Group
 from blocktune.tuner.correctness.features import FeatureQuestion, make_feature_questions
 from blocktune.tuner.correctness.forward import softmax_scale

@@ -11,9 +11,9 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile import one_config
 from blocktune.tuner.compile.compiler import CompileResult
-from blocktune.tuner.compile.farm import COMPILE_TIMEOUT_S
+from blocktune.tuner.compile_server import one_config
+from blocktune.tuner.compile_server.farm import COMPILE_TIMEOUT_S
 
 
 class SlowFarm:

@@ -7,7 +7,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 TIMEOUT_S = 300.0

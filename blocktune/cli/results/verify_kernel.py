@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.autotuned.arguments import Sizes, grid_of, importable_from_here, requests_for
-from blocktune.cli.autotuned.rows import parameters, require_kernels
 from blocktune.cli.output.render import microseconds, print_json, print_table, say
+from blocktune.cli.shared.kernel_arguments import Sizes, grid_of, importable_from_here, requests_for
+from blocktune.cli.shared.kernels import require_kernels
+from blocktune.db.records.records import problem_json
 from blocktune.kernels.values.errors import UsageError, VerificationError
 
 if TYPE_CHECKING:
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import DeviceSpec
     from blocktune.tuner.drop_in.request import LaunchRequest
     from blocktune.tuner.upkeep.verify_launch import LaunchVerification
-
-_COLUMNS = ("kernel", "key", "config", "measured with", "serves as")
 
 
 def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: bool) -> None:
@@ -28,19 +27,11 @@ def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: b
     with importable_from_here():
         rows = [(best, _serves_as(best, device)) for best, _ in found]
     if as_json:
-        kernels = [
-            {"kernel": best.config.kernel, "key": dict(best.shape.problem.arguments), "serves_as": rung}
-            for best, rung in rows
-        ]
+        kernels = [problem_json(best.shape) | {"serves_as": rung} for best, rung in rows]
         print_json({"device": device.name, "kernels": kernels})
         return
-    print_table(
-        _COLUMNS,
-        [
-            (best.config.kernel, best.shape.label, parameters(best.config.label), _software(best), rung)
-            for best, rung in rows
-        ],
-    )
+    cells = [(best.shape.full_label, best.config.label, _software(best), rung) for best, rung in rows]
+    print_table(("kernel and key", "config", "measured with", "serves as"), cells)
 
 
 def measure_again(
@@ -89,12 +80,12 @@ def _known(request: "LaunchRequest", device: "DeviceSpec", store: "ResultStore")
 def _words(sizes: Sizes, again: "LaunchVerification") -> str:
     best, before = again.report.best, again.before
     words = " ".join(f"{name}={value}" for name, value in sizes.items()) or best.shape.label
-    now = f"{parameters(best.config.label)}, {microseconds(best.time_us)}"
+    now = f"{best.config.label}, {microseconds(best.time_us)}"
     if before is None:
         return f"{words}: {now}; nothing was known before"
     if before.config == best.config:
         return f"{words}: the winner stays: {now}, {microseconds(before.time_us)} before"
-    was = f"{parameters(before.config.label)}, {microseconds(before.time_us)}"
+    was = f"{before.config.label}, {microseconds(before.time_us)}"
     return f"{words}: the winner is now {now}; it was {was}" + (
         f", and takes {again.loss:.1%} longer" if again.loss else ""
     )
@@ -110,7 +101,7 @@ def _serves_as(best: "KernelBest", device: "DeviceSpec") -> str:
     """Return the rung on which a winner serves here, or why it serves no call."""
     from blocktune.kernels.base.source_hash import hash_of_sources
     from blocktune.runtime.store_reader.provenance import Identity, present_identity, reuse_of
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.specialization import function_named
 
     try:
         source = hash_of_sources(function_named(best.config.kernel))

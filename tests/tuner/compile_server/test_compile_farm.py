@@ -17,7 +17,8 @@ from blocktune.db.records.records import Outcome
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.compile.diagnostics import diagnostics_in
-from blocktune.tuner.compile.farm import CompileFarm, default_workers
+from blocktune.tuner.compile_server import client
+from blocktune.tuner.compile_server.farm import CompileFarm, default_workers
 from tests.support.fakes.faked_compiles import faked_compiles
 
 MakeFarm = Callable[..., CompileFarm]
@@ -61,7 +62,7 @@ def listed_children() -> list[int]:
     found = []
     for task in Path("/proc/self/task").iterdir():
         for pid in (task / "children").read_text().split():
-            if "tuner.compile.worker" in Path(f"/proc/{pid}/cmdline").read_text():
+            if "compile_server.server" in Path(f"/proc/{pid}/cmdline").read_text():
                 found.append(int(pid))
     return found
 
@@ -193,16 +194,47 @@ def test_farm_need_code_compiles_again_when_triton_s_cache_is_empty(
     assert not submit(make_farm(need_code=True), fakes, "product").result().cached
 
 
-def test_farm_worker_that_cannot_start_raises_what_it_said(
+def test_farm_without_a_process_that_compiles_raises_what_it_said(
     make_farm: MakeFarm, fakes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PYTHONPATH")
-    future = submit(make_farm(), fakes, "product")
-    with pytest.raises(RuntimeError, match="No module named 'tests'"):
-        future.result()
+    monkeypatch.setattr(client, "SERVER", "no.such.module")
+    with pytest.raises(RuntimeError, match="No module named 'no'"):
+        submit(make_farm(), fakes, "product").result()
 
 
-def test_farm_a_worker_is_ready_before_the_first_job(make_farm: MakeFarm, fakes: Any) -> None:
+def test_farm_kernels_that_cannot_be_imported_are_the_machines_fault(
+    make_farm: MakeFarm, fakes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    farm = make_farm()
+    monkeypatch.setattr(farm, "_kernels", "no.such_module:get_kernel")
+    result = submit(farm, fakes, "product").result()
+    assert (result.outcome, result.transient) == (Outcome.COMPILE_ERROR, True)
+    assert "No module named 'no'" in result.error
+
+
+def test_farm_a_process_that_is_lost_costs_its_jobs_and_is_replaced(
+    make_farm: MakeFarm, fakes: Any, tmp_path: Path
+) -> None:
+    farm = make_farm()
+    running = submit(farm, fakes, "sleeping")
+    pids = read_pids(tmp_path / "pids")
+    (server,) = children()
+    os.kill(server, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="SIGKILL"):
+        running.result()
+    assert all(gone(pid) for pid in pids)
+    assert submit(farm, fakes, "product").result().outcome is Outcome.OK
+
+
+def test_farm_a_compile_that_has_begun_is_not_cancelled(make_farm: MakeFarm, fakes: Any, tmp_path: Path) -> None:
+    farm = make_farm()
+    running = submit(farm, fakes, "sleeping")
+    read_pids(tmp_path / "pids")
+    assert not running.cancel()
+    assert running.running()
+
+
+def test_farm_its_process_is_ready_before_the_first_job(make_farm: MakeFarm, fakes: Any) -> None:
     farm = make_farm()
     farm.start()
     deadline = time.monotonic() + 60
@@ -235,7 +267,8 @@ import os
 os.environ["BLOCKTUNE_TEST_PID"] = str(os.getpid())
 from pathlib import Path
 from blocktune.tuner.compile.diagnostics import diagnostics_in
-from blocktune.tuner.compile.farm import CompileFarm
+from blocktune.tuner.compile_server import client
+from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.compile.cache import ResourceCache
 from tests.support.fakes import compile_fakes
 kernels = "tests.support.fakes.compile_fakes:get_kernel"

@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from blocktune.tuner.compile.answers import die_with_parent
 from blocktune.tuner.compile.child_process import ErrorFile
 from blocktune.tuner.compile.diagnostics import with_diagnostics
-from blocktune.tuner.compile.worker import CompileJob, answer_to, die_with_parent
+from blocktune.tuner.compile_server.jobs import answer_to
 
 _CHUNK = 1 << 16
 
@@ -30,12 +31,11 @@ class ForkedWorker:
     what it prints.
 
     Args:
-        compile_job: compiles what a job describes.
         private: what this process alone may hold open, such as the channels of other workers: the end of one is seen
             when its last holder closes it.
     """
 
-    def __init__(self, compile_job: CompileJob, private: Iterable[Closable]) -> None:
+    def __init__(self, private: Iterable[Closable]) -> None:
         self.channel, theirs = socket.socketpair()
         self.job: dict[str, Any] | None = None
         self.deadline, self.is_old = 0.0, False
@@ -46,7 +46,7 @@ class ForkedWorker:
         if self.pid == 0:
             for each in (*private, self.channel):
                 each.close()
-            _work(compile_job, theirs, self.errors.fileno(), server)
+            _work(theirs, self.errors.fileno(), server)
         theirs.close()
 
     def take(self, job: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class ForkedWorker:
         return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
-def _work(compile_job: CompileJob, channel: socket.socket, stderr: int, server: int) -> None:
+def _work(channel: socket.socket, stderr: int, server: int) -> None:
     """Do jobs until there are no more; never returns."""
     try:
         os.setsid()
@@ -98,7 +98,7 @@ def _work(compile_job: CompileJob, channel: socket.socket, stderr: int, server: 
             os.dup2(stderr, standard)
         with channel.makefile("r", encoding="utf-8") as jobs:
             for line in jobs:
-                answer = answer_to(compile_job, json.loads(line))
+                answer = answer_to(json.loads(line))
                 channel.sendall(json.dumps(answer).encode() + b"\n")
     finally:
         os._exit(0)

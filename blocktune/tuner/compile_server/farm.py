@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from blocktune.kernels.files.reading import SYSTEM_BYTES, read_text
 from blocktune.kernels.files.variables import PROCESSORS
@@ -22,10 +22,9 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.answers import Answer, is_crash
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile.child_process import ChildLostError
-from blocktune.tuner.compile.compile_process import CompileProcess
-from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code
-from blocktune.tuner.compile.pool import WorkerPool
-from blocktune.tuner.compile.worker import find_kernels, hash_triton
+from blocktune.tuner.compile.compiler import CompileResult, compile_key, has_code, hash_triton
+from blocktune.tuner.compile_server.client import ServerClient
+from blocktune.tuner.compile_server.jobs import attention_job, find_kernels
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 COMPILE_TIMEOUT_S = 60.0
@@ -58,11 +57,12 @@ class CompileFarm:
         need_code: bool = False,
         kernels: str = "blocktune.kernels.registry:get_kernel",
     ) -> None:
-        self._timeout_s = timeout_s
+        self._workers, self._timeout_s = workers or default_workers(), timeout_s
         self._cache = cache or ResourceCache()
         self._need_code = need_code
-        self._get_kernel = find_kernels(kernels)
-        self._pool = WorkerPool(workers or default_workers(), timeout_s, partial(CompileProcess, kernels))
+        self._kernels, self._get_kernel = kernels, find_kernels(kernels)
+        self._server: ServerClient | None = None
+        self._closed = False
         self._ahead: dict[str, Future[CompileResult]] = {}
         self._hashing: threading.Thread | None = None
 
@@ -95,8 +95,8 @@ class CompileFarm:
             return future
         if (begun := self._ahead.pop(key, None)) is not None:
             return begun
-        message = _message(kernel, config, shape, cc, with_lse=False)
-        return self._pool.submit(message, partial(self._remembered, key, config), partial(self._lost, key, config))
+        job = attention_job(self._kernels, kernel, config, shape, cc, with_lse=False)
+        return self._started().submit(job, partial(self._remembered, key, config), partial(self._lost, key, config))
 
     def submit_ahead(self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]) -> None:
         """Compile a config that will be submitted later. `submit` then takes the compile over, however far it is; a
@@ -117,27 +117,41 @@ class CompileFarm:
         Raises:
             RuntimeError: the farm is closed.
         """
-        message = _message(kernel, config, shape, cc, with_lse=True)
-        return self._pool.submit(message, lambda answer: not answer["error"], lambda lost: False)
+        job = attention_job(self._kernels, kernel, config, shape, cc, with_lse=True)
+        return self._started().submit(job, lambda answer: not answer["error"], lambda lost: False)
 
-    def start(self, count: int = 1) -> None:
-        """Start worker processes, as far as there are fewer, so that the next compiles need not wait for them. A thread
-        hashes Triton meanwhile, which the first key needs."""
+    def start(self) -> None:
+        """Start the process that compiles, so that the next compile need not wait for its imports. A thread hashes
+        Triton meanwhile, which the first key needs."""
         if self._hashing is None:
             self._hashing = threading.Thread(target=hash_triton, name="blocktune-hash", daemon=True)
             self._hashing.start()
-        for _ in range(count):
-            self._pool.start()
+        self._started()
 
     def abort(self, future: "Future[CompileResult]") -> None:
         """Drop a compile that has not begun, and end one that has: its result is a `COMPILE_ERROR` that is not
         remembered. One that is done stays as it is."""
-        if not future.cancel():
-            self._pool.abort(future)
+        if self._server is not None:
+            self._server.abort(future)
 
     def close(self) -> None:
         """Drop what has not begun, kill what is compiling and wait until every process is gone."""
-        self._pool.close()
+        self._closed = True
+        if self._server is not None:
+            self._server.close()
+
+    def _started(self) -> ServerClient:
+        """Return the process that compiles; one that is lost is replaced.
+
+        Raises:
+            RuntimeError: the farm is closed.
+        """
+        if self._closed:
+            raise RuntimeError("The farm is closed and compiles nothing. Submit inside its `with` block.")
+        if self._server is None or self._server.is_lost:
+            self._server = ServerClient(self._workers, self._timeout_s)
+            self._server.prepare(self._kernels.partition(":")[0])
+        return self._server
 
     def _remembered(self, key: str, config: KernelConfig, answer: Answer) -> CompileResult:
         shared = answer["shared"]
@@ -152,19 +166,6 @@ class CompileFarm:
         if is_crash(lost):
             self._cache.put(key, result)
         return result
-
-
-def _message(
-    kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int], *, with_lse: bool
-) -> dict[str, Any]:
-    """Return what a worker is sent."""
-    return {
-        "kernel": kernel,
-        "config": config.to_json(),
-        "shape": shape.to_json(),
-        "cc": cc,
-        "with_lse": with_lse,
-    }
 
 
 def default_workers() -> int:

@@ -11,8 +11,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.call_key import CallKey, Parameter
-from blocktune.runtime.autotuned.config import Problem
-from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
+from blocktune.runtime.autotuned.config import LaunchProblem
+from blocktune.tuner.offline.code import compiled_offline
+from blocktune.tuner.offline.signature import call_of_problem, positional_signature
 from tests.support.libraries.autotuned_kernels import row_kernel, scale_kernel
 from tests.support.triton_modes import compiled_here
 
@@ -28,7 +29,7 @@ def widened_kernel(x, out, mask, n, BLOCK: tl.constexpr):
     tl.store(out + offsets, tl.load(x + offsets, offsets < n).to(tl.float32), (offsets < n) & kept)
 
 
-def stored_key(kernel: Any, args: tuple[Any, ...], *, sets_blocks: bool = False) -> Problem:
+def stored_key(kernel: Any, args: tuple[Any, ...], *, sets_blocks: bool = False) -> LaunchProblem:
     """Return the key of a call in the store."""
     params = [Parameter(param.name, param.is_constexpr, param.do_not_specialize) for param in kernel.params]
     return CallKey(params, ["n"], {}, sets_blocks=sets_blocks).problem(args, {})

@@ -1,17 +1,18 @@
-"""The process that compiles autotuned kernels: `python -m blocktune.tuner.jitted.compile_server any PARENT`.
+"""The process that compiles: `python -m blocktune.tuner.compile_server.server PARENT`, by the parent's process id.
 
-It imports a kernel's library once and forks a worker for each compile that runs at a time: a fork takes milliseconds
-where an import of a library takes seconds, and a library that looks at the GPU does so once. It launches nothing, and
-runs one thread by the time it forks. A compile that crashes or hangs costs its worker, never this process.
+It imports kernels once and forks a worker for each compile that runs at a time: a fork takes milliseconds where the
+imports take seconds, and a library that looks at the GPU does so once. It launches nothing, and runs one thread by the
+time it forks. A compile that crashes or hangs costs its worker, never this process.
 
 Each line on standard input is a command and each line on standard output an answer, one JSON object per line.
 
     {"ready": true}
     {"end": true}
     {"prepare": "module", "path": ["…"], "environment": {…}}
-    {"id": 1, "kernel": "module:function", "spec": {…}, "key": "…", "cc": [9, 0], "timeout_s": 60, "workers": 16}
+    {"id": 1, "timeout_s": 60, "workers": 16, …}      further as in tuner/compile_server/jobs.py
     {"abandon": 1}
-    {"id": 1, "outcome": "ok", "resources": {…}, "error": "", "seconds": 1.2, "transient": false}
+    {"id": 1, "begun": true}
+    {"id": 1, "outcome": "ok", "resources": {…}, "shared": {…}, "error": "", "seconds": 1.2, "transient": false}
     {"id": 1, "lost": "died", "signum": 6, "last_words": "…"}
 
 `prepare` says what later jobs are compiled with; workers that were forked before finish what they have, and end.
@@ -30,40 +31,12 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from triton.runtime.cache import triton_key
-
-from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.tuner.compile.answers import private_stdout, send
-from blocktune.tuner.compile.compiler import compile_key, compiled_code, only_code_that_fits, ptxas_logs, resources_of
-from blocktune.tuner.compile.worker import die_with_parent
-from blocktune.tuner.jitted.forked_worker import ForkedWorker
-from blocktune.tuner.jitted.specialization import function_named, spec_of
+from blocktune.tuner.compile.answers import die_with_parent, private_stdout, send
+from blocktune.tuner.compile.compiler import compile_key, hash_triton
+from blocktune.tuner.compile_server.forked_worker import ForkedWorker
+from blocktune.tuner.compile_server.jobs import spec_in
 
 _CHUNK = 1 << 16
-
-
-def compile_job(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the resources of what a job compiles; None where the caller has another source, or found it on a path that
-    this process has not.
-
-    Raises:
-        OutOfResources: a block would need more shared memory than it can ask for.
-    """
-    cc = tuple(job["cc"])
-    try:
-        spec = _spec(job)
-        same = compile_key(spec, cc) == job["key"]
-    except Exception:  # libraries raise what they like when they are imported; the caller has imported this one
-        same = False
-    if not same:
-        return {"resources": None}
-    with ptxas_logs() as logs, only_code_that_fits(cc):
-        compiled = compiled_code(spec, cc)
-    return {"resources": resources_of(compiled, "".join(logs)).to_json()}
-
-
-def _spec(job: Mapping[str, Any]) -> CompileSpec:
-    return spec_of(function_named(job["kernel"]), job["spec"])
 
 
 class CompileServer:
@@ -82,7 +55,7 @@ class CompileServer:
         self._waiting: deque[dict[str, Any]] = deque()
         self._workers: list[ForkedWorker] = []
         self._surroundings: tuple[Any, ...] = ()
-        self._key = threading.Thread(target=triton_key)  # a hash of all of Triton, while a library is imported
+        self._key = threading.Thread(target=hash_triton)  # a hash of all of Triton, while a library is imported
         self._key.start()
 
     def serve(self) -> None:
@@ -156,13 +129,14 @@ class CompileServer:
             job = self._waiting.popleft()
             worker = idle[0] if idle else self._forked(job)
             worker.take(job)
+            send(self._answers, {"id": job["id"], "begun": True})
 
     def _forked(self, job: Mapping[str, Any]) -> ForkedWorker:
         """Return another worker, which inherits what the key of a job is made of: Triton's hash and the source's."""
         self._key.join()
         with contextlib.suppress(Exception):  # the job says what is wrong
-            compile_key(_spec(job), tuple(job["cc"]))
-        worker = ForkedWorker(compile_job, [self._answers, *(each.channel for each in self._workers)])
+            compile_key(spec_in(job), tuple(job["cc"]))
+        worker = ForkedWorker([self._answers, *(each.channel for each in self._workers)])
         self._workers.append(worker)
         self._selector.register(worker.channel, selectors.EVENT_READ, worker)
         return worker
@@ -190,7 +164,7 @@ class CompileServer:
 
 
 def main(arguments: list[str]) -> None:
-    _, parent = arguments
+    (parent,) = arguments
     die_with_parent(int(parent))
     CompileServer(sys.stdin.fileno(), private_stdout()).serve()
 

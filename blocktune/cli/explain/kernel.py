@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.autotuned.arguments import importable_from_here, parameter
-from blocktune.cli.autotuned.rows import TRIALS, parameters, require_kernels, trial_row
-from blocktune.cli.output.render import microseconds, print_json, print_table, say
+from blocktune.cli.output.render import microseconds, print_json, say
+from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
+from blocktune.cli.shared.kernels import print_trials, require_kernels
 from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
-    from blocktune.tuner.jitted.offline import OfflineCode
+    from blocktune.tuner.offline.code import OfflineCode
 
 
 def compiled_by_name(
@@ -23,8 +23,9 @@ def compiled_by_name(
         UsageError: there is no such function, or a type or constant is missing.
         NoFeasibleConfigError: it does not compile.
     """
-    from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
+    from blocktune.tuner.offline.specialization import function_named
 
     with importable_from_here():
         function = function_named(name)
@@ -48,7 +49,7 @@ def explain_kernel(
         NoFeasibleConfigError: no winner is known, or one does not compile.
         UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
     """
-    from blocktune.tuner.jitted.specialization import function_named
+    from blocktune.tuner.offline.specialization import function_named
 
     found = require_kernels(db, device, name, with_trials=True)
     with importable_from_here():
@@ -58,9 +59,9 @@ def explain_kernel(
         code = _compiled_winner(function, best, signature, given, device.limits)
         explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
         if not as_json:
-            say(f"{best.config.kernel} {best.shape.label} on {device.name}: {_source(best, given)}")
+            say(f"{best.shape.full_label} on {device.name}: {_source(best, given)}")
             say(str(code))
-            print_table(TRIALS, [trial_row(trial) for trial in trials], optional=("remark",))
+            print_trials(trials)
             say("")
     if as_json:
         print_json({"device": device.name, "winners": explained})
@@ -69,7 +70,8 @@ def explain_kernel(
 def _compiled_winner(
     function: Any, best: "KernelBest", signature: str | None, given: Mapping[str, Plain], limits: "ComputeLimits"
 ) -> "OfflineCode":
-    from blocktune.tuner.jitted.offline import call_of_problem, compiled_offline, positional_signature
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import call_of_problem, positional_signature
 
     if signature is None:
         types, constants = call_of_problem(function, best.shape.problem)
@@ -82,7 +84,7 @@ def _source(best: "KernelBest", given: Mapping[str, Plain]) -> str:
     own = best.config.parameters
     if any(own.get(name, value) != value for name, value in given.items()):
         return "the winner with the values given, which were not measured"
-    return f"{parameters(best.config.label)} took {microseconds(best.time_us)}"
+    return f"{best.config.label} took {microseconds(best.time_us)}"
 
 
 def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:

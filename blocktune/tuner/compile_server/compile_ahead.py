@@ -6,30 +6,21 @@ is compiled by threads of this process, which share its interpreter but not the 
 """
 
 import atexit
-import contextlib
 import logging
 import math
-import os
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
 from typing import Any
 
 from blocktune.db.records.records import Outcome
-from blocktune.kernels.base.kernel import CompileSpec
-from blocktune.kernels.files.variables import AUTOTUNE
-from blocktune.runtime.autotuned.config import Plain, UserConfig
+from blocktune.runtime.autotuned.config import LaunchConfig, Plain
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.compile.answers import Answer, Compiled
-from blocktune.tuner.compile.child_process import ChildLostError
-from blocktune.tuner.compile.compiler import compiled_code, has_code, resources_of
-from blocktune.tuner.compile.farm import default_workers
-from blocktune.tuner.compile.worker import failure_of
-from blocktune.tuner.jitted.server_client import ServerClient
-from blocktune.tuner.jitted.specialization import Specialization
+from blocktune.tuner.compile.compiler import compile_here, has_code
+from blocktune.tuner.compile_server.client import ServerClient
+from blocktune.tuner.compile_server.farm import default_workers
+from blocktune.tuner.offline.specialization import Specialization
 
 logger = logging.getLogger("blocktune")
 
@@ -67,51 +58,43 @@ class CompileAhead:
         specializations: Iterable[Specialization],
         cc: tuple[int, int],
         max_spill_bytes: float = math.inf,
-    ) -> dict[UserConfig, Compiled]:
+    ) -> dict[LaunchConfig, Compiled]:
         """Return how the compiles of a kernel ended, by config.
 
         One that still runs is given up when a config with less to a thread is found to spill more than this: it takes
         the longest of all, and would be dropped.
         """
         with self._lock, ThreadPoolExecutor(self.workers, "blocktune-compile") as threads:
-            waiting = self._begun(kernel, specializations, cc, threads)
-            ended: dict[UserConfig, Compiled] = {}
+            waiting: dict[Future[Any], Specialization] = {}
+            for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
+                future = self._submitted(kernel, each, cc) or threads.submit(compile_here, each.spec, cc)
+                waiting[future] = each
+            ended: dict[LaunchConfig, Compiled] = {}
             while waiting:
                 for future in wait(waiting, return_when=FIRST_COMPLETED).done:
                     each = waiting.pop(future)
-                    ended[each.config] = self._ended(future) or compile_here(each.spec, cc)
+                    ended[each.config] = _result(future) or compile_here(each.spec, cc)
                 ended |= self._given_up(waiting, ended, max_spill_bytes)
             self._close_later()
             return ended
 
     def begin(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> Callable[[], Compiled]:
         """Begin a compile, in the other process where that can do it, and return what waits for its end."""
-        if each.document is None or has_code(each.spec, each.key):
-            return partial(compile_here, each.spec, cc)
-        job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
         with self._lock:
-            future = self._prepared(kernel).submit(job, self.workers)
+            future = self._submitted(kernel, each, cc)
             self._close_later()
-        return lambda: self._ended(future) or compile_here(each.spec, cc)
+        return lambda: (future and _result(future)) or compile_here(each.spec, cc)
 
-    def _begun(
-        self, kernel: str, specializations: Iterable[Specialization], cc: tuple[int, int], threads: ThreadPoolExecutor
-    ) -> dict[Future[Any], Specialization]:
-        """Return the compiles of a kernel, begun by the other process or, where that cannot do them, by threads."""
-        workers, server = self.workers, None
-        begun: dict[Future[Any], Specialization] = {}
-        for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
-            if each.document is None or has_code(each.spec, each.key):
-                begun[threads.submit(compile_here, each.spec, cc)] = each
-                continue
-            server = server or self._prepared(kernel)
-            job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
-            begun[server.submit(job, workers)] = each
-        return begun
+    def _submitted(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> "Future[Compiled | None] | None":
+        """Return a compile by the other process; None where this one has to compile, or to read what is compiled."""
+        if each.document is None or has_code(each.spec, each.key):
+            return None
+        job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
+        return self._prepared(kernel).submit(job, _answered, lambda lost: Compiled.of_lost(lost, self._timeout_s))
 
     def _given_up(
-        self, waiting: dict[Future[Any], Specialization], ended: Mapping[UserConfig, Compiled], bound: float
-    ) -> dict[UserConfig, Compiled]:
+        self, waiting: dict[Future[Any], Specialization], ended: Mapping[LaunchConfig, Compiled], bound: float
+    ) -> dict[LaunchConfig, Compiled]:
         """Take from what waits those that are sure to spill more than a bound, and return how they end."""
         spilling = {
             config: _spill_bytes(compiled) for config, compiled in ended.items() if _spill_bytes(compiled) > bound
@@ -121,8 +104,8 @@ class CompileAhead:
             lighter = next((config for config in spilling if _has_more_to_a_thread(each.config, config)), None)
             if lighter is None:
                 continue
-            if self._server is None or not self._server.abandon(future):
-                future.cancel()
+            if not future.cancel() and self._server is not None:
+                self._server.abort(future)
             del waiting[future]
             error = f"{lighter.label} has less to a thread, which spills {spilling[lighter]} bytes of {bound} allowed"
             given_up[each.config] = Compiled(outcome=Outcome.INFEASIBLE, error=f"{error} (max_spill_bytes)")
@@ -139,24 +122,10 @@ class CompileAhead:
 
     def _prepared(self, kernel: str) -> ServerClient:
         """Return a process that has the kernel's library, or is about to import it."""
-        environment = worker_environment()
         if self._server is None or self._server.is_lost:
-            self._server = ServerClient(self._timeout_s, environment)
-        with contextlib.suppress(RuntimeError):  # it is lost, which the first job says
-            self._server.prepare(kernel.partition(":")[0], environment["PYTHONPATH"].split(os.pathsep), environment)
+            self._server = ServerClient(self.workers, self._timeout_s)
+        self._server.prepare(kernel.partition(":")[0])
         return self._server
-
-    def _ended(self, future: "Future[Any]") -> Compiled | None:
-        """Return the end of a compile; None where this process has to compile itself: there is no other, with a
-        warning, or it has another source."""
-        try:
-            found: Compiled | Answer = future.result()
-        except ChildLostError as lost:
-            return Compiled.of_lost(lost, self._timeout_s)
-        except RuntimeError as error:
-            logger.warning("Configs are compiled one after another: %s", error)
-            return None
-        return found if isinstance(found, Compiled) else _answered(found)
 
     def _close_later(self) -> None:
         if self._closing is not None:
@@ -182,7 +151,7 @@ def _work_of_a_thread(specialization: Specialization) -> float:
     return math.prod(max(1, size) for size in sizes) / int(parameters.get("num_warps") or 4)
 
 
-def _has_more_to_a_thread(config: UserConfig, other: UserConfig) -> bool:
+def _has_more_to_a_thread(config: LaunchConfig, other: LaunchConfig) -> bool:
     """Return whether a config is another one with larger sizes, fewer warps, or both."""
     ours, theirs = config.parameters, other.parameters
     if ours == theirs or ours.keys() != theirs.keys():
@@ -200,20 +169,14 @@ def _spill_bytes(compiled: Compiled) -> int:
     return 0 if compiled.resources is None else compiled.resources.spill_bytes
 
 
-def compile_here(spec: CompileSpec, cc: tuple[int, int]) -> Compiled:
-    """Return how the compile of a spec by this process ended; code that Triton has on disk is only read."""
-    started = time.perf_counter()
+def _result(future: "Future[Compiled | None]") -> Compiled | None:
+    """Return the end of a compile; None where this process has to compile itself: there is no other, with a warning, or
+    it has another source."""
     try:
-        found = resources_of(compiled_code(spec, cc))
-    except Exception as error:  # compilers raise what they like
-        return Compiled.of_answer(failure_of(error) | {"seconds": time.perf_counter() - started})
-    return Compiled(outcome=Outcome.OK, resources=found, seconds=time.perf_counter() - started)
-
-
-def worker_environment() -> dict[str, str]:
-    """Return the environment of a process that imports what this one has imported, and tunes nothing itself."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, AUTOTUNE.name: "0"}
+        return future.result()
+    except RuntimeError as error:
+        logger.warning("Configs are compiled one after another: %s", error)
+        return None
 
 
 def _answered(answer: Answer) -> Compiled | None:

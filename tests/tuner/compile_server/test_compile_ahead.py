@@ -17,16 +17,17 @@ from triton import language as tl
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.kernel import TunedKernel
 from blocktune.runtime.autotuned.settings import Settings
-from blocktune.runtime.autotuned.triton_config import user_config
-from blocktune.tuner.jitted import server_client
-from blocktune.tuner.jitted.compile_ahead import CompileAhead, _has_more_to_a_thread
-from blocktune.tuner.jitted.offline import compiled_offline, positional_signature
-from blocktune.tuner.jitted.server_client import ServerClient
-from blocktune.tuner.jitted.specialization import function_named, specialization_of
+from blocktune.runtime.autotuned.triton_config import launch_config
+from blocktune.tuner.compile_server import client
+from blocktune.tuner.compile_server.client import ServerClient
+from blocktune.tuner.compile_server.compile_ahead import CompileAhead, _has_more_to_a_thread
+from blocktune.tuner.offline.code import compiled_offline
+from blocktune.tuner.offline.signature import positional_signature
+from blocktune.tuner.offline.specialization import function_named, specialization_of
 from examples.autotuned_matmul import matmul_kernel
 from tests.support.fakes.fake_triton import FakeGpu, active
 from tests.support.libraries import autotuned_kernels
@@ -66,20 +67,20 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
     return (triton.cdiv(meta["n"], meta["BLOCK"]),)
 
 
-def call_of(tuner: Any, *args: Any) -> Call:
-    def never(call: Call) -> Any:
+def call_of(tuner: Any, *args: Any) -> AutotunedCall:
+    def never(call: AutotunedCall) -> Any:
         raise AssertionError(call)
 
     kernel, kwargs = TunedKernel(tuner, Settings(), never), {"grid": grid, "warmup": False}
     return kernel._call(kernel._key.problem(args, kwargs), args, kwargs)
 
 
-def compiled(call: Call, compiler: CompileAhead) -> dict[Any, Any]:
+def compiled(call: AutotunedCall, compiler: CompileAhead) -> dict[Any, Any]:
     found = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
     return compiler.compile(call.name, [each for each in found if each is not None], LIMITS.cc)
 
 
-def launched_from_cache(call: Call) -> list[bool]:
+def launched_from_cache(call: AutotunedCall) -> list[bool]:
     """Whether each config's launch finds its code on disk."""
     found: list[bool] = []
     earlier = knobs.compilation.listener
@@ -124,7 +125,7 @@ def test_a_worker_that_sees_another_source_leaves_it_to_this_process(compiler: C
     job = {"kernel": call.name, "spec": found.document, "key": "0" * 64, "cc": list(LIMITS.cc)}
     server = compiler._prepared(call.name)
     for change in ({}, {"kernel": "no.such_module:kernel"}):
-        assert server.submit(job | change, 1).result()["resources"] is None
+        assert server.submit(job | change, lambda answer: answer["resources"], lambda lost: lost).result() is None
 
 
 def test_a_compile_that_hangs_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,12 +144,12 @@ def test_what_takes_long_to_compile_begins_first(
 ) -> None:
     begun = []
 
-    def submitted(self: Any, job: Any, workers: int) -> Any:
+    def submitted(self: Any, job: Any, *rest: Any) -> Any:
         begun.append((job["spec"]["constant_vals"], job["spec"]["options"]["num_warps"]))
         raise RuntimeError("the order is known")
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # where no code is
-    monkeypatch.setattr(server_client.ServerClient, "submit", submitted)
+    monkeypatch.setattr(client.ServerClient, "submit", submitted)
     call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
     made = [specialization_of(call, config, LIMITS.cc) for config in call.configs]
     with pytest.raises(RuntimeError, match="the order is known"):
@@ -188,14 +189,14 @@ def test_a_config_that_no_block_can_hold_is_infeasible(compiler: CompileAhead) -
     a = torch.ones(256, 256, dtype=torch.bfloat16)
     config = triton.Config({"BLOCK_M": 128, "BLOCK_N": 256, "BLOCK_K": 64, "GROUP_M": 8}, num_warps=8, num_stages=8)
     call = call_of(matmul_kernel, a, a, torch.empty_like(a), 256, 256, 256)
-    one = replace(call, configs={user_config(call.name, config): config})
+    one = replace(call, configs={launch_config(call.name, config): config})
     (ended,) = compiled(one, compiler).values()
     assert ended.outcome is Outcome.INFEASIBLE
     assert "out of resource: shared memory" in ended.error
 
 
-def config_of(**values: Any) -> UserConfig:
-    return UserConfig("m:f", tuple(values.items()))
+def config_of(**values: Any) -> LaunchConfig:
+    return LaunchConfig("m:f", tuple(values.items()))
 
 
 def test_larger_sizes_and_fewer_warps_are_more_to_a_thread() -> None:
@@ -221,7 +222,7 @@ def test_workers_compile_for_what_the_process_is_now(
     (tmp_path / "kernels_of_late.py").write_text(Path(autotuned_kernels.__file__).read_text())
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(server_client.ServerClient, "_listen", None)  # no other process is started
+    monkeypatch.setattr(client.ServerClient, "_listen", None)  # no other process is started
     call = call_of(import_module("kernels_of_late").scale_kernel, torch.ones(1000), 1000, 2.0)
     assert [each.outcome for each in compiled(call, compiler).values()] == [Outcome.OK] * len(CONFIGS)
     assert launched_from_cache(call) == [True] * len(CONFIGS)
@@ -240,19 +241,19 @@ def test_a_process_that_is_lost_is_replaced(compiler: CompileAhead, caplog: pyte
 def test_where_no_worker_comes_up_this_process_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_client, "WORKER", "no.such.module")
+    monkeypatch.setattr(client, "SERVER", "no.such.module")
     alone = CompileAhead(workers=1)
     call = call_of(scale_kernel, torch.ones(500), 500, 2.0)
     ended = alone.compile(call.name, [fresh(call)], LIMITS.cc)
     alone.close()
     assert [each.outcome for each in ended.values()] == [Outcome.OK]
-    assert "Configs are compiled one after another: The compile worker did not start" in caplog.text
+    assert "Configs are compiled one after another: The process that compiles did not start" in caplog.text
 
 
-def fresh(call: Call, block: int = 64) -> Any:
+def fresh(call: AutotunedCall, block: int = 64) -> Any:
     """The specialization of a config that no other test has compiled."""
     config = triton.Config({"BLOCK": block}, num_warps=1)
-    made = replace(call, configs={user_config(call.name, config): config})
+    made = replace(call, configs={launch_config(call.name, config): config})
     return specialization_of(made, made.default, LIMITS.cc)
 
 

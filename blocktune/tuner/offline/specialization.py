@@ -16,8 +16,8 @@ from typing import Any
 
 from blocktune.kernels.base.kernel import CompileSpec
 from blocktune.kernels.values.errors import UsageError
-from blocktune.runtime.autotuned.call import Call, jitted_function
-from blocktune.runtime.autotuned.config import UserConfig
+from blocktune.runtime.autotuned.call import AutotunedCall, jitted_function
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.tuner.compile.compiler import compile_key
 
 _hook_lock = threading.Lock()
@@ -31,13 +31,13 @@ class Specialization:
     the code.
     """
 
-    config: UserConfig
+    config: LaunchConfig
     spec: CompileSpec
     document: Mapping[str, Any] | None
     key: str
 
 
-def specialization_of(call: Call, config: UserConfig, cc: tuple[int, int]) -> Specialization | None:
+def specialization_of(call: AutotunedCall, config: LaunchConfig, cc: tuple[int, int]) -> Specialization | None:
     """Return what a config of a call compiles; None if this process has the code already, or Triton cannot describe
     it."""
     told = _told(call, config)
@@ -94,7 +94,7 @@ def function_named(name: str) -> Any:
     return jitted_function(object_named(name))
 
 
-def is_importable(call: Call) -> bool:
+def is_importable(call: AutotunedCall) -> bool:
     """Return whether another process finds the kernel by its name: it is in no notebook, script or function."""
     module, _, path = call.name.partition(":")
     if module == "__main__" or "<locals>" in path or module not in sys.modules:
@@ -105,12 +105,12 @@ def is_importable(call: Call) -> bool:
         return False
 
 
-def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
+def _told(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
     """Return what Triton says that it would compile."""
     from triton import knobs
 
     found: list[dict[str, Any]] = []
-    thread, chosen = threading.get_ident(), call.configs[config]
+    thread, chosen = threading.get_ident(), call.launched(config)
     launched = {**call.kwargs, **chosen.all_kwargs(), "warmup": True}
     if chosen.pre_hook is not None:  # it gives descriptors the blocks of this config, which are part of their type
         chosen.pre_hook({**call.named, **chosen.all_kwargs()})
@@ -133,7 +133,7 @@ def _told(call: Call, config: UserConfig) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def _travels(call: Call, document: Mapping[str, Any], key: str, cc: tuple[int, int]) -> bool:
+def _travels(call: AutotunedCall, document: Mapping[str, Any], key: str, cc: tuple[int, int]) -> bool:
     """Return whether another process makes the same code of the description."""
     return is_importable(call) and compile_key(spec_of(call.function, document), cc) == key
 

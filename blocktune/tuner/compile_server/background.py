@@ -19,7 +19,7 @@ class Compiler(Protocol):
 class PreparingCompiler(Compiler, Protocol):
     """Starts before there is work, and compiles what later launches need besides a config's own code."""
 
-    def start(self, count: int = 1) -> None: ...
+    def start(self) -> None: ...
 
     def submit_with_lse(
         self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]

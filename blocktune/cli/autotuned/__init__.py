@@ -1,1 +1,0 @@
-"""Commands about kernels of other people, which `module:function` names."""

@@ -1,0 +1,1 @@
+"""What a launch of an autotuned kernel compiles, and its code without a launch."""
