@@ -164,3 +164,17 @@ def test_no_tensor_is_made_on_the_default_device() -> None:
 def test_the_check_sees_tensors_without_a_device() -> None:
     assert without_a_device("torch.zeros(3)") == ["torch.zeros(3)"]
     assert not without_a_device("torch.zeros(3, device=x.device); tl.zeros([3]); torch.full((), 1, **place)")
+
+
+DEVICE_CODE = ("kernels/hopper/", "kernels/portable/")
+
+
+def test_no_two_classes_have_one_name() -> None:
+    """A search for a name finds one class. Device code has structs of its own in each folder, such as `Options`."""
+    defined: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    several = {name: paths for name, paths in defined.items() if len(paths) > 1}
+    assert {name: paths for name, paths in several.items() if not all(p.startswith(DEVICE_CODE) for p in paths)} == {}

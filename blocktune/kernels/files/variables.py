@@ -66,7 +66,7 @@ class Variable:
         return ""
 
 
-class Place(Variable):
+class StorePlace(Variable):
     """A variable that names a store: a path or a URL."""
 
     __slots__ = ()
@@ -146,7 +146,7 @@ def _items(text: str, separator: str) -> list[str]:
     return [item.strip() for item in text.split(separator) if item.strip()]
 
 
-DB = Place(
+DB = StorePlace(
     "BLOCKTUNE_DB",
     "in your data directory",
     "The store of all commands and of production, which also takes a results file (`*.json`).",

@@ -17,7 +17,7 @@ from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule
 from blocktune.runtime.parallel.plan.steps import steps_of
 from blocktune.runtime.parallel.ranks import Ranks
 from blocktune.runtime.parallel.request import AUTO, Bounds, Request, description_of, request_of
-from blocktune.runtime.parallel.ring import Ring, RingAttention
+from blocktune.runtime.parallel.ring import RankRing, RingAttention
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -114,7 +114,7 @@ def _attended(
         ranks = ranks.as_row()
     layout = problem.layout.joined(ranks.num_columns)
     steps = steps_of(layout, problem.sight, ranks.row_number, gathers=request.schedule is Schedule.ALL_GATHER)
-    ring = Ring(ranks.column, steps, request.numbers, dispatcher)
+    ring = RankRing(ranks.column, steps, request.numbers, dispatcher)
     if ranks.num_columns == 1:
         found: tuple[Tensor, Tensor] = RingAttention.apply(q, k, v, sinks, ring)
         return found

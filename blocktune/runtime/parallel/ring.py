@@ -31,7 +31,7 @@ parts of 131,072 queries over as many keys run 1.10 times as fast as the whole."
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class RankRing:
     """How a rank attends to the keys of all ranks of a group.
 
     group: None for a rank that needs no other. steps: the rank's own.
@@ -71,7 +71,7 @@ class Ring:
         returned = [transfer.rows for step in others for transfer in step.sent]
         return [*(block.keys for block in first.blocks), *returned]
 
-    def in_short_walks(self) -> "Ring":
+    def in_short_walks(self) -> "RankRing":
         """Return a ring whose long blocks are parts of them, for the backward."""
         return replace(self, steps=tuple(replace(step, blocks=_short_walks(step.blocks)) for step in self.steps))
 
@@ -120,7 +120,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
     """Output and log-sum-exp of a rank's queries over all keys, both differentiable once."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring) -> Any:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: RankRing) -> Any:
         out, lse = _attended(query, key, value, sinks, ring)
         ctx.save_for_backward(query, key, value, sinks, out, lse)
         ctx.ring = ring
@@ -156,7 +156,7 @@ def heads_first(rows: Tensor) -> Tensor:
     return rows.permute(1, 2, 0, 3)
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: Ring) -> tuple[Tensor, Tensor]:
+def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: RankRing) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp over all keys."""
     sums = AttentionSums(query, value.shape[3], ring.queries, sinks)
     for step, arrived in ring.arriving(rows_first(key), rows_first(value)):
@@ -168,7 +168,7 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, r
     return sums.results()
 
 
-def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ring: Ring) -> tuple[Tensor, ...]:
+def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ring: RankRing) -> tuple[Tensor, ...]:
     """Return the gradients of query, key and value."""
     ring = ring.in_short_walks()
     dq = GradientSums(query, query.shape, ring.queries)
@@ -189,7 +189,7 @@ def _gradients(query: Tensor, key: Tensor, value: Tensor, rows: FinishedRows, ri
 
 
 def _add_gradients(
-    step: RankStep, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: Ring, sums: list[GradientSums]
+    step: RankStep, query: Tensor, arrived: list[Tensor], rows: FinishedRows, ring: RankRing, sums: list[GradientSums]
 ) -> None:
     """Add what the blocks of a step find to the gradients of the queries and of the keys and values that arrived."""
     keys, values = arrived

@@ -9,15 +9,15 @@ from blocktune.runtime.parallel import ring as rings
 from blocktune.runtime.parallel.block_attention import ScoreOptions
 from blocktune.runtime.parallel.plan.blocks import AttentionBlock
 from blocktune.runtime.parallel.plan.steps import RankStep
-from blocktune.runtime.parallel.ring import Ring, RingAttention
+from blocktune.runtime.parallel.ring import RankRing, RingAttention
 
 SCALE = 0.125
 UNLIMITED = (-1, -1)
 
 
-def ring_of(*blocks: AttentionBlock) -> Ring:
+def ring_of(*blocks: AttentionBlock) -> RankRing:
     """A ring of one rank with these blocks of its 96 keys."""
-    return Ring(None, (RankStep(96, (), (), blocks),), ScoreOptions(SCALE, 0.0, False), attention)
+    return RankRing(None, (RankStep(96, (), (), blocks),), ScoreOptions(SCALE, 0.0, False), attention)
 
 
 @pytest.fixture

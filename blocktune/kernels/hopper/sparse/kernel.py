@@ -11,7 +11,7 @@ from blocktune.kernels.base.loops import BackwardLoops, Visits
 from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import is_wide
-from blocktune.kernels.hopper.sparse.launch import SparseBackwardLaunch
+from blocktune.kernels.hopper.sparse.launch import HopperSparseBackwardLaunch
 from blocktune.kernels.portable.forward.sparse import mask_problem
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import MaskKind
@@ -38,6 +38,6 @@ class FlashBackwardHopperSparse(FlashBackwardHopper):
             return problems
         return (f"`persistent` 1 of {self.name} must hold: warps of their own add dQ.",)
 
-    def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseBackwardLaunch:
+    def bind(self, config: KernelConfig, shape: AttentionShape) -> HopperSparseBackwardLaunch:
         launch = super().bind(config, shape)
-        return SparseBackwardLaunch(shape, launch.numbers, launch.persistent, launch.parts)
+        return HopperSparseBackwardLaunch(shape, launch.numbers, launch.persistent, launch.parts)

@@ -10,7 +10,7 @@ from blocktune.kernels.values.feature_tensors import Extras
 
 
 @dataclass(frozen=True, slots=True)
-class SparseBackwardLaunch(BackwardLaunch):
+class HopperSparseBackwardLaunch(BackwardLaunch):
     """What `bind` returns: a `BackwardLaunch` with a `BlockMask` among the extras."""
 
     def listed(self, extras: Extras, query: Any) -> tuple[Any, ...]:
