@@ -28,11 +28,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     walks_back,
 )
 from blocktune.kernels.hopper.backward.form import (
-    adds_apart,
     counts_all_tiles,
-    is_general,
-    is_listed,
-    is_ordered,
 )
 from blocktune.kernels.hopper.backward.turns import await_turn, let_warpgroups_add, pass_turn, turn_of
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
@@ -126,7 +122,7 @@ def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
 
     b, b_phase: the buffer of dS of the same step.
     """
-    if adds_apart(OPTIONS.DEFER, OPTIONS.PERSISTENT, OPTIONS.CAUSAL, OPTIONS.FORM):
+    if OPTIONS.ADDERS:
         hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
     elif steps.dq_sums is not None:
         add_dq_from_registers(dq, steps.dq_sums, row, W)
@@ -154,54 +150,55 @@ def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.const
 
     OWN: 0 for its first, third, ... step, 1 for the others.
     """
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[1 if WIDE else 0]
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, OPTIONS)
     others = OWN + 0  # steps of the other warp before the next own one: 0 or 1
     phase = 0
     tile_slot = first_slot(0)
-    if counts_all_tiles(FORM):
+    if counts_all_tiles(OPTIONS):
         tile, tile_slot = receive(ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, OPTIONS)
         first = 0
         low = 0
         high = seqlen_q
         end = seqlen_q
         begin_q = 0
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-            _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        if OPTIONS.GENERAL:
+            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, OPTIONS)
+            _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, OPTIONS)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, OPTIONS)
+            first, low, high, end, seen = query_range(
+                n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, OPTIONS
+            )
         elif OPTIONS.CAUSAL:
             first = n * BLOCK_N
         for member in range(group_size):
             row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, OPTIONS
             )  # fmt: skip
-            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, OPTIONS)
             for step in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
-                at = rotated(step, n * BLOCK_N, low, high, OPTIONS.CAUSAL, FORM)
-                m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
+                at = rotated(step, n * BLOCK_N, low, high, OPTIONS)
+                m = block_at(at, first, end, back, BLOCK_M, OPTIONS, entries)
                 block = (row + m) // BLOCK_M
-                if is_ordered(FORM):
-                    if is_listed(FORM):
+                if OPTIONS.ORDERED:
+                    if OPTIONS.LISTED:
                         count = listed_turn(entries, at, sizes, BLOCK_M)
                     else:
-                        count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, FORM)
+                        count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, OPTIONS)
                     await_turn(turns + block, count)
                 if WIDE:
                     let_warpgroups_add(OWN)
                 else:
                     add_halves(memory, dq_desc, block, phase, OWN)
-                if is_ordered(FORM):
+                if OPTIONS.ORDERED:
                     pass_turn(turns + block, count)
                 phase ^= 1
             others ^= (end - first) // BLOCK_M & 1

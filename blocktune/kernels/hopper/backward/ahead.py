@@ -29,13 +29,9 @@ from blocktune.kernels.hopper.backward.adders import hand_over
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
 from blocktune.kernels.hopper.backward.form import (
-    asks_ahead,
-    begins_masked,
-    ends_masked,
-    has_short_walks,
-    has_softcap,
-    is_general,
-    is_listed,
+    begins_with_masks,
+    ends_with_masks,
+    is_diagonal,
     parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import (
@@ -125,22 +121,21 @@ def step_ahead(
     """One block of queries from m on, whose S^T is on its way as s_t. b, b_phase: the buffer of dS.
 
     left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away. loaded: of the mask, where the step `asks_ahead`; returned for the queries from
-    `following` on.
+    in the slot, to be thrown away. loaded: of the mask, where the step has MASK_AHEAD; returned for the queries
+    from `following` on.
     """
     memory = steps.memory
-    NAMED: gl.constexpr = OPTIONS.NAMED
     KEYS: gl.constexpr = memory.k.shape[0] // 2
     P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
     next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
-    ASK_AHEAD: gl.constexpr = asks_ahead(OPTIONS)
+    ASK_AHEAD: gl.constexpr = OPTIONS.MASK_AHEAD
     # [KEYS, BLOCK_M]
     if ASK_AHEAD:
         asked = loaded, 0
     else:
         asked = asked_of_pairs(steps, m, OPTIONS, S_L)
     mbarrier.wait(memory.do_full.index(slot), phase)
-    if has_softcap(OPTIONS.FORM):  # a soft cap takes the registers that dP would wait in
+    if OPTIONS.SOFTCAP:  # a soft cap takes the registers that dP would wait in
         s = warpgroup_mma_wait(0, deps=(s_t,))
         p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L, P_L)
         dp_t = issue_slopes(memory, slot, first_slope(memory, slot, S_L), W, S_L)
@@ -152,7 +147,7 @@ def step_ahead(
     # [KEYS, head_dim]
     dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
-    if has_short_walks(OPTIONS.FORM):
+    if OPTIONS.SHORT:
         give_values(left)
     # [KEYS, BLOCK_M]
     if OPTIONS.DROPOUT:
@@ -161,8 +156,8 @@ def step_ahead(
     memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, P_L)
-    send_ds(memory.ds_full, b, W, NAMED)
-    wait_ds(memory.ds_full, b, b_phase, W, NAMED)
+    send_ds(memory.ds_full, b, W, OPTIONS)
+    wait_ds(memory.ds_full, b, b_phase, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     dq_t = issue_dq(None, anew(memory.k), memory.ds.index(b), W, False, DQ_L)
     dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
@@ -172,15 +167,15 @@ def step_ahead(
         loaded = mask_of_pairs(steps, following, OPTIONS, S_L)
     s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
     dk = warpgroup_mma_wait(1, deps=(dk_t,))
-    release(memory.empty, slot, NAMED)
+    release(memory.empty, slot, OPTIONS)
     b, b_phase = advance(b, b_phase, 2)
     return s_t, loaded, left - 1, dk, dv, next_slot, next_phase, b, b_phase
 
 
 @gluon.jit
 def next_block(place, n0, low, high, end, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
-    """The block of queries after the one at a place of a walk that `asks_ahead`; of the last one itself."""
-    return rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, OPTIONS.FORM)
+    """The block of queries after the one at a place of a walk that has MASK_AHEAD; of the last one itself."""
+    return rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS)
 
 
 @gluon.jit
@@ -189,34 +184,33 @@ def head_ahead(
     W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
 ):  # fmt: skip
     """All blocks of queries of one head that see the keys from n0 on (`query_head`)."""
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
-    low, high = places_of(first, low, high, end, back, FORM)
+    low, high = places_of(first, low, high, end, back, OPTIONS)
     loaded = 0
-    if asks_ahead(OPTIONS):
-        loaded = mask_of_pairs(steps, rotated(first, n0, low, high, OPTIONS.CAUSAL, FORM), OPTIONS, S_L)
+    if OPTIONS.MASK_AHEAD:
+        loaded = mask_of_pairs(steps, rotated(first, n0, low, high, OPTIONS), OPTIONS, S_L)
     masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+    for _ in range(parts_of_walk(OPTIONS)):
+        if begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
+                m = block_at(place, first, end, back, BLOCK_M, OPTIONS, entries)
                 following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
                 s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                     steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
                     W, True, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         for place in range(whole, stop, BLOCK_M):
-            at = rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM)
-            m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
+            at = rotated(place, n0, low, high, OPTIONS)
+            m = block_at(at, first, end, back, BLOCK_M, OPTIONS, entries)
             following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
                 W, False, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         masked, whole, stop = high, end, end
-    if ends_masked(FORM):
+    if ends_with_masks(OPTIONS):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
+            m = block_at(place, first, end, back, BLOCK_M, OPTIONS, entries)
             following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
             s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
                 steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
@@ -235,13 +229,12 @@ def walk_ahead(
     memory = steps.memory
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
-    FORM: gl.constexpr = OPTIONS.FORM
     n0 = n * BLOCK_N
-    if OPTIONS.CAUSAL and not is_general(FORM):
+    if is_diagonal(OPTIONS):
         first = n0 + 0
         low = n0 + BLOCK_N
     left = (end - first) // BLOCK_M
-    if is_listed(FORM):
+    if OPTIONS.LISTED:
         left = count_listed(n, batch_head, sizes, BLOCK_M)
     elif OPTIONS.GROUPED:
         left *= sizes.group_size
@@ -249,7 +242,7 @@ def walk_ahead(
     mbarrier.wait(memory.do_full.index(slot), phase)
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
     for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
-        entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+        entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, OPTIONS)
         own = Steps(
             dq_desc=steps.dq_desc,
             dq_sums=steps.dq_sums,

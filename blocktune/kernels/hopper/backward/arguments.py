@@ -125,35 +125,74 @@ class KeyTile(NamedTuple):
 
 
 class Options(NamedTuple):
-    """Constants of `flash_bwd_hopper_kernel` that its warps know."""
+    """The constants of the kernels.
 
-    STAGES: Any
-    CAUSAL: Any
-    GROUPED: Any
-    DEFER: Any
-    FOLD_LSE: Any
-    FOLD_DELTA: Any
-    NAMED: Any
-    PERSISTENT: Any
-    FORM: Any
-    PARTS: Any
-    AHEAD: Any
-    ALIBI: Any
-    MASK_CODE: Any
-    DROPOUT: Any
+    Query i sees the keys i + left .. i + right (RIGHT, LEFT: where there are such bounds; LOWER_RIGHT: of each packed
+    sequence, plus its seqlen_k - seqlen_q).
+    """
 
-
-class WideOptions(NamedTuple):
-    """Constants of `flash_bwd_hopper_wide_kernel` that its warps know."""
-
-    STAGES: Any
-    DO_STAGES: Any
-    CAUSAL: Any
-    FOLD_LSE: Any
-    FOLD_DELTA: Any
-    NAMED: Any
-    PERSISTENT: Any
-    FORM: Any
-    ALIBI: Any
-    MASK_CODE: Any
-    DROPOUT: Any
+    BLOCK_M: int
+    """Queries of a step."""
+    BLOCK_N: int
+    """Keys of a block."""
+    STAGES: int
+    DO_STAGES: int
+    """Slots of Q and of dO."""
+    PANELS: int
+    V_PANELS: int
+    """Panels of 64 columns of Q and K, and of V and dO, of heads wider than 128; others have one of all columns."""
+    CAUSAL: bool
+    """Tiles of a diagonal differ in length."""
+    GENERAL: bool
+    """Lengths need not be multiples of 128, bounds are RIGHT and LEFT, and there may be features. Otherwise nothing is
+    masked but the diagonal of equal lengths (CAUSAL)."""
+    RIGHT: bool
+    LEFT: bool
+    LOWER_RIGHT: bool
+    RAGGED_K: bool
+    RAGGED_Q: bool
+    """The last block of keys or of queries may be a part of one."""
+    PACKED: bool
+    """Sequences are packed."""
+    LISTED: bool
+    """Lists name the blocks of queries that see a tile of keys (kernels/hopper/sparse/lists.py)."""
+    SHORT: bool
+    """Tiles are so short that it pays to end one while the next one begins."""
+    TOGETHER: int
+    """How many tiles of a head begin with the same queries where walks begin apart; otherwise 0."""
+    ORDERED: bool
+    """dQ is added up in a fixed order."""
+    BACK: bool
+    """Then walks begin with the last queries, and the tiles of the first keys add first (turns.py)."""
+    BOTH_WAYS: bool
+    """Walks go back for the last heads of a launch alone, whose longest tiles come first (turns.py)."""
+    SOFTCAP: bool
+    """Scores are tanh(cap_in * q k^T), and scale_log2 is the cap times log2(e)."""
+    ALIBI: int
+    """1 where no query sees a key right of its place, 2 where one does, 0 without ALiBi."""
+    MASK: int
+    """1 boolean, 2 additive, 0 without a mask tensor."""
+    MASK_AHEAD: bool
+    """The values of an additive mask are loaded a step ahead."""
+    DROPOUT: bool
+    DEFER: bool
+    """dQ of a step is computed in the next one."""
+    FOLD_LSE: bool
+    FOLD_DELTA: bool
+    """The statistics of a query are the initial accumulators of S and of dP."""
+    NAMED_EXCHANGE: bool
+    NAMED_RELEASE: bool
+    """The warpgroups exchange dS, and stages are given back, at the hardware's named barriers."""
+    PERSISTENT: bool
+    """Blocks take tiles from a counter."""
+    PARTS: int
+    """In how many parts the query heads that share keys are walked along. Above 1 the sizes are those of parts, each of
+    which leaves float32 gradients of its own."""
+    GROUPED: bool
+    """A part has several query heads."""
+    AHEAD: bool
+    """Scores run ahead (ahead.py)."""
+    ADDERS: bool
+    """Warps of their own add dQ (adders.py); of heads wider than 128 they let the warpgroups add it."""
+    DQ_SLOTS: int
+    """Of how many steps there is dQ in shared memory."""

@@ -16,90 +16,77 @@ from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.backward.form import (
     counts_all_tiles,
-    goes_back,
-    goes_both_ways,
     has_diagonal_and_ends,
-    has_edge,
-    has_lower,
-    has_moving_bounds,
-    has_tail,
-    has_upper,
-    is_general,
-    is_listed,
-    is_ordered,
-    is_packed,
-    is_rotated,
-    tiles_together,
 )
 from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, locate
 
 
 @gluon.jit
-def locate_keys(tile, key_tiles, head_group, batch_heads, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+def locate_keys(tile, key_tiles, head_group, batch_heads, OPTIONS: gl.constexpr):
     """(key tile, batch * num_heads_kv + head). Causal, or in a fixed order of additions: of several heads in turns.
     Those of the first keys come first, which are the longest under a diagonal, unless they are the last ones to add."""
-    GROUPED: gl.constexpr = CAUSAL or is_ordered(FORM)
+    GROUPED: gl.constexpr = OPTIONS.CAUSAL or OPTIONS.ORDERED
     n, batch_head = locate(tile, key_tiles, head_group, batch_heads, GROUPED)
-    if goes_back(FORM) or (CAUSAL and not is_ordered(FORM)):
+    if OPTIONS.BACK or (OPTIONS.CAUSAL and not OPTIONS.ORDERED):
         n = key_tiles - 1 - n
-    elif goes_both_ways(FORM):
-        n = gl.where(walks_back(batch_head, head_group, batch_heads, FORM), key_tiles - 1 - n, n)
+    elif OPTIONS.BOTH_WAYS:
+        n = gl.where(walks_back(batch_head, head_group, batch_heads, OPTIONS), key_tiles - 1 - n, n)
     return n, batch_head
 
 
 @gluon.jit
-def walks_back(batch_head, head_group, batch_heads, FORM: gl.constexpr):
+def walks_back(batch_head, head_group, batch_heads, OPTIONS: gl.constexpr):
     """Whether the tiles of a head walk back, if that differs from head to head: those of the last group of several."""
-    if goes_both_ways(FORM):
+    if OPTIONS.BOTH_WAYS:
         return batch_head >= gl.maximum((batch_heads - 1) // head_group, 1) * head_group
     else:
         return False
 
 
 @gluon.jit
-def block_at(place, first, end, back, BLOCK_M: gl.constexpr, FORM: gl.constexpr, entries=None):
+def block_at(place, first, end, back, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, entries=None):
     """The block of queries at a place of the walk from first to end, or back.
 
     back: `walks_back` of the tile. entries: of a list that names the blocks, if any (`walk_of`).
     """
-    if is_listed(FORM):
+    if OPTIONS.LISTED:
         return gl.load(entries + place // BLOCK_M)
-    elif goes_back(FORM):
+    elif OPTIONS.BACK:
         return first + end - BLOCK_M - place
-    elif goes_both_ways(FORM):
+    elif OPTIONS.BOTH_WAYS:
         return gl.where(back, first + end - BLOCK_M - place, place)
     else:
         return place
 
 
 @gluon.jit
-def block_before(m, back, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+def block_before(m, back, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
     """The block of queries that a walk, or one back, came to before m."""
-    if goes_back(FORM):
+    if OPTIONS.BACK:
         return m + BLOCK_M
-    elif goes_both_ways(FORM):
+    elif OPTIONS.BOTH_WAYS:
         return gl.where(back, m + BLOCK_M, m - BLOCK_M)
     else:
         return m - BLOCK_M
 
 
 @gluon.jit
-def places_of(first, low, high, end, back, FORM: gl.constexpr):
+def places_of(first, low, high, end, back, OPTIONS: gl.constexpr):
     """Between which places of the walk from first to end the blocks from low to high come."""
-    if goes_back(FORM) and not is_listed(FORM):
+    if OPTIONS.BACK and not OPTIONS.LISTED:
         return first + end - high, first + end - low
-    elif goes_both_ways(FORM):
+    elif OPTIONS.BOTH_WAYS:
         return gl.where(back, first + end - high, low), gl.where(back, first + end - low, high)
     else:
         return low, high
 
 
 @gluon.jit
-def rotated(place, n0, low, high, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+def rotated(place, n0, low, high, OPTIONS: gl.constexpr):
     """The place of the walk that a tile of keys from n0 on has at `place`. Where tiles would add dQ of the same queries
     at the same time, each begins its part without masks, from low to high, with queries of its own, or of a few."""
-    if is_rotated(CAUSAL, FORM):
-        APART: gl.constexpr = 128 * tiles_together(FORM)
+    if OPTIONS.TOGETHER > 0:
+        APART: gl.constexpr = 128 * OPTIONS.TOGETHER
         if APART > 128:
             n0 = n0 // APART * APART
         moved = place + n0 % gl.maximum(high - low, 1)
@@ -128,9 +115,9 @@ def listed_turn(entries, place, sizes, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
-def walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+def walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
     """(entries, low, high, end) of the walk of a query head: what its list says, else as given and no entries."""
-    if is_listed(FORM):
+    if OPTIONS.LISTED:
         entries, low, end = listed_walk(n, batch_head, member, sizes, BLOCK_M)
         return entries, low, end, end
     else:
@@ -148,26 +135,26 @@ def count_listed(n, batch_head, sizes, BLOCK_M: gl.constexpr):
 
 
 @gluon.jit
-def first_query(m, FORM: gl.constexpr):
+def first_query(m, OPTIONS: gl.constexpr):
     """The first query of a block that `block_at` names: an entry of a list says in its lowest bits what is hidden."""
-    if is_listed(FORM):
+    if OPTIONS.LISTED:
         return m & -4
     else:
         return m
 
 
 @gluon.jit
-def count_key_tiles(seqlen_k, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
-    if is_general(FORM):
+def count_key_tiles(seqlen_k, BLOCK_N: gl.constexpr, OPTIONS: gl.constexpr):
+    if OPTIONS.GENERAL:
         return (seqlen_k + BLOCK_N - 1) // BLOCK_N
     else:
         return seqlen_k // BLOCK_N
 
 
 @gluon.jit
-def sequence(begins, entry, seqlen, FORM: gl.constexpr):
+def sequence(begins, entry, seqlen, OPTIONS: gl.constexpr):
     """(first position, positions) of a batch entry."""
-    if is_packed(FORM):
+    if OPTIONS.PACKED:
         begin = gl.load(begins + entry)
         return begin, gl.load(begins + entry + 1) - begin
     else:
@@ -175,10 +162,10 @@ def sequence(begins, entry, seqlen, FORM: gl.constexpr):
 
 
 @gluon.jit
-def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, FORM: gl.constexpr):
+def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
     """Where a query head of a batch entry begins in the workspace, in rows. A packed sequence has whole blocks of its
     own, one at least, whatever its length: `rows` of a head hold the tokens and a block for every sequence."""
-    if is_packed(FORM):
+    if OPTIONS.PACKED:
         return head * rows + (begin_q + entry * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
         return (entry * num_heads + head) * rows
@@ -187,12 +174,12 @@ def first_row(entry, head, begin_q, num_heads, rows, BLOCK_M: gl.constexpr, FORM
 @gluon.jit
 def head_row(
     batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, rows, BLOCK_M: gl.constexpr, GROUPED: gl.constexpr,
-    FORM: gl.constexpr,
+    OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Where the query head number `member` of a key head begins in the workspace, in rows."""
-    if is_general(FORM):
+    if OPTIONS.GENERAL:
         head = batch_head % num_heads_kv * group_size + member
-        return first_row(batch_head // num_heads_kv, head, begin_q, num_heads_kv * group_size, rows, BLOCK_M, FORM)
+        return first_row(batch_head // num_heads_kv, head, begin_q, num_heads_kv * group_size, rows, BLOCK_M, OPTIONS)
     elif GROUPED:
         return (batch_head * group_size + member) * seqlen_q
     else:
@@ -200,15 +187,15 @@ def head_row(
 
 
 @gluon.jit
-def bounds_of(upper, lower, len_q, len_k, FORM: gl.constexpr):
-    if has_moving_bounds(FORM):
+def bounds_of(upper, lower, len_q, len_k, OPTIONS: gl.constexpr):
+    if OPTIONS.LOWER_RIGHT:
         return upper + len_k - len_q, lower + len_k - len_q
     else:
         return upper, lower
 
 
 @gluon.jit
-def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr):
+def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, OPTIONS: gl.constexpr):
     """(first, low, high, end, seen): queries from `first` to `end` see keys n0 .., those from low to high all of them.
 
     All are multiples of BLOCK_M. There always is one block at least: where nobody sees the keys (`seen` is false), or a
@@ -219,18 +206,18 @@ def query_range(n0, len_q, len_k, upper, lower, BLOCK_M: gl.constexpr, BLOCK_N: 
     end = gl.maximum((len_q + BLOCK_M - 1) // BLOCK_M, 1) * BLOCK_M
     low = 0
     high = end
-    if has_upper(FORM) and not is_listed(FORM):
+    if OPTIONS.RIGHT and not OPTIONS.LISTED:
         first = gl.maximum(n0 - upper, 0) // BLOCK_M * BLOCK_M
         low = (gl.maximum(n0 + BLOCK_N - 1 - upper, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M
-    if has_tail(FORM):
+    if OPTIONS.RAGGED_Q:
         high = len_q // BLOCK_M * BLOCK_M
-    if has_lower(FORM):
+    if OPTIONS.LEFT:
         high = gl.minimum(high, gl.maximum(n0 - lower + 1, 0) // BLOCK_M * BLOCK_M)
         end = gl.minimum(end, (gl.maximum(n0 + BLOCK_N - lower, 0) + BLOCK_M - 1) // BLOCK_M * BLOCK_M)
     seen = first < end
     end = gl.maximum(end, BLOCK_M)
     first = gl.minimum(first, end - BLOCK_M)
-    if has_edge(FORM):
+    if OPTIONS.RAGGED_K:
         low = gl.where(n0 + BLOCK_N > len_k, end, low)
     low = gl.minimum(gl.maximum(low, first), end)
     high = gl.minimum(gl.maximum(high, low), end)
@@ -259,29 +246,29 @@ def keep_under_diagonal(p, queries, keys, first_hidden, bounds):
 
 
 @gluon.jit
-def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
+def keep_seen(p, m, key, bounds, S_L: gl.constexpr, OPTIONS: gl.constexpr):
     """p [keys from `key`, queries from m], and 0 for pairs that do not see each other, whatever it was."""
     KEYS: gl.constexpr = p.shape[0]
     first_hidden = bounds.keys
-    if is_listed(FORM):
+    if OPTIONS.LISTED:
         first_hidden = gl.where(m >> key // KEYS % 2 & 1 != 0, 0, first_hidden)
     # [BLOCK_M] and [KEYS]
-    queries = first_query(m, FORM) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
+    queries = first_query(m, OPTIONS) + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
     keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
     # [KEYS, BLOCK_M]
-    if has_diagonal_and_ends(FORM):
+    if has_diagonal_and_ends(OPTIONS):
         p = keep_under_diagonal(p, queries, keys, first_hidden, bounds)
     else:
-        if has_upper(FORM) and has_lower(FORM):
+        if OPTIONS.RIGHT and OPTIONS.LEFT:
             count = bounds.upper - bounds.lower + 1
             p = gl.where(is_within(keys[:, None] - (queries + bounds.lower)[None, :], count), p, 0.0)
-        elif has_upper(FORM):
+        elif OPTIONS.RIGHT:
             p = gl.where((queries + bounds.upper)[None, :] >= keys[:, None], p, 0.0)
-        elif has_lower(FORM):
+        elif OPTIONS.LEFT:
             p = gl.where((queries + bounds.lower)[None, :] <= keys[:, None], p, 0.0)
-        if has_edge(FORM):
+        if OPTIONS.RAGGED_K:
             p = gl.where((keys < first_hidden)[:, None], p, 0.0)
-        if has_tail(FORM):
+        if OPTIONS.RAGGED_Q:
             p = gl.where((queries < bounds.queries)[None, :], p, 0.0)
     return p
 
@@ -290,14 +277,14 @@ def keep_seen(p, m, key, bounds, S_L: gl.constexpr, FORM: gl.constexpr):
 
 
 @gluon.jit
-def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, FORM: gl.constexpr):
+def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, OPTIONS: gl.constexpr):
     """Rows `row` .. of a head and sequence into shared memory, zeros past its end.
 
     The descriptor of packed sequences has two more dimensions. Their strides, 2^34 - s and s for rows that are s
     elements apart, cancel in 64-bit addresses, while the row's coordinate ends at 2^30 with every sequence
     (triton.tools.ragged_tma).
     """
-    if is_packed(FORM):
+    if OPTIONS.PACKED:
         coord = [1 << 30, begin + length, head, (1 << 30) - length + row, column]
         copy_in(desc, coord, barrier, memory)
     else:
@@ -305,9 +292,9 @@ def copy_rows(desc, entry, head, row, column, begin, length, barrier, memory, FO
 
 
 @gluon.jit
-def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: gl.constexpr):
+def copy_rows_out(desc, entry, head, row, column, begin, length, memory, OPTIONS: gl.constexpr):
     """Rows `row` .. of a head and sequence from shared memory; those past its end are left out."""
-    if is_packed(FORM):
+    if OPTIONS.PACKED:
         copy_out(desc, [1 << 30, begin + length, head, (1 << 30) - length + row, column], memory)
     else:
         copy_out(desc, [entry, head, row, column], memory)
@@ -317,26 +304,26 @@ def copy_rows_out(desc, entry, head, row, column, begin, length, memory, FORM: g
 
 
 @gluon.jit
-def next_tile(counter, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+def next_tile(counter, key_tiles, sizes, BLOCK_N: gl.constexpr, OPTIONS: gl.constexpr):
     """The next tile that has keys, or a number past the last one. All tiles come from the counter where some are passed
     over, or where they must be taken in order; otherwise the first ones are the blocks' own numbers."""
     tile = gl.atomic_add(counter, 1, sem="relaxed")
-    if not counts_all_tiles(FORM):
+    if not counts_all_tiles(OPTIONS):
         tile = tile + gl.num_programs(0)
-    if is_packed(FORM):
-        empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+    if OPTIONS.PACKED:
+        empty = is_empty(tile, key_tiles, sizes, BLOCK_N, OPTIONS)
         while empty:
             tile = gl.atomic_add(counter, 1, sem="relaxed")
-            empty = is_empty(tile, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            empty = is_empty(tile, key_tiles, sizes, BLOCK_N, OPTIONS)
     return tile
 
 
 @gluon.jit
-def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr, FORM: gl.constexpr):
+def is_empty(tile, key_tiles, sizes, BLOCK_N: gl.constexpr, OPTIONS: gl.constexpr):
     """Whether the tile begins past the end of its sequence; false for numbers past the last tile."""
     tiles = key_tiles * sizes.batch_heads
     n, batch_head = locate_keys(
-        gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, CAUSAL, FORM
+        gl.minimum(tile, tiles - 1), key_tiles, sizes.head_group, sizes.batch_heads, OPTIONS
     )  # fmt: skip
-    _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, FORM)
+    _, len_k = sequence(sizes.cu_k, batch_head // sizes.num_heads_kv, sizes.seqlen_k, OPTIONS)
     return (tile < tiles) & (n * BLOCK_N >= len_k)

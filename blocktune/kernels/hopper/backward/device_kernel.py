@@ -8,8 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
-from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Options, Sizes, Steps
-from blocktune.kernels.hopper.backward.form import adds_apart
+from blocktune.kernels.hopper.backward.arguments import Ends, Memory, Sizes, Steps
 from blocktune.kernels.hopper.backward.warps import consumer, producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
@@ -42,27 +41,22 @@ def flash_bwd_hopper_kernel(
     turns, lists, stride_lb, stride_lh, stride_ln,
     slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
     seed_lo, seed_hi, offset, threshold,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, GROUPED: gl.constexpr, DEFER: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr, PARTS: gl.constexpr, AHEAD: gl.constexpr, DQ_SLOTS: gl.constexpr,
-    ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
+    OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Descriptors of q, dout (blocks of 64 rows), k, v (128), dk and dv (64), of the float32 sums of dq in register
     order, and of lse (base 2) and delta [batch, num_heads, seqlen_q]; counter: an int32 zero. scale_log2: the softmax
     scale times log2(e). batch_heads: batch * num_heads_kv.
 
-    What the plain FORM has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
+    What the plain form has no use for is None: the integers of BOUNDS, cu_q and cu_k (where packed sequences begin),
     turns (int32 zeros, one for every 64 rows of the workspace), and with a soft cap cap_in = scale / softcap, when
     scale_log2 is softcap times log2(e). lists and their strides (by batch entry, query head and tile of keys) name the
     blocks of queries under a block mask (kernels/hopper/sparse/lists.py).
     slopes .. threshold: `KeyBiases`, all None without.
 
-    PARTS: in how many parts the query heads that share keys are walked along. Above 1 num_heads_kv, group_size,
-    batch_heads and head_group are those of parts, and dk_desc and dv_desc describe float32 rows as dq_desc does: each
-    part leaves gradients of its own, which `join_parts_kernel` adds up. AHEAD: whether scores run ahead (ahead.py).
-    DQ_SLOTS: of how many steps there is dQ in shared memory, two where other warps add it and that fits.
+    Above 1 of OPTIONS.PARTS num_heads_kv, group_size, batch_heads and head_group are those of parts, and dk_desc and
+    dv_desc describe float32 rows as dq_desc does; `join_parts_kernel` adds them up.
     """
-    ADDERS: gl.constexpr = AHEAD or adds_apart(DEFER, PERSISTENT, CAUSAL, FORM)  # warps of their own, for dQ
+    STAGES: gl.constexpr = OPTIONS.STAGES
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[RANK - 2]
@@ -70,7 +64,9 @@ def flash_bwd_hopper_kernel(
     D: gl.constexpr = q_desc.block_type.shape[RANK - 1]
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # a half of the queries of dS is a whole panel of the swizzle
-    DS_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=64 if DEFER else 128, element_bitwidth=16, rank=2)
+    DS_L: gl.constexpr = gl.NVMMASharedLayout(
+        swizzle_byte_width=64 if OPTIONS.DEFER else 128, element_bitwidth=16, rank=2
+    )
     # [BLOCK_N, head_dim]
     k_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
     v_smem = gl.allocate_shared_memory(dtype, [BLOCK_N, D], TILE_L)
@@ -80,7 +76,7 @@ def flash_bwd_hopper_kernel(
     # [2, BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_N, BLOCK_M], DS_L)
     # [2 * DQ_SLOTS, a part of BLOCK_M * head_dim]
-    DQ: gl.constexpr = [2 * DQ_SLOTS] + dq_desc.block_type.shape  # noqa: RUF005
+    DQ: gl.constexpr = [2 * OPTIONS.DQ_SLOTS] + dq_desc.block_type.shape  # noqa: RUF005
     dq_smem = gl.allocate_shared_memory(gl.float32, DQ, dq_desc.layout)
     # [STAGES, BLOCK_M]
     lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
@@ -101,8 +97,8 @@ def flash_bwd_hopper_kernel(
         do_full=new_barriers(STAGES),
         empty=new_barriers(STAGES),
         ds_full=new_barriers(2),
-        dq_full=new_barriers(4) if ADDERS else None,
-        dq_empty=new_barriers(2 * DQ_SLOTS) if ADDERS else None,
+        dq_full=new_barriers(4) if OPTIONS.ADDERS else None,
+        dq_empty=new_barriers(2 * OPTIONS.DQ_SLOTS) if OPTIONS.ADDERS else None,
     )
     ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
@@ -112,8 +108,8 @@ def flash_bwd_hopper_kernel(
         open_slot(memory.do_full, memory.empty, i, 2)
     for i in gl.static_range(2):
         mbarrier.init(memory.ds_full.index(i), count=2)
-        open_slot(ends.ring.full, ends.ring.empty, i, 4 if ADDERS else 2)
-    open_dq(memory, ADDERS)
+        open_slot(ends.ring.full, ends.ring.empty, i, 4 if OPTIONS.ADDERS else 2)
+    open_dq(memory, OPTIONS.ADDERS)
     fence_async_shared()
     biases = KeyBiases(
         slopes=slopes,
@@ -150,23 +146,7 @@ def flash_bwd_hopper_kernel(
         stride_lh=stride_lh,
         stride_ln=stride_ln,
     )
-    OPTIONS: gl.constexpr = Options(
-        STAGES=STAGES,
-        CAUSAL=CAUSAL,
-        GROUPED=GROUPED,
-        DEFER=DEFER,
-        FOLD_LSE=FOLD_LSE,
-        FOLD_DELTA=FOLD_DELTA,
-        NAMED=NAMED,
-        PERSISTENT=PERSISTENT,
-        FORM=FORM,
-        PARTS=PARTS,
-        AHEAD=AHEAD,
-        ALIBI=ALIBI,
-        MASK_CODE=MASK_CODE,
-        DROPOUT=DROPOUT,
-    )
-    if ADDERS:
+    if OPTIONS.ADDERS:
         gl.warp_specialize([
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 0, OPTIONS)),
             (consumer, (steps, dk_desc, dv_desc, ends, scale, sizes, 1, OPTIONS)),

@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.adders import await_place, give_dq, place_of
 from blocktune.kernels.hopper.backward.bounds import copy_rows_out, keep_seen
-from blocktune.kernels.hopper.backward.form import has_softcap, is_general, names_exchange, names_release
 from blocktune.kernels.hopper.biases.of_keys import (
     biases_of_head,
     is_biased,
@@ -40,24 +39,24 @@ from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 # Named barriers: 8 .. 11 dS of warpgroup 0 and 1 in buffer 0 and 1 (256 threads), 12 .. 15 the stages (288 threads:
 # the warp that copies too).
 @gluon.jit
-def send_ds(ds_full, buffer, W: gl.constexpr, NAMED: gl.constexpr):
-    if names_exchange(NAMED):
+def send_ds(ds_full, buffer, W: gl.constexpr, OPTIONS: gl.constexpr):
+    if OPTIONS.NAMED_EXCHANGE:
         bar_arrive(8 + 2 * W + buffer, 256)
     else:
         mbarrier.arrive(ds_full.index(buffer), count=1)
 
 
 @gluon.jit
-def wait_ds(ds_full, buffer, phase, W: gl.constexpr, NAMED: gl.constexpr):
-    if names_exchange(NAMED):
+def wait_ds(ds_full, buffer, phase, W: gl.constexpr, OPTIONS: gl.constexpr):
+    if OPTIONS.NAMED_EXCHANGE:
         bar_sync(8 + 2 * (1 - W) + buffer, 256)
     else:
         mbarrier.wait(ds_full.index(buffer), phase)
 
 
 @gluon.jit
-def release(empty, slot, NAMED: gl.constexpr):
-    if names_release(NAMED):
+def release(empty, slot, OPTIONS: gl.constexpr):
+    if OPTIONS.NAMED_RELEASE:
         bar_arrive(12 + slot, 288)
     else:
         mbarrier.arrive(empty.index(slot), count=1)
@@ -128,8 +127,8 @@ def masked(p, m, key, bounds, asked, MASK: gl.constexpr, OPTIONS: gl.constexpr, 
     """p of queries m .. and of this warpgroup's keys `key` .., and 0 for pairs that a boolean mask hides, and if MASK
     for those that do not see each other, whatever it was."""
     # [KEYS, BLOCK_M]
-    if MASK and is_general(OPTIONS.FORM):
-        p = keep_seen(p, m, key, bounds, S_L, OPTIONS.FORM)
+    if MASK and OPTIONS.GENERAL:
+        p = keep_seen(p, m, key, bounds, S_L, OPTIONS)
     elif MASK:
         queries = m + gl.arange(0, p.shape[1], gl.SliceLayout(0, S_L))
         keys = key + gl.arange(0, p.shape[0], gl.SliceLayout(1, S_L))
@@ -145,12 +144,12 @@ def weigh(
     """P^T of the queries m .. and of this warpgroup's keys `key` .., as an operand, and what dP^T is multiplied with:
     P^T, under a soft cap times its derivative. s: S^T."""
     # [KEYS, BLOCK_M]
-    if has_softcap(OPTIONS.FORM):
+    if OPTIONS.SOFTCAP:
         s = tanh(s * steps.cap_in)
     p_all = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
     p = masked(p_all, m, key, bounds, asked, MASK, OPTIONS, S_L)
     p_low = gl.convert_layout(where_kept(p, asked[1], OPTIONS, S_L).to(steps.memory.k.dtype), P_L)
-    if has_softcap(OPTIONS.FORM):  # masked after the product: a hidden key may leave a derivative of NaN
+    if OPTIONS.SOFTCAP:  # masked after the product: a hidden key may leave a derivative of NaN
         p = masked(p_all * (1.0 - s * s), m, key, bounds, asked, MASK, OPTIONS, S_L)
     return p_low, p
 
@@ -193,7 +192,8 @@ def put_partial(gradient, desc, memory, block):
 
 @gluon.jit
 def put_gradients(
-    dk, dv, dk_desc, dv_desc, batch, head, key, begin, length, memory, b, b_phase, W: gl.constexpr, FORM: gl.constexpr,
+    dk, dv, dk_desc, dv_desc, batch, head, key, begin, length, memory, b, b_phase, W: gl.constexpr,
+    OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Writes dK and dV of 64 keys from `key` on by way of the two places of dQ, so that none waits for the other. dV
     leaves from where dQ left earlier. b, b_phase: of the step that comes next."""
@@ -204,13 +204,13 @@ def put_gradients(
     values = reinterpret(memory.dq.index(place_of(memory, b, W)), dv_desc.dtype, dv.shape, GRADIENT_L)
     values.store(dv.to(dv_desc.dtype))
     fence_async_shared()
-    copy_rows_out(dv_desc, batch, head, key, 0, begin, length, as_block(dv_desc, values), FORM)
+    copy_rows_out(dv_desc, batch, head, key, 0, begin, length, as_block(dv_desc, values), OPTIONS)
     b, b_phase = advance(b, b_phase, 2)
     await_place(memory, b, b_phase, W)
     keys = reinterpret(memory.dq.index(place_of(memory, b, W)), dk_desc.dtype, dk.shape, GRADIENT_L)
     keys.store(dk.to(dk_desc.dtype))
     fence_async_shared()
-    copy_rows_out(dk_desc, batch, head, key, 0, begin, length, as_block(dk_desc, keys), FORM)
+    copy_rows_out(dk_desc, batch, head, key, 0, begin, length, as_block(dk_desc, keys), OPTIONS)
 
 
 @gluon.jit
@@ -222,14 +222,12 @@ def step(
     """One block of queries from m on; DEFER: dQ belongs to the block before it. b, b_phase: the buffer of dS.
 
     before: the first query of the block before it, in an order that is not fixed. later: whether the walk began with
-    another block. bounds is None where FORM has no use for it.
+    another block. bounds is None where OPTIONS has no use for it.
     """
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
     FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
     FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
@@ -240,14 +238,14 @@ def step(
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, KEYS, S_L)
     s_t = warpgroup_mma(ka, memory.q.index(slot).permute((1, 0)), s_acc, use_acc=FOLD_LSE, is_async=True)
     mbarrier.wait(memory.do_full.index(slot), phase)
-    LATE: gl.constexpr = has_softcap(FORM)  # a soft cap takes the registers that dP would wait in
+    LATE: gl.constexpr = OPTIONS.SOFTCAP  # a soft cap takes the registers that dP would wait in
     if not LATE:
         dp_acc = per_query(memory.delta.index(slot), -1.0, FOLD_DELTA, KEYS, S_L)
         dp_t = warpgroup_mma(va, memory.do.index(slot).permute((1, 0)), dp_acc, use_acc=FOLD_DELTA, is_async=True)
     if DEFER:
-        if names_exchange(NAMED):
+        if OPTIONS.NAMED_EXCHANGE:
             if later:
-                wait_ds(memory.ds_full, 1 - b, b_phase, W, NAMED)
+                wait_ds(memory.ds_full, 1 - b, b_phase, W, OPTIONS)
         else:
             mbarrier.wait(memory.ds_full.index(1 - b), b_phase ^ (1 - b), pred=later)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)  # of the first step: thrown away
@@ -281,7 +279,7 @@ def step(
     memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, P_L)
-    send_ds(memory.ds_full, b, W, NAMED)
+    send_ds(memory.ds_full, b, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
     if DEFER:
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
@@ -289,13 +287,13 @@ def step(
             give_dq(dq, steps, row + before, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
         dv, dk = warpgroup_mma_wait(0, deps=(dv_t, dk_t))
     else:
-        wait_ds(memory.ds_full, b, b_phase, W, NAMED)
+        wait_ds(memory.ds_full, b, b_phase, W, OPTIONS)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(b), W, DEFER, DQ_L)
         dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
         give_dq(dq, steps, row + m, b, b_phase, W, OPTIONS)
         dk = warpgroup_mma_wait(0, deps=(dk_t,))
-    release(memory.empty, slot, NAMED)
+    release(memory.empty, slot, OPTIONS)
     slot, phase = advance(slot, phase, OPTIONS.STAGES)
     b, b_phase = advance(b, b_phase, 2)
     return dk, dv, slot, phase, b, b_phase

@@ -37,7 +37,6 @@ arrived, so no warp arrives at one of them twice before it opens.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from blocktune.kernels.hopper.backward.form import goes_back, goes_both_ways, has_lower
 from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
 
 
@@ -91,19 +90,19 @@ def pass_turn(turn, count):
 
 @gluon.jit
 def turn_of(
-    n, m, upper, lower, len_k, seen, back, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, FORM: gl.constexpr
+    n, m, upper, lower, len_k, seen, back, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, OPTIONS: gl.constexpr
 ):  # fmt: skip
     """How many tiles have added to the queries from m on when it is tile n's turn: where walks go back those from the
     first one on that holds a key which query m sees, else from the last one on that holds a key which any of these
     queries sees. -1 where the tile adds only zeros. back: `walks_back` of the tile."""
-    if goes_back(FORM):
+    if OPTIONS.BACK:
         first = 0
-        if has_lower(FORM):
+        if OPTIONS.LEFT:
             first = gl.maximum(m + lower, 0) // BLOCK_N
         turn = n - first
     else:
         turn = gl.minimum(m + BLOCK_M - 1 + upper, len_k - 1) // BLOCK_N - n
-        if goes_both_ways(FORM):
+        if OPTIONS.BOTH_WAYS:
             turn = gl.where(back, n, turn)
     return gl.where(seen, turn, -1)
 

@@ -45,13 +45,10 @@ from blocktune.kernels.hopper.backward.bounds import (
     walks_back,
 )
 from blocktune.kernels.hopper.backward.form import (
-    adds_apart,
-    begins_masked,
+    begins_with_masks,
     counts_all_tiles,
-    ends_masked,
-    has_short_walks,
-    is_general,
-    names_release,
+    ends_with_masks,
+    is_diagonal,
     parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import (
@@ -70,9 +67,9 @@ from blocktune.kernels.hopper.common.slots import first_slot, publish, receive
 
 
 @gluon.jit
-def copy_keys(desc, memory, ends, batch, head, key, begin, length, FORM: gl.constexpr):
+def copy_keys(desc, memory, ends, batch, head, key, begin, length, OPTIONS: gl.constexpr):
     """K or V of a tile, which are awaited together."""
-    copy_rows(desc, batch, head, key, 0, begin, length, ends.kv_full, as_block(desc, memory), FORM)
+    copy_rows(desc, batch, head, key, 0, begin, length, ends.kv_full, as_block(desc, memory), OPTIONS)
 
 
 @gluon.jit
@@ -84,31 +81,28 @@ def producer(
     An additive mask is fetched into the L2 cache as far ahead as Q is copied.
     """
     STAGES: gl.constexpr = OPTIONS.STAGES
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
-    NAMED: gl.constexpr = OPTIONS.NAMED
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
-    FORM: gl.constexpr = OPTIONS.FORM
     PARTS: gl.constexpr = OPTIONS.PARTS
-    EARLY: gl.constexpr = OPTIONS.AHEAD and has_short_walks(FORM)
+    EARLY: gl.constexpr = OPTIONS.AHEAD and OPTIONS.SHORT
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, OPTIONS)
     slot = 0
     phase = 1
     kv_phase = 1
     tile_slot = first_slot(1)
     issued = 0
-    if counts_all_tiles(FORM):
-        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+    if counts_all_tiles(OPTIONS):
+        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, OPTIONS)
         tile_slot = publish(tile, ends.ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, OPTIONS)
         batch = batch_head // num_heads_kv
         head_kv = batch_head % num_heads_kv
         first = 0
@@ -119,66 +113,66 @@ def producer(
         begin_k = 0
         len_q = seqlen_q
         len_k = seqlen_k
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, FORM)
-            begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
+        if OPTIONS.GENERAL:
+            begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, OPTIONS)
+            begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, OPTIONS)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, OPTIONS)
             first, low, high, end, _seen = query_range(
-                n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM
+                n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, OPTIONS
             )  # fmt: skip
-        elif CAUSAL:
+        elif OPTIONS.CAUSAL:
             first = n * BLOCK_N
         for member in range(group_size):
             head = head_kv * group_size + member
             stat_row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, OPTIONS
             )  # fmt: skip
-            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, OPTIONS)
             for place in range(first, end, BLOCK_M):
-                at = rotated(place, n * BLOCK_N, low, high, CAUSAL, FORM)
-                m = first_query(block_at(at, first, end, back, BLOCK_M, FORM, entries), FORM)
-                if names_release(NAMED):
+                at = rotated(place, n * BLOCK_N, low, high, OPTIONS)
+                m = first_query(block_at(at, first, end, back, BLOCK_M, OPTIONS, entries), OPTIONS)
+                if OPTIONS.NAMED_RELEASE:
                     if issued >= STAGES:
                         bar_sync(12 + slot, 288)
                 else:
                     mbarrier.wait(memory.empty.index(slot), phase)
                 mbarrier.expect(memory.q_full.index(slot), ROW_BYTES)
                 q_tile = as_block(q_desc, memory.q.index(slot))
-                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
-                if OPTIONS.MASK_CODE == 2:
+                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, OPTIONS)
+                if OPTIONS.MASK == 2:
                     prefetch_mask(biases, batch, head, n * BLOCK_N, len_k, m, BLOCK_M, BLOCK_N)
                 copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
                 if not EARLY:
                     if (place == first) & (member == 0):  # right behind the first Q
                         mbarrier.wait(ends.kv_empty, kv_phase)
                         mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
-                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, OPTIONS)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, OPTIONS)
                         kv_phase ^= 1
                 mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
                 do_tile = as_block(do_desc, memory.do.index(slot))
-                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
+                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, OPTIONS)
                 copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
                 if EARLY:
                     if (place == first) & (member == 0):  # V, then K, each as soon as it has been read
                         if issued > 0:
                             await_values()
                         mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, OPTIONS)
                         mbarrier.wait(ends.kv_empty, kv_phase)
-                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
+                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, OPTIONS)
                         kv_phase ^= 1
                 slot, phase = advance(slot, phase, STAGES)
                 issued += 1
         if PERSISTENT:
-            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, OPTIONS)
             tile_slot = publish(tile, ends.ring, tile_slot)
         else:
             tile = key_tiles * batch_heads
     if EARLY:
         if issued > 0:
             await_values()
-    if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
+    if OPTIONS.NAMED_RELEASE:  # take the last releases, so that no named barrier is left half full
         if issued < STAGES:
             slot = 0
         for i in range(gl.minimum(STAGES, issued)):
@@ -197,47 +191,44 @@ def query_head(
     back (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
     """
     memory = steps.memory
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
     DEFER: gl.constexpr = OPTIONS.DEFER
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
-    if CAUSAL and not is_general(FORM):
+    if is_diagonal(OPTIONS):
         first = n0 + 0
         low = n0 + BLOCK_N
-    low, high = places_of(first, low, high, end, back, FORM)
+    low, high = places_of(first, low, high, end, back, OPTIONS)
     masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+    for _ in range(parts_of_walk(OPTIONS)):
+        if begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-                before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
+                m = block_at(place, first, end, back, BLOCK_M, OPTIONS, entries)
+                before = rotated(place - BLOCK_M, n0, low, high, OPTIONS)
                 dk, dv, slot, phase, b, b_phase = step(
                     steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                     W, True, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         for place in range(whole, stop, BLOCK_M):
-            m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, back, BLOCK_M, FORM, entries)
-            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
+            m = block_at(rotated(place, n0, low, high, OPTIONS), first, end, back, BLOCK_M, OPTIONS, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, OPTIONS)
             dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, False, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
         masked, whole, stop = high, end, end
-    if ends_masked(FORM):
+    if ends_with_masks(OPTIONS):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
+            m = block_at(place, first, end, back, BLOCK_M, OPTIONS, entries)
+            before = rotated(place - BLOCK_M, n0, low, high, OPTIONS)
             dk, dv, slot, phase, b, b_phase = step(
                 steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
                 W, True, OPTIONS, S_L, KV_L, DQ_L,
             )  # fmt: skip
     if DEFER:
-        wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
+        wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
         dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
         dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        last = rotated(end - BLOCK_M, n0, low, high, CAUSAL, FORM)
+        last = rotated(end - BLOCK_M, n0, low, high, OPTIONS)
         give_dq(dq, steps, row + last, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
     return dk, dv, slot, phase, b, b_phase
 
@@ -253,14 +244,13 @@ def consumer(
     memory = steps.memory
     DEFER: gl.constexpr = OPTIONS.DEFER
     PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
-    FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     D: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     BLOCK_N: gl.constexpr = memory.k.shape[0]
     KEYS: gl.constexpr = BLOCK_N // 2
     DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
-    SPREAD: gl.constexpr = has_short_walks(FORM) and has_two_places(memory.dq) and OPTIONS.PARTS == 1
+    SPREAD: gl.constexpr = OPTIONS.SHORT and has_two_places(memory.dq) and OPTIONS.PARTS == 1
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
@@ -271,7 +261,7 @@ def consumer(
     vw = memory.v.slice(W * KEYS, KEYS, dim=0)
     seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
     num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, OPTIONS)
     slot = 0
     phase = 0
     b = 0
@@ -280,13 +270,13 @@ def consumer(
     tile_slot = first_slot(0)
     if not OPTIONS.AHEAD:
         no_products_yet()
-    if counts_all_tiles(FORM):
+    if counts_all_tiles(OPTIONS):
         tile, tile_slot = receive(ends.ring, tile_slot)
     else:
         tile = gl.program_id(0)
     while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
+        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS)
+        back = walks_back(batch_head, sizes.head_group, batch_heads, OPTIONS)
         n0 = n * BLOCK_N
         first = 0
         low = 0
@@ -296,11 +286,11 @@ def consumer(
         begin_k = 0
         len_k = seqlen_k
         bounds = None
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-            begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
+        if OPTIONS.GENERAL:
+            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, OPTIONS)
+            begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, OPTIONS)
+            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, OPTIONS)
+            first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, OPTIONS)
             bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
         # [KEYS, head_dim]
         dk = gl.zeros([KEYS, D], gl.float32, KV_L)
@@ -325,9 +315,9 @@ def consumer(
         elif OPTIONS.GROUPED:
             for member in range(group_size):
                 row = head_row(
-                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
+                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, OPTIONS
                 )  # fmt: skip
-                entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
+                entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, OPTIONS)
                 own = Steps(
                     dq_desc=steps.dq_desc,
                     dq_sums=steps.dq_sums,
@@ -342,8 +332,8 @@ def consumer(
                     slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L,
                 )  # fmt: skip
         else:
-            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
-            entries, low, high, end = walk_of(n, batch_head, 0, low, high, end, sizes, BLOCK_M, FORM)
+            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, OPTIONS)
+            entries, low, high, end = walk_of(n, batch_head, 0, low, high, end, sizes, BLOCK_M, OPTIONS)
             own = Steps(
                 dq_desc=steps.dq_desc,
                 dq_sums=steps.dq_sums,
@@ -366,12 +356,12 @@ def consumer(
         batch = batch_head // num_heads_kv
         head = batch_head % num_heads_kv
         key = n0 + W * KEYS
-        if (adds_apart(DEFER, PERSISTENT, OPTIONS.CAUSAL, FORM) or OPTIONS.AHEAD) and not SPREAD:
+        if OPTIONS.ADDERS and not SPREAD:
             await_last(memory, b, b_phase, W)
         # [KEYS, head_dim]
         if SPREAD:
             put_gradients(
-                dk * scale, dv, dk_desc, dv_desc, batch, head, key, begin_k, len_k, memory, b, b_phase, W, FORM
+                dk * scale, dv, dk_desc, dv_desc, batch, head, key, begin_k, len_k, memory, b, b_phase, W, OPTIONS
             )
         elif OPTIONS.PARTS > 1:
             block = (batch_head * key_tiles + n) * 2 + W
@@ -381,10 +371,10 @@ def consumer(
             tma.store_wait(0)
             staging.store(dv.to(dtype))
             fence_async_shared()
-            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
+            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), OPTIONS)
             dk = dk * scale
             tma.store_wait(0)
             staging.store(dk.to(dtype))
             fence_async_shared()
-            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
+            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), OPTIONS)
     tma.store_wait(0)

@@ -57,7 +57,7 @@ KEY_INTEGERS = tuple(name for name in KeyBiases._fields if name not in ("slopes"
 @gluon.constexpr_function
 def is_biased(options):
     """Return whether a launch has any of what is in this file."""
-    return bool(options.ALIBI) or bool(options.MASK_CODE) or bool(options.DROPOUT)
+    return bool(options.ALIBI) or bool(options.MASK) or bool(options.DROPOUT)
 
 
 @gluon.jit
@@ -109,8 +109,8 @@ def biases_of_head(
         at = batch.to(gl.int64) * biases.slope_batch + head * biases.slope_head
         slope = gl.load(biases.slopes + at) * LOG2_E
         place = key - biases.anchor - moved
-    if OPTIONS.MASK_CODE:
-        tile = tile_of_mask(biases, batch, head, key, keys, 64 * 4 if OPTIONS.MASK_CODE == 1 else 64 * 128)
+    if OPTIONS.MASK:
+        tile = tile_of_mask(biases, batch, head, key, keys, 64 * 4 if OPTIONS.MASK == 1 else 64 * 128)
     return rows, pairs, key, slope, place, tile, batch * num_heads + head
 
 
@@ -118,10 +118,10 @@ def biases_of_head(
 def mask_of_block(biases, head, m, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return what the queries from m on need of the mask; 0 without one."""
     loaded = 0
-    if OPTIONS.MASK_CODE:
+    if OPTIONS.MASK:
         rows, pairs, _, _, _, tile, _ = head
         column = m * biases.mask_column
-        if OPTIONS.MASK_CODE == 1:
+        if OPTIONS.MASK == 1:
             loaded = bits_of_block(tile, column, rows, pairs, BLOCK_M)
         else:
             loaded = values_of_block(tile, column, BLOCK_M, S_L)
@@ -153,7 +153,7 @@ def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.const
             distance = (rows + (place - m) - 2 * pairs).to(gl.float32)
             x = x + alibi(x, slope, distance, False)
         exponents = gl.convert_layout(gl.reshape(x, exponents.shape), S_L)
-    if OPTIONS.MASK_CODE == 2:
+    if OPTIONS.MASK == 2:
         exponents = limited_exponents(exponents + as_float32(loaded) * LOG2_E)
     return exponents
 
@@ -172,7 +172,7 @@ def limited_exponents(exponents):
 @gluon.jit
 def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the probabilities [64, 64], zero for pairs that a boolean mask hides, whatever they were."""
-    if OPTIONS.MASK_CODE == 1:
+    if OPTIONS.MASK == 1:
         p = gl.convert_layout(gl.reshape(where_set(loaded, by_thread(p), "0f00000000"), p.shape), S_L)
     return p
 

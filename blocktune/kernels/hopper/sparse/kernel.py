@@ -40,4 +40,4 @@ class FlashBackwardHopperSparse(FlashBackwardHopper):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> SparseBackwardLaunch:
         launch = super().bind(config, shape)
-        return SparseBackwardLaunch(shape, launch.numbers, launch.persistent, launch.parts)
+        return SparseBackwardLaunch(shape, launch.sizes, launch.options)

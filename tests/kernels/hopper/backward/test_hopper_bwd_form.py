@@ -10,22 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import bounds, turns
-from blocktune.kernels.hopper.backward import form as hopper_bwd_form
+from blocktune.kernels.hopper.backward import bounds, form, turns
 from blocktune.kernels.hopper.backward.layout import (
-    BACK,
-    BOTH,
-    EDGE,
-    GENERAL,
-    LOWER,
-    MOVING,
-    ORDERED,
-    PACKED,
-    SHORT,
-    SOFTCAP,
-    TAIL,
-    TOGETHER,
-    UPPER,
     bounds_of,
     form_of,
     is_added_apart,
@@ -66,10 +52,20 @@ def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
 
 
+def options_of(problem: AttentionShape) -> SimpleNamespace:
+    """The constants that follow from a shape."""
+    return SimpleNamespace(**form_of(problem))
+
+
+def options_with(*names: str) -> SimpleNamespace:
+    """Constants of which these are set."""
+    return SimpleNamespace(**dict.fromkeys(form_of(shape(64, 64)), False) | dict.fromkeys(names, True))
+
+
 def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
     upper, lower = bounds_of(problem)
     return bounds.query_range.fn(  # type: ignore[no-any-return]
-        n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
+        n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, options_of(problem)
     )
 
 
@@ -79,16 +75,16 @@ def in_a_fixed_order(problem: AttentionShape) -> AttentionShape:
 
 def directions(problem: AttentionShape) -> list[bool]:
     """Whether the walks of a head go back, if that differs from head to head."""
-    return [False, True] if form_of(problem) & BOTH else [False]
+    return [False, True] if options_of(problem).BOTH_WAYS else [False]
 
 
 def tiles_in_order(problem: AttentionShape, back: bool) -> list[int]:
     """The tiles of a head, in the order in which they are taken: of the first of two groups of one head, or the last
     one."""
     tiles = -(-problem.seqlen_k // keys_of_block(problem))
-    causal, form = problem.causal is not NO, form_of(problem)
+    options = options_of(problem)
     numbers = range(tiles, 2 * tiles) if back else range(tiles)
-    found = [bounds.locate_keys.fn(number, tiles, 1, 2, causal, form) for number in numbers]
+    found = [bounds.locate_keys.fn(number, tiles, 1, 2, options) for number in numbers]
     assert {head for _, head in found} == {int(back)}
     return [n for n, _ in found]
 
@@ -96,7 +92,7 @@ def tiles_in_order(problem: AttentionShape, back: bool) -> list[int]:
 def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool, back: bool) -> int:
     upper, lower = bounds_of(problem)
     return turns.turn_of.fn(  # type: ignore[no-any-return]
-        n, m, upper, lower, problem.seqlen_k, any_seen, back, BLOCK_M, keys_of_block(problem), form_of(problem)
+        n, m, upper, lower, problem.seqlen_k, any_seen, back, BLOCK_M, keys_of_block(problem), options_of(problem)
     )
 
 
@@ -118,7 +114,7 @@ def problems(head_dim: int) -> list[AttentionShape]:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python: None) -> None:
     for problem in problems(head_dim):
-        if not form_of(problem):
+        if not options_of(problem).GENERAL:
             continue
         seen, block_n = seen_by(problem), keys_of_block(problem)
         for n0 in range(0, problem.seqlen_k, block_n):
@@ -139,7 +135,7 @@ def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) -> None:
     for problem in problems(head_dim):
-        if not form_of(problem):
+        if not options_of(problem).GENERAL:
             continue
         seen, block_n = seen_by(problem), keys_of_block(problem)
         for n0 in range(0, problem.seqlen_k - block_n + 1, block_n):
@@ -181,13 +177,13 @@ def test_tiles_that_begin_together_wait_in_one_step_alone(
     words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
     causal = LOWER_RIGHT if window is None else NO
     problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
-    block_n, form = keys_of_block(problem), form_of(problem)
+    block_n, options = keys_of_block(problem), options_of(problem)
     for back in directions(problem):
         added_at: dict[tuple[int, int], int] = {}
         for n in tiles_in_order(problem, back):
             first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
             for place in range(first, end, BLOCK_M) if any_seen else ():
-                m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
+                m = bounds.block_at.fn(place, first, end, back, BLOCK_M, options)
                 added_at[m, turn_of(problem, n, m, any_seen, back)] = (place - first) // BLOCK_M
         begin_apart = lengths[0] == lengths[1] and (window is None or window[1] == 0) and not back
         ahead = block_n // BLOCK_M if begin_apart else 0
@@ -208,13 +204,13 @@ def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(
 ) -> None:
     problem = shape(700, 700, NO, words)
     first, low, high, end, _ = walk(problem, 128, 128)
-    form = form_of(problem)
+    options = options_of(problem)
     places = range(first, end, BLOCK_M)
-    blocks = [bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in places]
+    blocks = [bounds.block_at.fn(place, first, end, back, BLOCK_M, options) for place in places]
     assert blocks == (list(reversed(places)) if goes_back else list(places))
-    assert [bounds.block_before.fn(m, back, BLOCK_M, form) for m in blocks[1:]] == blocks[:-1]
-    begin, stop = bounds.places_of.fn(first, low, high, end, back, form)
-    found = {bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in range(begin, stop, BLOCK_M)}
+    assert [bounds.block_before.fn(m, back, BLOCK_M, options) for m in blocks[1:]] == blocks[:-1]
+    begin, stop = bounds.places_of.fn(first, low, high, end, back, options)
+    found = {bounds.block_at.fn(place, first, end, back, BLOCK_M, options) for place in range(begin, stop, BLOCK_M)}
     assert found == set(range(low, high, BLOCK_M))
 
 
@@ -222,59 +218,27 @@ def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(
 def test_the_last_of_several_groups_of_heads_walks_back(
     heads: int, head_group: int, back: int, as_python: None
 ) -> None:
-    form = form_of(shape(512, 512, LOWER_RIGHT, "deterministic"))
-    found = [bounds.walks_back(head, head_group, heads, form) for head in range(heads)]
+    options = options_of(shape(512, 512, LOWER_RIGHT, "deterministic"))
+    found = [bounds.walks_back(head, head_group, heads, options) for head in range(heads)]
     assert found == [head >= back for head in range(heads)]
 
 
-def test_walks_that_go_back_begin_where_others_end() -> None:
-    for masks in (UPPER, LOWER, EDGE, TAIL, UPPER | TAIL, LOWER | EDGE):
-        ahead, back = masks | GENERAL, masks | GENERAL | ORDERED | BACK
-        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.ends_masked(back)
-        assert hopper_bwd_form.ends_masked(ahead) == hopper_bwd_form.begins_masked(back)
-        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.has_masks(masks)
+MASKS = [("RIGHT",), ("LEFT",), ("RAGGED_K",), ("RAGGED_Q",), ("RIGHT", "RAGGED_Q"), ("LEFT", "RAGGED_K")]
 
 
-def test_walks_of_both_directions_pass_one_loop_of_masks_twice() -> None:
-    for masks in (UPPER, UPPER | EDGE, UPPER | TAIL, UPPER | EDGE | TAIL):
-        form = masks | GENERAL | ORDERED | BOTH
-        assert hopper_bwd_form.begins_masked(form)
-        assert not hopper_bwd_form.ends_masked(form)
-        assert (hopper_bwd_form.parts_of_walk(form), hopper_bwd_form.parts_of_walk(form & ~BOTH)) == (2, 1)
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_walks_that_go_back_begin_where_others_end(masks: tuple[str, ...]) -> None:
+    ahead, back = options_with("GENERAL", *masks), options_with("GENERAL", "ORDERED", "BACK", *masks)
+    assert form.begins_with_masks(ahead) == form.ends_with_masks(back) == (masks != ("RAGGED_Q",))
+    assert form.ends_with_masks(ahead) == form.begins_with_masks(back) == bool({"LEFT", "RAGGED_Q"} & {*masks})
 
 
-QUESTIONS = {
-    "is_general": GENERAL,
-    "has_tail": TAIL,
-    "has_upper": UPPER,
-    "has_lower": LOWER,
-    "has_edge": EDGE,
-    "has_masks": UPPER | LOWER | EDGE,
-    "has_last_masks": LOWER | TAIL,
-    "has_moving_bounds": MOVING,
-    "has_softcap": SOFTCAP,
-    "is_ordered": ORDERED,
-    "goes_back": BACK,
-    "goes_both_ways": BOTH,
-    "is_packed": PACKED,
-    "counts_all_tiles": ORDERED | PACKED,
-}
-
-BITS = BOTH.bit_length()
-"""Of a form: this is the last of them."""
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
-    answer = getattr(hopper_bwd_form, question)
-    assert [answer(1 << bit) for bit in range(BITS)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(BITS)]
-    assert answer(QUESTIONS[question])
-    assert not answer(0)
-
-
-def test_named_barriers_serve_the_exchange_and_the_release_apart() -> None:
-    answers = [(hopper_bwd_form.names_exchange(n), hopper_bwd_form.names_release(n)) for n in range(4)]
-    assert answers == [(False, False), (True, False), (False, True), (True, True)]
+@pytest.mark.parametrize("others", [(), ("RAGGED_K",), ("RAGGED_Q",), ("RAGGED_K", "RAGGED_Q")], ids=str)
+def test_walks_of_both_directions_pass_one_loop_of_masks_twice(others: tuple[str, ...]) -> None:
+    options = options_with("GENERAL", "ORDERED", "BOTH_WAYS", "RIGHT", *others)
+    assert form.begins_with_masks(options)
+    assert not form.ends_with_masks(options)
+    assert (form.parts_of_walk(options), form.parts_of_walk(options_with("GENERAL"))) == (2, 1)
 
 
 @pytest.mark.parametrize("lengths", [(256, 512), (1024, 384), (500, 700), (70, 300), (64, 128)])
@@ -285,7 +249,7 @@ def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_pyth
     for n0 in range(0, lengths[1], 128):
         first, low, high, end, _seen = walk(problem, n0, 128)
         places = range(first, end, BLOCK_M)
-        passed = [bounds.rotated.fn(place, n0, low, high, False, form_of(problem)) for place in places]
+        passed = [bounds.rotated.fn(place, n0, low, high, options_of(problem)) for place in places]
         assert sorted(passed) == list(places)
         assert all(at == place for at, place in zip(passed, places, strict=True) if not low <= place < high)
         begins += passed[:1] if low < high else []
@@ -294,58 +258,79 @@ def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_pyth
 
 
 def test_eight_tiles_of_a_group_begin_together(as_python: None) -> None:
-    form = form_of(shape(4096, 4096, head_dim=128, head_dim_v=128, num_heads=4))
-    begins = [bounds.rotated.fn(0, n0, 0, 4096, False, form) for n0 in range(0, 4096, 128)]
+    options = options_of(shape(4096, 4096, head_dim=128, head_dim_v=128, num_heads=4))
+    begins = [bounds.rotated.fn(0, n0, 0, 4096, options) for n0 in range(0, 4096, 128)]
     assert begins == [n0 // 1024 * 1024 for n0 in range(0, 4096, 128)]
 
 
 @pytest.mark.parametrize("words", ["window=40:40", "deterministic", "block_sparse"])
 def test_other_walks_begin_where_they_did(words: str) -> None:
-    form = form_of(shape(256, 256, features=words))
-    assert not hopper_bwd_form.is_rotated.fn(False, form)
-    assert not hopper_bwd_form.is_rotated.fn(True, 0)
+    assert not options_of(shape(256, 256, features=words)).TOGETHER
+    assert not options_of(shape(256, 256, LOWER_RIGHT)).TOGETHER
 
 
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
-    for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
-        first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
+    ends = "GENERAL", "PACKED", "RAGGED_K", "RAGGED_Q"
+    for options in (options_with(*ends), options_with(*ends, "RIGHT", "LEFT", "LOWER_RIGHT")):
+        first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, options)
         assert (first, end) == (0, BLOCK_M)
         assert low == high == end  # masked
 
 
+ENDS = "RAGGED_K", "RAGGED_Q"
+
+
 @pytest.mark.parametrize(
-    ("problem", "form"),
+    ("problem", "names"),
     [
-        (shape(128, 256), 0),
-        (shape(640, 640, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
-        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128), SHORT),
-        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128, num_heads=4), 0),
-        (shape(512, 512, head_dim=128, head_dim_v=128, num_heads=4), TOGETHER),
-        (shape(512, 512, num_heads=4), 0),
-        (shape(576, 576, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE),
-        (shape(500, 500, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE | TAIL | SHORT),
-        (shape(500, 512, head_dim=128, head_dim_v=128, features="softcap"), GENERAL | SOFTCAP | TAIL),
-        (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
-        (shape(100, 256), GENERAL | TAIL),
-        (shape(256, 100), GENERAL | EDGE),
-        (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL | SHORT),
-        (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
-        (shape(256, 320), GENERAL | EDGE),
-        (shape(256, 256, features="window=-1:5"), GENERAL | UPPER),
-        (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
-        (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
-        (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED | BACK),
-        (shape(256, 256, UPPER_LEFT, features="deterministic"), GENERAL | UPPER | ORDERED | BOTH),
-        (shape(256, 256, LOWER_RIGHT, features="window=5:-1 deterministic"), GENERAL | UPPER | LOWER | ORDERED),
-        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
-        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
-        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),
-        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | TAIL | LOWER | MOVING),
+        (shape(128, 256), []),
+        (shape(640, 640, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL"]),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL", "SHORT"]),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128, num_heads=4), ["CAUSAL"]),
+        (shape(576, 576, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL", "GENERAL", "RIGHT", "RAGGED_K"]),
+        (
+            shape(500, 500, UPPER_LEFT, head_dim=128, head_dim_v=128),
+            ["CAUSAL", "GENERAL", "RIGHT", *ENDS, "SHORT"],
+        ),
+        (shape(500, 512, head_dim=128, head_dim_v=128, features="softcap"), ["GENERAL", "SOFTCAP", "RAGGED_Q"]),
+        (shape(128, 256, LOWER_RIGHT), ["CAUSAL", "GENERAL", "RIGHT"]),
+        (shape(100, 256), ["GENERAL", "RAGGED_Q"]),
+        (shape(256, 100), ["GENERAL", "RAGGED_K"]),
+        (shape(256, 256, head_dim=96, head_dim_v=128), ["GENERAL", "SHORT"]),
+        (shape(256, 320, head_dim=256, head_dim_v=256), ["GENERAL"]),
+        (shape(256, 320), ["GENERAL", "RAGGED_K"]),
+        (shape(256, 256, features="window=-1:5"), ["GENERAL", "RIGHT"]),
+        (shape(256, 256, features="window=5:-1"), ["GENERAL", "LEFT", "SHORT"]),
+        (shape(256, 256, UPPER_LEFT, features="window=5:5"), ["CAUSAL", "GENERAL", "RIGHT", "LEFT", "SHORT"]),
+        (shape(256, 256, features="softcap deterministic"), ["GENERAL", "SOFTCAP", "ORDERED", "BACK"]),
+        (shape(256, 256, UPPER_LEFT, features="deterministic"), ["CAUSAL", "GENERAL", "RIGHT", "ORDERED", "BOTH_WAYS"]),
+        (shape(256, 256, features="window=5:9 deterministic"), ["GENERAL", "RIGHT", "LEFT", "ORDERED"]),
+        (shape(256, 256, features="varlen"), ["GENERAL", "PACKED", *ENDS]),
+        (shape(256, 256, UPPER_LEFT, features="varlen"), ["CAUSAL", "GENERAL", "PACKED", *ENDS, "RIGHT"]),
+        (
+            shape(256, 256, LOWER_RIGHT, features="varlen"),
+            ["CAUSAL", "GENERAL", "PACKED", *ENDS, "RIGHT", "LOWER_RIGHT"],
+        ),
+        (
+            shape(256, 256, features="varlen window=5:-1"),
+            ["GENERAL", "PACKED", *ENDS, "LEFT", "LOWER_RIGHT", "SHORT"],
+        ),
+        (shape(256, 256, features="additive"), ["GENERAL", "MASK_AHEAD"]),
+        (shape(256, 256, features="additive dropout"), ["GENERAL", "DROPOUT"]),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "",
 )
-def test_forms(problem: AttentionShape, form: int) -> None:
-    assert form_of(problem) == form
+def test_forms(problem: AttentionShape, names: list[str]) -> None:
+    switches = {name: value for name, value in form_of(problem).items() if isinstance(value, bool)}
+    assert {name for name, value in switches.items() if value and name != "DEFER"} == {*names}
+
+
+def test_tiles_that_begin_together() -> None:
+    sizes = {"head_dim": 128, "head_dim_v": 128}
+    assert form_of(shape(512, 512, **sizes))["TOGETHER"] == 1
+    assert form_of(shape(512, 512, num_heads=4, **sizes))["TOGETHER"] == 8
+    assert form_of(shape(512, 512, num_heads=4))["TOGETHER"] == 1
+    assert form_of(shape(512, 512, LOWER_RIGHT, num_heads=4, **sizes))["TOGETHER"] == 0
 
 
 def test_widths_and_blocks() -> None:

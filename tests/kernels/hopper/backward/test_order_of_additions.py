@@ -37,15 +37,14 @@ def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def steps_of(shape: AttentionShape, tile: int, head_group: int) -> Iterator[Step]:
     """The steps of a tile, in the order of its walk."""
-    keys, form, (upper, lower) = keys_of_block(shape), form_of(shape), bounds_of(shape)
-    causal = shape.causal is not NO
-    n, head = bounds.locate_keys.fn(tile, tiles_of(shape), head_group, shape.num_heads, causal, form)
+    keys, (upper, lower), options = keys_of_block(shape), bounds_of(shape), SimpleNamespace(**form_of(shape))
+    n, head = bounds.locate_keys.fn(tile, tiles_of(shape), head_group, shape.num_heads, options)
     lengths = shape.seqlen_q, shape.seqlen_k
-    back = bounds.walks_back(head, head_group, shape.num_heads, form)
-    first, _, _, end, seen = bounds.query_range.fn(n * keys, *lengths, upper, lower, BLOCK_M, keys, form)
+    back = bounds.walks_back(head, head_group, shape.num_heads, options)
+    first, _, _, end, seen = bounds.query_range.fn(n * keys, *lengths, upper, lower, BLOCK_M, keys, options)
     for place in range(first, end, BLOCK_M):
-        m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
-        yield n, head, m, turns.turn_of.fn(n, m, upper, lower, shape.seqlen_k, seen, back, BLOCK_M, keys, form)
+        m = bounds.block_at.fn(place, first, end, back, BLOCK_M, options)
+        yield n, head, m, turns.turn_of.fn(n, m, upper, lower, shape.seqlen_k, seen, back, BLOCK_M, keys, options)
 
 
 def tiles_of(shape: AttentionShape) -> int:

@@ -9,9 +9,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
-from blocktune.kernels.hopper.backward.arguments import Ends, Sizes, Steps, WideMemory, WideOptions
+from blocktune.kernels.hopper.backward.arguments import Ends, Sizes, Steps, WideMemory
 from blocktune.kernels.hopper.backward.device_kernel import BOUNDS, SIZES
-from blocktune.kernels.hopper.backward.form import is_ordered
 from blocktune.kernels.hopper.backward.wide.halves import consumer_of_half
 from blocktune.kernels.hopper.backward.wide.warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
@@ -24,13 +23,15 @@ def flash_bwd_hopper_wide_kernel(
     seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
     turns, slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
     seed_lo, seed_hi, offset, threshold,
-    PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr, ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
+    OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
-    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
-    of k and v with 128 rows ask for the warps of wide/halves.py."""
+    the sums of dq have PANELS of them for every 64 queries. The form is general. Blocks of k and v with 128 rows ask
+    for the warps of wide/halves.py."""
+    PANELS: gl.constexpr = OPTIONS.PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    DO_STAGES: gl.constexpr = OPTIONS.DO_STAGES
     dtype: gl.constexpr = q_desc.dtype
     RANK: gl.constexpr = len(q_desc.block_type.shape)
     BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
@@ -87,7 +88,7 @@ def flash_bwd_hopper_wide_kernel(
             mbarrier.init(memory.do_empty.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(memory.exchanged.index(i), count=2 if HALVES else 1)
-        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
+        open_slot(ends.ring.full, ends.ring.empty, i, 4 if OPTIONS.ORDERED else 2)
     fence_async_shared()
     biases = KeyBiases(
         slopes=slopes,
@@ -120,19 +121,6 @@ def flash_bwd_hopper_wide_kernel(
         cu_q=cu_q,
         cu_k=cu_k,
     )
-    OPTIONS: gl.constexpr = WideOptions(
-        STAGES=STAGES,
-        DO_STAGES=DO_STAGES,
-        CAUSAL=CAUSAL,
-        FOLD_LSE=FOLD_LSE,
-        FOLD_DELTA=FOLD_DELTA,
-        NAMED=NAMED,
-        PERSISTENT=PERSISTENT,
-        FORM=FORM,
-        ALIBI=ALIBI,
-        MASK_CODE=MASK_CODE,
-        DROPOUT=DROPOUT,
-    )
     if HALVES:
         gl.warp_specialize([
             (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 0, OPTIONS)),
@@ -141,7 +129,7 @@ def flash_bwd_hopper_wide_kernel(
                 q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
             )),
         ], [4, 1], [240, 24])  # fmt: skip
-    elif is_ordered(FORM):
+    elif OPTIONS.ORDERED:
         gl.warp_specialize([
             (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
             (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),

@@ -32,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, places_of
-from blocktune.kernels.hopper.backward.form import begins_masked, counts_all_tiles, ends_masked
+from blocktune.kernels.hopper.backward.form import begins_with_masks, counts_all_tiles, ends_with_masks
 from blocktune.kernels.hopper.backward.steps import (
     asked_of_pairs,
     head_biases,
@@ -107,10 +107,10 @@ def pin_pairs(x):
 
 
 @gluon.jit
-def await_ds(memory, slot, phase, place, W: gl.constexpr, NAMED: gl.constexpr):
+def await_ds(memory, slot, phase, place, W: gl.constexpr, OPTIONS: gl.constexpr):
     """Until dS of the step before the one in `slot` is written, whose dQ belongs to `place`."""
     if place >= 0:
-        wait_ds(memory.exchanged, slot ^ 1, phase ^ slot ^ 1, W, NAMED)
+        wait_ds(memory.exchanged, slot ^ 1, phase ^ slot ^ 1, W, OPTIONS)
 
 
 @gluon.jit
@@ -140,7 +140,7 @@ def step_of_half(
     mbarrier.wait(memory.q_full.index(slot), phase)
     start = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, OPTIONS.FOLD_LSE, KEYS, S_L)
     s_t = product_of_half(memory.k, memory.q, slot, start, W, OPTIONS.FOLD_LSE)
-    await_ds(memory, slot, phase, before, W, OPTIONS.NAMED)
+    await_ds(memory, slot, phase, before, W, OPTIONS)
     half_t = issue_half(memory, slot, W)
     s = warpgroup_mma_wait(1, deps=(s_t,))
     p = probabilities(s, steps, slot, m, asked, OPTIONS, S_L)
@@ -163,7 +163,7 @@ def step_of_half(
     ds = (p * dp).to(memory.k.dtype)
     memory.ds.index(slot).slice(W * KEYS, KEYS, dim=0).store(ds)
     fence_async_shared()
-    send_ds(memory.exchanged, slot, W, OPTIONS.NAMED)
+    send_ds(memory.exchanged, slot, W, OPTIONS)
     # panels [KEYS, 64]
     dk = warpgroup_mma_wait(0, deps=accumulate(dk, gl.convert_layout(ds, P_L), memory.q, slot, 3))
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
@@ -175,7 +175,7 @@ def step_of_half(
 def last_of_half(steps, slot, phase, place, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """dQ of a tile's last block of queries. slot: of the step that comes next."""
     memory = steps.memory
-    await_ds(memory, slot, phase, place, W, OPTIONS.NAMED)
+    await_ds(memory, slot, phase, place, W, OPTIONS)
     half_t = issue_half(memory, slot, W)
     whole_t = issue_whole(memory, slot, W, S_L)
     half = warpgroup_mma_wait(1, deps=(half_t,))
@@ -189,24 +189,23 @@ def head_of_half(
     steps, dk, dv, tile, row, slot, phase, before, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
     """All blocks of queries of one head that see the tile's keys."""
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
     first, end = tile.first, tile.end
-    low, high = places_of(first, tile.low, tile.high, end, tile.back, FORM)
-    if begins_masked(FORM):
+    low, high = places_of(first, tile.low, tile.high, end, tile.back, OPTIONS)
+    if begins_with_masks(OPTIONS):
         for place in range(first, low, BLOCK_M):
-            m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
+            m = block_at(place, first, end, tile.back, BLOCK_M, OPTIONS)
             dk, dv, slot, phase, before = step_of_half(
                 steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, True, OPTIONS, S_L
             )  # fmt: skip
     for place in range(low, high, BLOCK_M):
-        m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
+        m = block_at(place, first, end, tile.back, BLOCK_M, OPTIONS)
         dk, dv, slot, phase, before = step_of_half(
             steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, False, OPTIONS, S_L
         )  # fmt: skip
-    if ends_masked(FORM):
+    if ends_with_masks(OPTIONS):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, tile.back, BLOCK_M, FORM)
+            m = block_at(place, first, end, tile.back, BLOCK_M, OPTIONS)
             dk, dv, slot, phase, before = step_of_half(
                 steps, dk, dv, m, tile.n0, row, tile.bounds, slot, phase, before, W, True, OPTIONS, S_L
             )  # fmt: skip
@@ -219,7 +218,6 @@ def consumer_of_half(
 ):  # fmt: skip
     """dK and dV of keys 64 W .. 64 W + 63 of every tile of this block, and a half of the tile's part of dQ."""
     memory = steps.memory
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     KEYS: gl.constexpr = BLOCK_N // 2
@@ -232,12 +230,12 @@ def consumer_of_half(
     phase = 0
     kv_phase = 0
     tile_slot = first_slot(0)
-    if counts_all_tiles(FORM):
+    if counts_all_tiles(OPTIONS):
         number, tile_slot = receive(ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
-        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS.CAUSAL, FORM)
+        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS)
         key = tile.n0 + W * KEYS
         # panels [KEYS, 64]
         zeros = gl.zeros([KEYS, 64], gl.float32, S_L)
@@ -247,7 +245,7 @@ def consumer_of_half(
         kv_phase ^= 1
         before = -1
         for member in range(sizes.group_size):
-            row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
+            row = row_of_head(tile, member, sizes, BLOCK_M, OPTIONS)
             own = Steps(
                 dq_desc=steps.dq_desc,
                 dq_sums=None,
@@ -268,7 +266,7 @@ def consumer_of_half(
             number = key_tiles * sizes.batch_heads
         tma.store_wait(0)
         for panel in gl.static_range(2):
-            give_gradient(dv[panel], dv_desc, tile, key, staging.index(1 - panel), panel, FORM)
+            give_gradient(dv[panel], dv_desc, tile, key, staging.index(1 - panel), panel, OPTIONS)
         for panel in gl.static_range(3):
-            give_gradient(dk[panel] * scale, dk_desc, tile, key, staging.index(1 - panel % 2), panel, FORM)
+            give_gradient(dk[panel] * scale, dk_desc, tile, key, staging.index(1 - panel % 2), panel, OPTIONS)
     tma.store_wait(0)

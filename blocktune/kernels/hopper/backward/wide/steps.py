@@ -15,7 +15,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.base.source_hash import TritonTrait
 from blocktune.kernels.hopper.backward.bounds import block_before
-from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
 from blocktune.kernels.hopper.backward.steps import asked_of_pairs, per_query, weigh
 from blocktune.kernels.hopper.backward.turns import report_added, take_turn
 from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order
@@ -32,17 +31,17 @@ LATE = gl.constexpr(3)
 
 
 @gluon.jit
-def send(full, number: gl.constexpr, NAMED: gl.constexpr):
+def send(full, number: gl.constexpr, OPTIONS: gl.constexpr):
     """P (number 0) or dS (1) of this step is written."""
-    if names_exchange(NAMED):
+    if OPTIONS.NAMED_EXCHANGE:
         bar_arrive(8 + number, 256)
     else:
         mbarrier.arrive(full.index(number), count=1)
 
 
 @gluon.jit
-def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
-    if names_exchange(NAMED):
+def receive(full, number: gl.constexpr, parity, OPTIONS: gl.constexpr):
+    if OPTIONS.NAMED_EXCHANGE:
         bar_sync(8 + number, 256)
     else:
         mbarrier.wait(full.index(number), parity)
@@ -116,18 +115,18 @@ def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.
 
 @gluon.jit
 def give_held(
-    gradients, steps, row, m, first, back, PANELS: gl.constexpr, V_PANELS: gl.constexpr, FORM: gl.constexpr
+    gradients, steps, row, m, first, back, PANELS: gl.constexpr, V_PANELS: gl.constexpr, OPTIONS: gl.constexpr
 ):  # fmt: skip
     """Adds the panel of LATE that is left of the block of queries before m, in a walk that began with `first`."""
     if PANELS == LATE:
         if m != first:
-            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
+            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, OPTIONS), 0, 1, PANELS)
 
 
 @gluon.jit
-def report_before(m, first, parity, FORM: gl.constexpr):
+def report_before(m, first, parity, OPTIONS: gl.constexpr):
     """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
-    if is_ordered(FORM):
+    if OPTIONS.ORDERED:
         report_added(parity ^ 1, gl.where(m != first, 1, 0))
 
 
@@ -139,8 +138,6 @@ def step_of_scores(
     """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
     memory = steps.memory
     FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
     PANELS: gl.constexpr = memory.k.shape[0]
     V_PANELS: gl.constexpr = memory.v.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
@@ -150,21 +147,21 @@ def step_of_scores(
     mbarrier.wait(memory.q_full.index(slot), phase)
     s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
     s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
-    if is_ordered(FORM):
-        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
+    if OPTIONS.ORDERED:
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, OPTIONS)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
     p_low, p = weigh(s, steps, slot, m, n0, bounds, asked, MASK, OPTIONS, S_L, P_L)
     memory.p.store(in_register_order(p))
-    send(memory.exchanged, 0, NAMED)
+    send(memory.exchanged, 0, OPTIONS)
     mbarrier.arrive(memory.q_empty.index(slot), count=1)
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     # panels [BLOCK_N, 64]
     dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
-    if not is_ordered(FORM):
-        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
-    report_before(m, first, parity, FORM)
-    receive(memory.exchanged, 1, parity, NAMED)
+    if not OPTIONS.ORDERED:
+        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, OPTIONS)
+    report_before(m, first, parity, OPTIONS)
+    receive(memory.exchanged, 1, parity, OPTIONS)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
     next_t = issue_panel(memory.ds, memory.k, 1, S_L)
@@ -178,7 +175,7 @@ def step_of_scores(
         v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
         gradients = (v0, v1)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
-    if is_ordered(FORM):
+    if OPTIONS.ORDERED:
         take_turn(parity, 0)
     give_panel(dq, steps, place, 0, 0, PANELS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
@@ -199,8 +196,6 @@ def step_of_gradients(
     """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
     memory = steps.memory
     FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     PANELS: gl.constexpr = memory.k.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
@@ -210,8 +205,8 @@ def step_of_gradients(
     mbarrier.wait(memory.do_full.index(do_slot), do_phase)
     dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
     dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
-    report_before(m, first, parity, FORM)
-    receive(memory.exchanged, 0, parity, NAMED)
+    report_before(m, first, parity, OPTIONS)
+    receive(memory.exchanged, 0, parity, OPTIONS)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
     if not FOLD_DELTA:
@@ -220,7 +215,7 @@ def step_of_gradients(
     memory.ds.store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
-    send(memory.exchanged, 1, NAMED)
+    send(memory.exchanged, 1, OPTIONS)
     mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 2, S_L)
@@ -230,7 +225,7 @@ def step_of_gradients(
     # panels [BLOCK_N, 64]
     dk_t = accumulate(gradients, ds_low, memory.q, slot, PANELS)
     dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
-    if is_ordered(FORM):
+    if OPTIONS.ORDERED:
         take_turn(parity, 1)
     give_panel(dq, steps, place, 1, 2, PANELS)
     if PANELS == 4:

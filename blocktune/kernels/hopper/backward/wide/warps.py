@@ -41,10 +41,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from blocktune.kernels.hopper.backward.arguments import Steps
 from blocktune.kernels.hopper.backward.bounds import block_at, copy_rows, next_tile, places_of
 from blocktune.kernels.hopper.backward.form import (
-    begins_masked,
+    begins_with_masks,
     counts_all_tiles,
-    ends_masked,
-    is_ordered,
+    ends_with_masks,
     parts_of_walk,
 )
 from blocktune.kernels.hopper.backward.steps import head_biases
@@ -83,33 +82,32 @@ def wide_head(
     """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0. In a
     fixed order of additions the walk may go back (`block_at`)."""
     memory = steps.memory
-    FORM: gl.constexpr = OPTIONS.FORM
     BLOCK_M: gl.constexpr = memory.q.shape[1]
     PANELS: gl.constexpr = memory.k.shape[0]
     if W == 1:
         low = first + 0
         high = end + 0
-    low, high = places_of(first, low, high, end, back, FORM)
-    start = block_at(first, first, end, back, BLOCK_M, FORM)
+    low, high = places_of(first, low, high, end, back, OPTIONS)
+    start = block_at(first, first, end, back, BLOCK_M, OPTIONS)
     masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if W == 0 and begins_masked(FORM):
+    for _ in range(parts_of_walk(OPTIONS)):
+        if W == 0 and begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM)
+                m = block_at(place, first, end, back, BLOCK_M, OPTIONS)
                 gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                     steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
                     W, True, OPTIONS, S_L,
                 )  # fmt: skip
         for place in range(whole, stop, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM)
+            m = block_at(place, first, end, back, BLOCK_M, OPTIONS)
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                 steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
                 W, False, OPTIONS, S_L,
             )  # fmt: skip
         masked, whole, stop = high, end, end
-    if W == 0 and ends_masked(FORM):
+    if W == 0 and ends_with_masks(OPTIONS):
         for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM)
+            m = block_at(place, first, end, back, BLOCK_M, OPTIONS)
             gradients, slot, phase, do_slot, do_phase, parity = wide_step(
                 steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
                 W, True, OPTIONS, S_L,
@@ -117,9 +115,9 @@ def wide_head(
     if OPTIONS.PERSISTENT:
         mbarrier.arrive(kv_empty, count=1, pred=last)
     if W == 0 and PANELS == LATE:
-        last_block = block_at(end - BLOCK_M, first, end, back, BLOCK_M, FORM)
+        last_block = block_at(end - BLOCK_M, first, end, back, BLOCK_M, OPTIONS)
         give_panel(gradients[memory.v.shape[0]], steps, row + last_block, 0, 1, PANELS)
-    if is_ordered(FORM):
+    if OPTIONS.ORDERED:
         report_added(parity ^ 1, 1)
     return gradients, slot, phase, do_slot, do_phase, parity
 
@@ -130,7 +128,6 @@ def wide_consumer(
 ):  # fmt: skip
     """dV (W 0) or dK (W 1) of every tile of this block, and a part of the tile's dQ."""
     memory = steps.memory
-    FORM: gl.constexpr = OPTIONS.FORM
     dtype: gl.constexpr = memory.k.dtype
     PANELS: gl.constexpr = memory.k.shape[0]
     OWN_PANELS: gl.constexpr = memory.v.shape[0] if W == 0 else PANELS
@@ -148,12 +145,12 @@ def wide_consumer(
     parity = 0
     kv_phase = 0
     tile_slot = first_slot(0)
-    if counts_all_tiles(FORM):
+    if counts_all_tiles(OPTIONS):
         number, tile_slot = receive(ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
-        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS.CAUSAL, FORM)
+        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS)
         # panels [BLOCK_N, 64]
         gradients = ()
         for _ in gl.static_range(OWN_PANELS + 1 if W == 0 and PANELS == LATE else OWN_PANELS):
@@ -161,7 +158,7 @@ def wide_consumer(
         mbarrier.wait(ends.kv_full, kv_phase)
         kv_phase ^= 1
         for member in range(sizes.group_size):
-            row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
+            row = row_of_head(tile, member, sizes, BLOCK_M, OPTIONS)
             own = Steps(
                 dq_desc=steps.dq_desc,
                 dq_sums=None,
@@ -186,26 +183,26 @@ def wide_consumer(
             gradient = gradients[panel]
             if W == 1:
                 gradient = gradient * scale
-            give_gradient(gradient, gradient_desc, tile, tile.n0, staging.index(panel % 2), panel, FORM)
+            give_gradient(gradient, gradient_desc, tile, tile.n0, staging.index(panel % 2), panel, OPTIONS)
     tma.store_wait(0)
 
 
 @gluon.jit
 def copy_panels(
-    desc, entry, head, row, begin, length, barrier, memory, slot, PANELS: gl.constexpr, FORM: gl.constexpr
+    desc, entry, head, row, begin, length, barrier, memory, slot, PANELS: gl.constexpr, OPTIONS: gl.constexpr
 ):  # fmt: skip
     """All panels of 64 rows, into a slot."""
     for panel in gl.static_range(PANELS):
         tile = as_block(desc, memory.index(slot * PANELS + panel))
-        copy_rows(desc, entry, head, row, panel * 64, begin, length, barrier, tile, FORM)
+        copy_rows(desc, entry, head, row, panel * 64, begin, length, barrier, tile, OPTIONS)
 
 
 @gluon.jit
-def copy_keys(desc, tile, barrier, memory, FORM: gl.constexpr):
+def copy_keys(desc, tile, barrier, memory, OPTIONS: gl.constexpr):
     """All panels of the tile's keys or values."""
     PANELS: gl.constexpr = memory.shape[0]
     begin, length = tile.begin_k, tile.bounds.keys
-    copy_panels(desc, tile.entry, tile.head, tile.n0, begin, length, barrier, memory, 0, PANELS, FORM)
+    copy_panels(desc, tile.entry, tile.head, tile.n0, begin, length, barrier, memory, 0, PANELS, OPTIONS)
 
 
 @gluon.jit
@@ -213,8 +210,6 @@ def wide_producer(
     q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS: gl.constexpr,
 ):  # fmt: skip
     """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
-    FORM: gl.constexpr = OPTIONS.FORM
     PANELS: gl.constexpr = memory.k.shape[0]
     BLOCK_N: gl.constexpr = memory.k.shape[1]
     BLOCK_M: gl.constexpr = memory.q.shape[1]
@@ -229,39 +224,39 @@ def wide_producer(
     do_phase = 1
     kv_phase = 1
     tile_slot = first_slot(1)
-    if counts_all_tiles(FORM):
-        number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+    if counts_all_tiles(OPTIONS):
+        number = next_tile(counter, key_tiles, sizes, BLOCK_N, OPTIONS)
         tile_slot = publish(number, ends.ring, tile_slot)
     else:
         number = gl.program_id(0)
     while number < key_tiles * sizes.batch_heads:
-        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, CAUSAL, FORM)
+        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS)
         entry, begin_q, len_q = tile.entry, tile.begin_q, tile.bounds.queries
         for member in range(sizes.group_size):
             head = tile.head * sizes.group_size + member
-            stat_row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
+            stat_row = row_of_head(tile, member, sizes, BLOCK_M, OPTIONS)
             for place in range(tile.first, tile.end, BLOCK_M):
-                m = block_at(place, tile.first, tile.end, tile.back, BLOCK_M, FORM)
+                m = block_at(place, tile.first, tile.end, tile.back, BLOCK_M, OPTIONS)
                 mbarrier.wait(memory.q_empty.index(slot), phase)
                 full = memory.q_full.index(slot)
                 mbarrier.expect(full, PANELS * PANEL_BYTES + STATISTIC_BYTES)
-                copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, FORM)
+                copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, OPTIONS)
                 copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
                 if (place == tile.first) & (member == 0):  # right behind the first Q
                     mbarrier.wait(ends.kv_empty, kv_phase)
                     mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * KEY_BYTES)
-                    copy_keys(k_desc, tile, ends.kv_full, memory.k, FORM)
-                    copy_keys(v_desc, tile, ends.kv_full, memory.v, FORM)
+                    copy_keys(k_desc, tile, ends.kv_full, memory.k, OPTIONS)
+                    copy_keys(v_desc, tile, ends.kv_full, memory.v, OPTIONS)
                     kv_phase ^= 1
                 mbarrier.wait(memory.do_empty.index(do_slot), do_phase)
                 do_full = memory.do_full.index(do_slot)
                 mbarrier.expect(do_full, V_PANELS * PANEL_BYTES + STATISTIC_BYTES)
-                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, V_PANELS, FORM)
+                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, V_PANELS, OPTIONS)
                 copy_in(delta_desc, [stat_row + m], do_full, memory.delta.index(do_slot))
                 slot, phase = advance(slot, phase, OPTIONS.STAGES)
                 do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
         if OPTIONS.PERSISTENT:
-            number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
+            number = next_tile(counter, key_tiles, sizes, BLOCK_N, OPTIONS)
             tile_slot = publish(number, ends.ring, tile_slot)
         else:
             number = key_tiles * sizes.batch_heads
