@@ -36,6 +36,7 @@ from blocktune.kernels.hopper.backward.layout import (
     MIN_HEAD_DIM,
     NARROW_HEADS,
     PANEL,
+    REGISTERS,
     WIDE_BLOCK_N,
     Rows,
     added_rows,
@@ -246,7 +247,8 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"OPTIONS": options_of(config, shape)}
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
-        arguments |= {} if is_wide(shape) else _narrow_arguments(config, shape)
+        registers = adds_registers(shape, bool(config.parameters["persistent"]))
+        arguments |= {"dq_sums": TensorArgument("float32") if registers else None} | _list_arguments(shape)
         arguments |= example_key_biases(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
@@ -313,15 +315,9 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _narrow_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return what heads up to 128 alone have: sums that registers are added to, and the lists of a block mask; None for
-    each that there is not."""
-    values: tuple[Any, ...] = (None,) * len(LIST_ARGUMENTS)
-    if is_listed(shape):
-        values = (TensorArgument("int32"), 1, 1, 1)
-    registers = adds_registers(shape, bool(config.parameters["persistent"]))
-    sums = TensorArgument("float32") if registers else None
-    return {"dq_sums": sums} | dict(zip(LIST_ARGUMENTS, values, strict=True))
+def _list_arguments(shape: AttentionShape) -> dict[str, Any]:
+    values = (TensorArgument("int32"), 1, 1, 1) if is_listed(shape) else (None,) * len(LIST_ARGUMENTS)
+    return dict(zip(LIST_ARGUMENTS, values, strict=True))
 
 
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
@@ -336,7 +332,8 @@ def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
 
 def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
     """Return the constants of a config."""
-    own, (qk_panels, v_panels) = config.parameters, panels(shape)
+    own, (qk_panels, v_panels) = config.parameters, panels(shape) if is_wide(shape) else (1, 1)
+    consumer_regs, other_regs = REGISTERS
     persistent, parts, ahead = bool(own["persistent"]), own["group_parts"], runs_ahead(shape, config)
     return Options(
         BLOCK_M=BLOCK_M,
@@ -352,10 +349,12 @@ def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
         NAMED_RELEASE=bool(own["named_barriers"] & 2),
         PERSISTENT=persistent,
         PARTS=parts,
-        GROUPED=shape.group_size > parts,
+        GROUPED=is_wide(shape) or shape.group_size > parts,
         AHEAD=ahead,
         ADDERS=ahead or is_added_apart(shape, persistent),
         DQ_SLOTS=dq_slots(shape, config),
+        CONSUMER_REGS=consumer_regs,
+        OTHER_REGS=other_regs,
     )
 
 

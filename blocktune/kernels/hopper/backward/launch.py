@@ -105,7 +105,7 @@ class BackwardLaunch(BackwardLauncher):
         strides_dq, _ = in_units(dq.stride()[:3])
         upper, lower = bounds_of(shape)
         sizes, heads = self.sizes, (shape.num_heads, shape.seqlen_q)
-        wide, registers = is_wide(shape), adds_registers(shape, self.options.PERSISTENT)
+        registers = adds_registers(shape, self.options.PERSISTENT)
         ahead = self.options.AHEAD
         mask = MaskPass.of(extras.mask, mask_bounds(shape), pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}
@@ -124,12 +124,12 @@ class BackwardLaunch(BackwardLauncher):
             grad_lse = grad_lse_of(shape, extras, ahead)
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
-            added = () if wide else (sums if registers else None,)
+            added = sums if registers else None
             if plain:
                 before(out, dout, lse, lse_log2, delta, sums, counter, lse_factor)
                 if extras.grad_lse is not None:
                     subtract_rows(row_sums_in(space, memory), grad_lse, rows, None)
-                middle(*described, counter, *added, scale, scale_log2)
+                middle(*described, counter, added, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
                     step(*partial_sums, dk, dv, scale)
@@ -143,7 +143,7 @@ class BackwardLaunch(BackwardLauncher):
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             for lay_out in mask.steps:
                 lay_out(extras.mask if addressed else mask_bytes(extras.mask), tiles)  # both have one address
-            middle(*described, counter, *added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
+            middle(*described, counter, added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
                 step(*partial_sums, dk, dv, scale)
@@ -153,7 +153,7 @@ class BackwardLaunch(BackwardLauncher):
     def listed(self, extras: Extras, query: Any) -> tuple[Any, ...]:
         """Return what the kernel takes of a block mask: here there is none."""
         del extras, query
-        return () if is_wide(self.shape) else (None,) * len(LIST_ARGUMENTS)
+        return (None,) * len(LIST_ARGUMENTS)
 
     def _before(self, out: Any, dout: Any, pins: bool) -> Step:
         shape, options = self.shape, {"num_warps": WARPS}

@@ -35,10 +35,12 @@ LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
 SHARED_BYTES = 226 << 10
 """Of a block, without a KiB for its barriers."""
-FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
+REGISTERS = (240, 24)
+"""Registers of a thread of the two warpgroups, and of the warps that copy and add: together they share 65,536."""
+FORM_ARGUMENTS = ("rows", "right", "left", "cap_in", "cu_q", "cu_k", "turns")
 """The arguments of the kernels that the plain form has no use for."""
-LIST_ARGUMENTS = ("lists", "stride_lb", "stride_lh", "stride_ln")
-"""More of them, of heads up to 128 alone: what a block mask needs."""
+LIST_ARGUMENTS = ("lists", "list_batch", "list_head", "list_tile")
+"""What a block mask needs."""
 SHORT_WALK = 512
 """Queries of a walk at most, of heads of 128 columns, with which it pays to end a tile while the next one begins. On an
 H200 0.5 to 1.1 % with 512 queries, 0.2 % with 1024 and nothing with 2048."""
@@ -283,11 +285,11 @@ def form_arguments(
     """Return the arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
         return dict.fromkeys(FORM_ARGUMENTS)
-    upper, lower = bounds_of(shape)
+    right, left = bounds_of(shape)
     return {
         "rows": rows.of_head,
-        "upper": upper,
-        "lower": lower,
+        "right": right,
+        "left": left,
         "cap_in": cap_in,
         "cu_q": extras.cu_seqlens_q,
         "cu_k": extras.cu_seqlens_k,

@@ -87,8 +87,8 @@ def gradients_of(
     rest = [*of_form, *bound.listed(extras, q), *biases]
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
-    added = [] if is_wide(problem) else [sums if adds_registers(problem, bound.options.PERSISTENT) else None]
-    arguments = [*described, counter, *added, scale, scale_log2, *bound.sizes, *rest, bound.options]
+    added = sums if adds_registers(problem, bound.options.PERSISTENT) else None
+    arguments = [*described, counter, added, scale, scale_log2, *bound.sizes, *rest, bound.options]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
