@@ -16,8 +16,8 @@ MOST_PARAMETERS, MOST_UNPACKED = 20, 4
 """What a device function may take, and a line unpack."""
 DEVICE_PARAMETERS = {
     "historical": 24,
-    "hopper/backward": 24,
-    "hopper/biases": 10,
+    "hopper/backward": 12,
+    "hopper/biases": 9,
     "hopper/common": 5,
     "hopper/decode": 9,
     "hopper/decode8": 9,
@@ -31,7 +31,7 @@ DEVICE_PARAMETERS = {
 """The most parameters of a function that device code calls, by folder; others have none."""
 KERNEL_PARAMETERS = {
     "historical": 39,
-    "hopper/backward": 58,
+    "hopper/backward": 44,
     "hopper/biases": 16,
     "hopper/decode": 32,
     "hopper/decode8": 40,
@@ -46,7 +46,7 @@ KERNEL_PARAMETERS = {
 }
 """The most parameters of a kernel, by folder. Run-time integers stand one by one: inside a tuple Triton compiles a 1 or
 a multiple of 16 in, which costs a compilation for each and another machine code."""
-WIDE_UNPACKINGS = {"hopper/backward": 23, "hopper/biases": 3}
+WIDE_UNPACKINGS: dict[str, int] = {}
 """How many lines of device code unpack more than `MOST_UNPACKED` values, by folder; others have none."""
 
 
@@ -96,7 +96,7 @@ def test_device_code_unpacks_no_more_values_than_it_did() -> None:
     assert wide_unpackings() == WIDE_UNPACKINGS
 
 
-@pytest.mark.parametrize("folder", ["hopper/common", "hopper/decode", "hopper/decode8", "hopper/forward", "hopper/fp8"])
+@pytest.mark.parametrize("folder", [folder for folder in DEVICE_PARAMETERS if folder.startswith("hopper/")])
 def test_folders_with_structs_stay_within_the_target(folder: str) -> None:
     assert DEVICE_PARAMETERS[folder] <= MOST_PARAMETERS
     assert folder not in WIDE_UNPACKINGS

@@ -72,7 +72,7 @@ def tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS: gl.constexpr):
     n0 = n * OPTIONS.BLOCK_N
     batch = batch_head // sizes.num_heads_kv
     head = batch_head % sizes.num_heads_kv
-    if OPTIONS.PANELS == 1:  # ahead of the divisions it makes another machine code
+    if OPTIONS.LISTED or not OPTIONS.GENERAL:  # ahead of the divisions it makes another machine code
         n0 = n * OPTIONS.BLOCK_N
     seen = True
     if OPTIONS.GENERAL:

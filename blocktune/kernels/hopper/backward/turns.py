@@ -17,10 +17,10 @@ What makes it fast, and is easily lost when the code changes:
    would stand between the first multiprocessor's end and the last one's, 3 to 6 % of a launch.
    (With the first keys first and walks that go back, tiles of a head that begin together meet at the last queries, and
    each waits for all before it: 4 to 10 % of the time at head_dim 64.)
-3. Therefore the last group of heads has the other order (`goes_both_ways`): the first keys first, walks that go back.
+3. Therefore the last group of heads has the other order (BOTH_WAYS): the first keys first, walks that go back.
    Its tiles do not begin together: a multiprocessor takes one when it has ended a tile of the group before, and these
    are of all lengths. More than the last group would wait.
-4. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (`goes_back`): the tiles
+4. Where every tile is seen by the last queries, the first keys add first, and a walk goes back (BACK): the tiles
    of a head begin with the same block, and one that follows a step later never waits again. Tiles of several heads are
    taken in turns (`locate_keys`): few of those that begin together wait for one another.
 5. Warpgroups of wide heads have memory for one panel of dQ and two panels in a step. They would wait for a warp that

@@ -159,15 +159,8 @@ def step_of_scores(
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
     next_t = issue_panel(memory.ds, memory.k, 1, S_L)
-    if V_PANELS == 4:
-        v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
-        gradients = (v0, v1, v2, v3)
-    elif V_PANELS == 3:
-        v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
-        gradients = (v0, v1, v2)
-    else:
-        v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
-        gradients = (v0, v1)
+    waited = warpgroup_mma_wait(1, deps=dv_t + (dq_t,))  # noqa: RUF005
+    gradients, dq = waited[:V_PANELS], waited[V_PANELS]
     mbarrier.arrive(memory.do_empty.index(do_slot.place), count=1)
     if OPTIONS.ORDERED:
         take_turn(parity, 0)
