@@ -8,8 +8,8 @@ For a width of 128. What makes it fast, and is easily lost when the code changes
    step reads a product of the step before after a wait that leaves another one in flight.
 3. The pass before leaves statistics as the products begin with them (`lse_factor` of `prepare_kernel`): no arithmetic
    between their loads and the product.
-4. Addresses of K as an operand are computed in every step (`anew`). LLVM knows them to be the same in all and computes
-   them ahead of the loop, where they spill.
+4. Addresses of K as an operand are computed in every step (`recompute_address`). LLVM knows them to be the same in all
+   and computes them ahead of the loop, where they spill.
 5. Warps of their own add dQ (adders.py): the warpgroups wait for memory alone.
 6. Where walks are short, V of the next tile is copied during the last dQ and dK of this one, K once they are complete.
    Each tile arrives once where the warp that copies waits for V (`give_values`).
@@ -45,7 +45,7 @@ from blocktune.kernels.hopper.backward.steps import (
     pairs_of_block,
     weigh,
 )
-from blocktune.kernels.hopper.backward.tiles import with_diagonal
+from blocktune.kernels.hopper.backward.tiles import add_diagonal
 from blocktune.kernels.hopper.backward.wide.steps import hidden_zero
 from blocktune.kernels.hopper.biases.of_keys import choose_slopes, mask_of_block
 from blocktune.kernels.hopper.common.device_functions import in_register_order, reinterpret
@@ -60,7 +60,7 @@ class Ahead(NamedTuple):
 
 
 @gluon.jit
-def anew(tile):
+def recompute_address(tile):
     """Return a tile of shared memory, whose address is computed where it stands (`hidden_zero`)."""
     return reinterpret(tile, tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(hidden_zero())
 
@@ -83,7 +83,7 @@ def issue_scores(memory, slot, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_
         start = spread(memory.lse.index(slot.place).load(gl.SliceLayout(0, S_L)), S_L)
     else:
         start = gl.zeros([64, BLOCK_M], gl.float32, S_L)
-    keys = anew(memory.k).slice(W * 64, 64, dim=0)
+    keys = recompute_address(memory.k).slice(W * 64, 64, dim=0)
     queries = memory.q.index(slot.place).permute((1, 0))
     return warpgroup_mma(keys, queries, start, use_acc=OPTIONS.FOLD_LSE, is_async=True)
 
@@ -148,7 +148,7 @@ def step_ahead(
     send_ds(memory, ds_slot.place, W, OPTIONS)
     await_ds(memory, ds_slot, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
-    dq_t = issue_dq(anew(memory.k), memory.ds.index(ds_slot.place), W, OPTIONS, LAYOUTS.dq)
+    dq_t = issue_dq(recompute_address(memory.k), memory.ds.index(ds_slot.place), W, OPTIONS, LAYOUTS.dq)
     dk_t = warpgroup_mma(ds_low, memory.q.index(slot.place), state.dk, is_async=True)
     dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
     hand_over(in_register_order(dq), memory, ds_slot, W, OPTIONS)
@@ -203,7 +203,7 @@ def head_ahead(
 def walk_ahead(inputs, tile, sizes, state, W: gl.constexpr, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
     """Take the steps of all heads that read a tile of keys, one head after the other. The next head's first scores are
     issued as those of any next step are. Return the new state."""
-    memory, tile = inputs.memory, with_diagonal(tile, OPTIONS)
+    memory, tile = inputs.memory, add_diagonal(tile, OPTIONS)
     left = (tile.walk.end - tile.walk.first) // OPTIONS.BLOCK_M
     if OPTIONS.LISTED:
         left = count_listed(tile, inputs.tensors, sizes, OPTIONS)

@@ -53,7 +53,7 @@ def send(memory, NUMBER: gl.constexpr, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def await_sent(memory, NUMBER: gl.constexpr, parity, OPTIONS: gl.constexpr):
+def await_product(memory, NUMBER: gl.constexpr, parity, OPTIONS: gl.constexpr):
     """Wait for P (NUMBER 0) or dS (1) of this step."""
     if OPTIONS.NAMED_EXCHANGE:
         bar_sync(EXCHANGE + NUMBER, GROUPS)

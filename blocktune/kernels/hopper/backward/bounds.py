@@ -107,7 +107,7 @@ def query_range(n, sequence, back, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def in_places(walk, OPTIONS: gl.constexpr):
+def place_walk(walk, OPTIONS: gl.constexpr):
     """Return the walk by places: where it goes back, the blocks from low to high come at others."""
     low, high = walk.low, walk.high
     if OPTIONS.BACK and not OPTIONS.LISTED:

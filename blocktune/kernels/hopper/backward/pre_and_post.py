@@ -12,7 +12,7 @@ from blocktune.kernels.portable.forward.tiles import in_elements
 
 
 @triton.jit
-def compared_with(lse):
+def comparand(lse):
     """Return what scores in base 2 are compared with: the log-sum-exp in base 2, and 1e30 for a row that sees no key,
     or none but infinite ones.
 
@@ -46,7 +46,7 @@ def prepare_kernel(
     num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`compared_with`),
+    """Write delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`comparand`),
     and zeros in dq_sums and in the counter.
 
     lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
@@ -67,10 +67,10 @@ def prepare_kernel(
     flat = first + tl.arange(0, ROWS)
     if lse_factor is not None:
         tl.store(delta + flat, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)) * lse_factor)
+        tl.store(lse_log2 + flat, comparand(tl.load(lse + flat)) * lse_factor)
     else:
         tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
+        tl.store(lse_log2 + flat, comparand(tl.load(lse + flat)))
     # [ROWS, HEAD_DIM]
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:
@@ -168,7 +168,7 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    compared = compared_with(value)
+    compared = comparand(value)
     if slopes is not None:
         own = tl.load(slopes + batch.to(tl.int64) * slope_batch + head * slope_head)
         compared += own * 1.4426950408889634 * (positions % BLOCK_M)

@@ -17,15 +17,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blocktune.kernels.hopper.backward.adders import give_dq
 from blocktune.kernels.hopper.backward.arguments import Head, Pairs
 from blocktune.kernels.hopper.backward.barriers import await_ds, release, send_ds
-from blocktune.kernels.hopper.backward.bounds import block_at, in_places, keep_seen, rotate, walk_of_head
+from blocktune.kernels.hopper.backward.bounds import block_at, keep_seen, place_walk, rotate, walk_of_head
 from blocktune.kernels.hopper.backward.tiles import head_row
 from blocktune.kernels.hopper.biases.of_keys import (
-    add_biases,
+    bias_exponents,
     biases_of_head,
     choose_slopes,
     drop_pairs,
     hide_pairs,
-    kept_of_block,
+    kept_pairs,
     mask_of_block,
 )
 from blocktune.kernels.hopper.common.device_functions import tanh
@@ -115,7 +115,7 @@ def first_own_key(tile, W: gl.constexpr, OPTIONS: gl.constexpr):
 def head_of(inputs, tile, member, sizes, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return what a warpgroup needs to know of the query head number `member` of a tile."""
     row = head_row(tile, member, count_heads(sizes, OPTIONS), sizes, OPTIONS)
-    walk = in_places(walk_of_head(tile, member, inputs.tensors, sizes, OPTIONS), OPTIONS)
+    walk = place_walk(walk_of_head(tile, member, inputs.tensors, sizes, OPTIONS), OPTIONS)
     key = first_own_key(tile, W, OPTIONS)
     biases = biases_of_head(inputs.biases, tile, member, key, sizes, OPTIONS, S_L)
     return Head(row=row, walk=walk, biases=biases)
@@ -125,7 +125,7 @@ def head_of(inputs, tile, member, sizes, W: gl.constexpr, OPTIONS: gl.constexpr,
 def pairs_of_block(inputs, head, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the `Pairs` of queries from m on."""
     mask = mask_of_block(inputs.biases, head.biases, m, OPTIONS, S_L)
-    return Pairs(mask=mask, kept=kept_of_block(inputs.biases, head.biases, m, OPTIONS))
+    return Pairs(mask=mask, kept=kept_pairs(inputs.biases, head.biases, m, OPTIONS))
 
 
 # ---- probabilities
@@ -138,7 +138,7 @@ def probabilities(s, inputs, head, place, m, pairs, OPTIONS: gl.constexpr, S_L: 
     x = s * inputs.scaling.scale_log2
     if not OPTIONS.FOLD_LSE:
         x = x - inputs.memory.lse.index(place).load(gl.SliceLayout(0, S_L))[None, :]
-    return gl.exp2(add_biases(x, m, pairs.mask, head.biases, OPTIONS, S_L))
+    return gl.exp2(bias_exponents(x, m, pairs.mask, head.biases, OPTIONS, S_L))
 
 
 @gluon.jit

@@ -57,7 +57,7 @@ def sequence_of(batch, tensors, sizes, OPTIONS: gl.constexpr):
 @gluon.jit
 def plain_walk(n0, sizes, OPTIONS: gl.constexpr):
     """Return the walk of the plain form: all queries, or those from the diagonal on. Where it ends, which takes a
-    register, only steps need to know (`walk_of_head`, `with_diagonal`)."""
+    register, only steps need to know (`walk_of_head`, `add_diagonal`)."""
     if OPTIONS.CAUSAL:
         return Walk(n0, n0, sizes.seqlen_q, sizes.seqlen_q, False, 0)
     else:
@@ -85,7 +85,7 @@ def tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def with_diagonal(tile, OPTIONS: gl.constexpr):
+def add_diagonal(tile, OPTIONS: gl.constexpr):
     """Return the tile with its first key anew, and in the plain form with the end of its diagonal."""
     n0 = tile.n * OPTIONS.BLOCK_N
     if OPTIONS.CAUSAL and not OPTIONS.GENERAL:

@@ -116,9 +116,8 @@ def producer(tensors, memory, biases, sizes, OPTIONS: gl.constexpr):
             queries = rows_of_queries(tensors.q, batch, head, sequence)
             gradients = rows_of_queries(tensors.do, batch, head, sequence)
             for place in range(walk.first, walk.end, OPTIONS.BLOCK_M):
-                m = first_query(
-                    block_at(walk, rotate(walk, place, first_key_of(tile, OPTIONS), OPTIONS), OPTIONS), OPTIONS
-                )
+                at = rotate(walk, place, first_key_of(tile, OPTIONS), OPTIONS)
+                m = first_query(block_at(walk, at, OPTIONS), OPTIONS)
                 if OPTIONS.NAMED_RELEASE:
                     if issued >= STAGES:
                         await_named_release(slot.place)

@@ -143,7 +143,7 @@ def mask_of_block(biases, head, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
 
 
 @gluon.jit
-def kept_of_block(biases, head, m, OPTIONS: gl.constexpr):
+def kept_pairs(biases, head, m, OPTIONS: gl.constexpr):
     """Return the pairs of the queries from m on that dropout keeps (`kept_bits_of_keys`); 0 without dropout."""
     kept = 0
     if OPTIONS.DROPOUT:
@@ -155,7 +155,7 @@ def kept_of_block(biases, head, m, OPTIONS: gl.constexpr):
 
 
 @gluon.jit
-def add_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def bias_exponents(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the exponents [64, 64] of the queries from m on, with ALiBi and an additive mask."""
     LOG2_E: gl.constexpr = 1.4426950408889634
     if OPTIONS.ALIBI:

@@ -211,7 +211,7 @@ def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(
     blocks = [bounds.block_at.fn(found, place, options) for place in places]
     assert blocks == (list(reversed(places)) if goes_back else list(places))
     assert [bounds.block_before.fn(m, back, options) for m in blocks[1:]] == blocks[:-1]
-    placed = bounds.in_places.fn(found, options)
+    placed = bounds.place_walk.fn(found, options)
     whole = {bounds.block_at.fn(found, place, options) for place in range(placed.low, placed.high, BLOCK_M)}
     assert whole == set(range(found.low, found.high, BLOCK_M))
 

@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.base.source_hash import TritonTrait
-from blocktune.kernels.hopper.backward.barriers import await_sent, report_added, send, take_turn
+from blocktune.kernels.hopper.backward.barriers import await_product, report_added, send, take_turn
 from blocktune.kernels.hopper.backward.bounds import block_before
 from blocktune.kernels.hopper.backward.steps import initial_sums, pairs_of_block, weigh
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
@@ -155,7 +155,7 @@ def step_of_scores(
     if not OPTIONS.ORDERED:
         give_held(state, inputs, head, m, start, OPTIONS)
     report_before(m, start, parity, OPTIONS)
-    await_sent(memory, 1, parity, OPTIONS)
+    await_product(memory, 1, parity, OPTIONS)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
     next_t = issue_panel(memory.ds, memory.k, 1, S_L)
@@ -188,7 +188,7 @@ def step_of_gradients(inputs, head, m, start, state, OPTIONS: gl.constexpr, S_L:
     dp_acc = initial_sums(memory.delta.index(do_slot.place), -1.0, FOLD_DELTA, S_L)
     dp_t = product(memory.v, memory.do, do_slot.place, dp_acc, FOLD_DELTA)
     report_before(m, start, parity, OPTIONS)
-    await_sent(memory, 0, parity, OPTIONS)
+    await_product(memory, 0, parity, OPTIONS)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
     if not FOLD_DELTA:
