@@ -86,10 +86,9 @@ def tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS: gl.constexpr):
 
 @gluon.jit
 def add_diagonal(tile, OPTIONS: gl.constexpr):
-    """Return the tile with its first key anew, and in the plain form with the end of its diagonal."""
-    n0 = tile.n * OPTIONS.BLOCK_N
+    """Return the tile, in the plain form with its first key computed anew and the end of its diagonal."""
     if OPTIONS.CAUSAL and not OPTIONS.GENERAL:
-        walk = tile.walk
+        walk, n0 = tile.walk, tile.n * OPTIONS.BLOCK_N
         walk = Walk(n0 + 0, n0 + OPTIONS.BLOCK_N, walk.high, walk.end, walk.back, walk.entries)
         return KeyTile(tile.n, n0, tile.batch_head, tile.batch, tile.head, tile.sequence, walk, tile.seen)
     else:
