@@ -36,6 +36,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     count_listed,
     ends_with_masks,
     parts_of_walk,
+    place_walk,
     rotate,
 )
 from blocktune.kernels.hopper.backward.steps import (
@@ -174,7 +175,7 @@ def head_ahead(
     """Take the steps of the query head number `member` (`walk_head`)."""
     BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
     head = head_of(inputs, tile, member, sizes, W, OPTIONS, LAYOUTS.scores)
-    walk = head.walk
+    walk = place_walk(head.walk, OPTIONS)
     mask = 0
     if OPTIONS.MASK_AHEAD:
         m = rotate(walk, walk.first, tile.n0, OPTIONS)

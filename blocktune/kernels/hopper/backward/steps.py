@@ -17,7 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from blocktune.kernels.hopper.backward.adders import give_dq
 from blocktune.kernels.hopper.backward.arguments import Head, Pairs
 from blocktune.kernels.hopper.backward.barriers import await_ds, release, send_ds
-from blocktune.kernels.hopper.backward.bounds import block_at, keep_seen, place_walk, rotate, walk_of_head
+from blocktune.kernels.hopper.backward.bounds import block_at, keep_seen, rotate, walk_of_head
 from blocktune.kernels.hopper.backward.tiles import head_row
 from blocktune.kernels.hopper.biases.of_keys import (
     bias_exponents,
@@ -115,7 +115,7 @@ def first_own_key(tile, W: gl.constexpr, OPTIONS: gl.constexpr):
 def head_of(inputs, tile, member, sizes, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return what a warpgroup needs to know of the query head number `member` of a tile."""
     row = head_row(tile, member, count_heads(sizes, OPTIONS), sizes, OPTIONS)
-    walk = place_walk(walk_of_head(tile, member, inputs.tensors, sizes, OPTIONS), OPTIONS)
+    walk = walk_of_head(tile, member, inputs.tensors, sizes, OPTIONS)
     key = first_own_key(tile, W, OPTIONS)
     biases = biases_of_head(inputs.biases, tile, member, key, sizes, OPTIONS, S_L)
     return Head(row=row, walk=walk, biases=biases)

@@ -72,7 +72,8 @@ def tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS: gl.constexpr):
     n0 = n * OPTIONS.BLOCK_N
     batch = batch_head // sizes.num_heads_kv
     head = batch_head % sizes.num_heads_kv
-    if OPTIONS.LISTED or not OPTIONS.GENERAL:  # ahead of the divisions it makes another machine code
+    # The machine code is another one where these stand in another order.
+    if OPTIONS.LISTED or not OPTIONS.GENERAL:
         n0 = n * OPTIONS.BLOCK_N
     seen = True
     if OPTIONS.GENERAL:
@@ -81,6 +82,8 @@ def tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS: gl.constexpr):
     else:
         sequence = SequenceBounds(0, 0, sizes.seqlen_q, sizes.seqlen_k, 0, 0, 0)
         walk = plain_walk(n0, sizes, OPTIONS)
+    if OPTIONS.PANELS > 1:
+        head = batch_head % sizes.num_heads_kv
     return KeyTile(n, n0, batch_head, batch, head, sequence, walk, seen)
 
 

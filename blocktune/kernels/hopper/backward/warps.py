@@ -36,6 +36,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     first_query,
     key_head_of,
     parts_of_walk,
+    place_walk,
     rotate,
     walk_of_head,
 )
@@ -171,7 +172,7 @@ def walk_head(
     """
     BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
     head = head_of(inputs, tile, member, sizes, W, OPTIONS, LAYOUTS.scores)
-    walk = head.walk
+    walk = place_walk(head.walk, OPTIONS)
     masked, whole, stop = walk.first, walk.low, walk.high
     for _ in range(parts_of_walk(OPTIONS)):
         if begins_with_masks(OPTIONS):

@@ -34,7 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from blocktune.kernels.hopper.backward.arguments import Inputs
 from blocktune.kernels.hopper.backward.barriers import await_ds, send_ds
-from blocktune.kernels.hopper.backward.bounds import begins_with_masks, block_at, ends_with_masks
+from blocktune.kernels.hopper.backward.bounds import begins_with_masks, block_at, ends_with_masks, place_walk
 from blocktune.kernels.hopper.backward.steps import (
     first_own_key,
     head_of,
@@ -205,7 +205,7 @@ def give_last(inputs, slot, before, W: gl.constexpr, OPTIONS: gl.constexpr, S_L:
 def walk_half_head(inputs, tile, head, state, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Take the steps of one query head, and return the new state."""
     BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
-    walk = head.walk
+    walk = place_walk(head.walk, OPTIONS)
     if begins_with_masks(OPTIONS):
         for place in range(walk.first, walk.low, BLOCK_M):
             state = step_of_half(inputs, tile, head, block_at(walk, place, OPTIONS), state, W, True, OPTIONS, S_L)

@@ -45,6 +45,7 @@ from blocktune.kernels.hopper.backward.bounds import (
     block_at,
     ends_with_masks,
     parts_of_walk,
+    place_walk,
 )
 from blocktune.kernels.hopper.backward.steps import head_of
 from blocktune.kernels.hopper.backward.tiles import (
@@ -81,7 +82,7 @@ def walk_wide_head(inputs, tile, head, state, W: gl.constexpr, OPTIONS: gl.const
     """Take the steps of one query head, and return the new state. Only P is masked, and only in warpgroup 0. In a fixed
     order of additions the walk may go back (`block_at`)."""
     BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
-    walk = head.walk
+    walk = place_walk(head.walk, OPTIONS)
     start = block_at(walk, walk.first, OPTIONS)
     masked, whole, stop = walk.first, walk.low, walk.high
     if W == 1:
