@@ -221,7 +221,7 @@ class Options(NamedTuple):
     AHEAD: bool
     """Scores run ahead (ahead.py)."""
     ADDERS: bool
-    """Warps of their own add dQ (adders.py); of heads wider than 128 they let the warpgroups add it."""
+    """Warps of their own add dQ of heads up to 128 columns (adders.py)."""
     DQ_SLOTS: int
     """Of how many steps there is dQ in shared memory."""
     CONSUMER_REGS: int
