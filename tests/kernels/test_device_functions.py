@@ -9,15 +9,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 KERNELS = Path(__file__).parents[2] / "blocktune" / "kernels"
 MOST_PARAMETERS, MOST_UNPACKED = 20, 4
 """What a device function may take, and a line unpack."""
 DEVICE_PARAMETERS = {
     "historical": 19,
-    "hopper/backward": 24,
-    "hopper/biases": 10,
+    "hopper/backward": 12,
+    "hopper/biases": 9,
     "hopper/common": 5,
     "hopper/decode": 9,
     "hopper/decode8": 9,
@@ -31,7 +29,7 @@ DEVICE_PARAMETERS = {
 """The most parameters of a function that device code calls, by folder; others have none."""
 KERNEL_PARAMETERS = {
     "historical": 39,
-    "hopper/backward": 58,
+    "hopper/backward": 44,
     "hopper/biases": 16,
     "hopper/decode": 32,
     "hopper/decode8": 40,
@@ -46,8 +44,6 @@ KERNEL_PARAMETERS = {
 }
 """The most parameters of a kernel, by folder. Run-time integers stand one by one: inside a tuple Triton compiles a 1 or
 a multiple of 16 in, which costs a compilation for each and another machine code."""
-WIDE_UNPACKINGS = {"hopper/backward": 23, "hopper/biases": 3}
-"""How many lines of device code unpack more than `MOST_UNPACKED` values, by folder; others have none."""
 
 
 def device_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -92,17 +88,9 @@ def test_kernels_take_no_more_parameters_than_they_did() -> None:
     assert most_parameters(kernels=True) == KERNEL_PARAMETERS
 
 
-def test_device_code_unpacks_no_more_values_than_it_did() -> None:
-    assert wide_unpackings() == WIDE_UNPACKINGS
+def test_no_line_of_device_code_unpacks_many_values() -> None:
+    assert wide_unpackings() == {}
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        *("hopper/common", "hopper/decode", "hopper/decode8", "hopper/forward", "hopper/fp8"),
-        *("portable/backward", "portable/decode", "portable/decode8", "portable/forward"),
-    ],
-)
-def test_folders_with_structs_stay_within_the_target(folder: str) -> None:
-    assert DEVICE_PARAMETERS[folder] <= MOST_PARAMETERS
-    assert folder not in WIDE_UNPACKINGS
+def test_no_device_function_takes_more_parameters_than_the_target() -> None:
+    assert {folder: most for folder, most in DEVICE_PARAMETERS.items() if most > MOST_PARAMETERS} == {}

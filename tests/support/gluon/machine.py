@@ -336,7 +336,7 @@ STAND_INS: dict[str, Any] = {
     "await_pass": lambda: None,
     "unit_layout": lambda pairs: None,
     "turned_layout": lambda dims: None,  # rows in their order
-    "no_products_yet": lambda: None,
+    "settle_products": lambda: None,
     "hidden_zero": lambda: 0,
     "reinterpret": reinterpret,
     "is_within": lambda distances, count: (distances >= 0) & (distances < count),

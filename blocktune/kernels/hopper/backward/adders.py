@@ -2,7 +2,7 @@
 
 The two warps take the steps of a block in turns, and dQ of a step has memory of its own for each of them where that
 fits: the warpgroups go on while it is added. In any order of additions that is all. In a fixed order they wait until
-it is the tile's turn (turns.py). Warpgroups of wide heads add dQ themselves; in a fixed order the two warps tell them
+it is the tile's turn (turns.py). Inputss of wide heads add dQ themselves; in a fixed order the two warps tell them
 when.
 
 Barriers. The warpgroups fill a place in memory once its last addition has read it (`dq_empty`, one for each place).
@@ -14,34 +14,17 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from blocktune.kernels.hopper.backward.bounds import (
-    block_at,
-    bounds_of,
-    count_key_tiles,
-    head_row,
-    listed_turn,
-    locate_keys,
-    query_range,
-    rotated,
-    sequence,
-    walk_of,
-    walks_back,
-)
-from blocktune.kernels.hopper.backward.form import (
-    adds_apart,
-    counts_all_tiles,
-    is_general,
-    is_listed,
-    is_ordered,
-)
-from blocktune.kernels.hopper.backward.turns import await_turn, let_warpgroups_add, pass_turn, turn_of
+from blocktune.kernels.hopper.backward.barriers import let_warpgroups_add
+from blocktune.kernels.hopper.backward.bounds import block_at, first_key_of, listed_turn, rotate, walk_of_head
+from blocktune.kernels.hopper.backward.tiles import count_key_tiles, head_row, receive_first, tile_of_keys
+from blocktune.kernels.hopper.backward.turns import await_turn, pass_turn, turn_of
 from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
 from blocktune.kernels.hopper.common.slots import first_slot, receive
 
 
 @gluon.jit
 def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
-    """Adds this warpgroup's half of dQ of 64 queries from `row` on."""
+    """Add this warpgroup's half of dQ of 64 queries from `row` on."""
     HALF: gl.constexpr = dq.shape[1]
     # [HALF, 64]
     x = in_register_order(dq)
@@ -53,12 +36,13 @@ def add_dq(dq, dq_desc, dq_smem, row, W: gl.constexpr):
 
 @gluon.constexpr_function
 def add_fours_asm():
+    """Return assembly that adds four numbers to memory."""
     return "red.global.add.v4.f32 [$1], {$2, $3, $4, $5}; mov.b32 $0, 0;"
 
 
 @gluon.jit
 def add_fours(places, first, second, third, fourth):
-    """Adds four numbers to float32 memory from each of `places` on, pointers to 16 bytes."""
+    """Add four numbers to float32 memory from each of `places` on, pointers to 16 bytes."""
     ASM: gl.constexpr = add_fours_asm()
     operands = [places.to(gl.int64, bitcast=True), first, second, third, fourth]
     gl.inline_asm_elementwise(ASM, "=r,l,f,f,f,f,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
@@ -66,7 +50,7 @@ def add_fours(places, first, second, third, fourth):
 
 @gluon.jit
 def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
-    """Adds this warpgroup's half of dQ of 64 queries from `row` on, four numbers an instruction, to where `add_dq` adds
+    """Add this warpgroup's half of dQ of 64 queries from `row` on, four numbers an instruction, to where `add_dq` adds
     them."""
     HALF: gl.constexpr = dq.shape[1]
     # [16 * HALF, + 8 rows, pair]
@@ -79,66 +63,60 @@ def add_dq_from_registers(dq, dq_sums, row, W: gl.constexpr):
     add_fours(dq_sums + (row // 64 * 2 + W).to(gl.int64) * (64 * HALF) + fours, first, second, third, fourth)
 
 
-@gluon.constexpr_function
-def has_two_places(dq):
-    """Whether there is memory for dQ of two steps on its way to the sums."""
-    return dq.shape[0] == 4
+# ---- places of dQ in memory; ds: the `Slot` of dS of the same step
 
 
 @gluon.jit
-def place_of(memory, b, W: gl.constexpr):
-    """The place in memory of this warpgroup's dQ of a step. b: the buffer of dS of the same step."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    return b * 2 + W if TWO else W
+def dq_place(ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Return the place in memory of this warpgroup's dQ of a step."""
+    return ds.place * 2 + W if OPTIONS.DQ_SLOTS == 2 else W
 
 
 @gluon.jit
-def await_place(memory, b, b_phase, W: gl.constexpr):
-    """Until the place of a step is free: dQ of the step that filled it before has been added."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    mbarrier.wait(memory.dq_empty.index(place_of(memory, b, W)), b_phase ^ 1 if TWO else 1 - b)
+def await_place(memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Wait until the place of a step is free: dQ of the step that filled it before has been added."""
+    empty = memory.dq_empty.index(dq_place(ds, W, OPTIONS))
+    mbarrier.wait(empty, ds.parity ^ 1 if OPTIONS.DQ_SLOTS == 2 else 1 - ds.place)
 
 
 @gluon.jit
-def hand_over(x, memory, b, b_phase, W: gl.constexpr, AWAIT: gl.constexpr = True):
-    """Gives a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step, b.
+def await_last(memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Wait until no dQ is left in this warpgroup's first place in memory. ds: of the step that comes next."""
+    empty = memory.dq_empty.index(W)
+    mbarrier.wait(empty, ds.parity ^ (1 - ds.place) if OPTIONS.DQ_SLOTS == 2 else 1 - ds.place)
 
-    AWAIT: whether dK and dV of the tile before may still be on their way out of the same memory.
-    """
-    if AWAIT:
-        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
-    await_place(memory, b, b_phase, W)
-    memory.dq.index(place_of(memory, b, W)).store(x)
+
+@gluon.jit
+def hand_over(x, memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Give a half of dQ of a step, x [HALF, 64], to the warp that adds those of every second step."""
+    await_place(memory, ds, W, OPTIONS)
+    memory.dq.index(dq_place(ds, W, OPTIONS)).store(x)
     fence_async_shared()
-    mbarrier.arrive(memory.dq_full.index(b * 2 + W), count=1)
+    mbarrier.arrive(memory.dq_full.index(ds.place * 2 + W), count=1)
 
 
 @gluon.jit
-def await_last(memory, b, b_phase, W: gl.constexpr):
-    """Until no dQ is left in this warpgroup's first place in memory. b, b_phase: of the step that comes next."""
-    TWO: gl.constexpr = has_two_places(memory.dq)
-    mbarrier.wait(memory.dq_empty.index(W), b_phase ^ (1 - b) if TWO else 1 - b)
-
-
-@gluon.jit
-def give_dq(dq, steps, row, b, b_phase, W: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of 64 queries to the sums, to their rows from `row` on, or gives it to the warp that adds.
-
-    b, b_phase: the buffer of dS of the same step.
-    """
-    if adds_apart(OPTIONS.DEFER, OPTIONS.PERSISTENT, OPTIONS.CAUSAL, OPTIONS.FORM):
-        hand_over(in_register_order(dq), steps.memory, b, b_phase, W)
-    elif steps.dq_sums is not None:
-        add_dq_from_registers(dq, steps.dq_sums, row, W)
+def give_dq(dq, inputs, row, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Add dQ of 64 queries to the sums, to their rows from `row` on, or give it to the warp that adds."""
+    tensors, memory = inputs.tensors, inputs.memory
+    if OPTIONS.ADDERS:
+        x = in_register_order(dq)
+        tma.store_wait(0)  # dK and dV of the tile before leave from here, too
+        hand_over(x, memory, ds, W, OPTIONS)
+    elif tensors.dq_sums is not None:
+        add_dq_from_registers(dq, tensors.dq_sums, row, W)
     else:
-        add_dq(dq, steps.dq_desc, steps.memory.dq.index(W), row, W)
+        add_dq(dq, tensors.dq, memory.dq.index(W), row, W)
+
+
+# ---- warps that add
 
 
 @gluon.jit
-def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
-    """Adds both warpgroups' halves of dQ of a block of queries, and gives their memory back."""
+def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr, OPTIONS: gl.constexpr):
+    """Add both warpgroups' halves of dQ of a block of queries, and give their memory back."""
     ROWS: gl.constexpr = dq_desc.block_type.shape[0]
-    FIRST: gl.constexpr = OWN * 2 if memory.dq.shape[0] == 4 else 0
+    FIRST: gl.constexpr = OWN * 2 if OPTIONS.DQ_SLOTS == 2 else 0
     for half in gl.static_range(2):
         mbarrier.wait(memory.dq_full.index(OWN * 2 + half), phase)
         add_out(dq_desc, [(block * 2 + half) * ROWS, 0], memory.dq.index(FIRST + half))
@@ -148,61 +126,39 @@ def add_halves(memory, dq_desc, block, phase, OWN: gl.constexpr):
 
 
 @gluon.jit
-def adder(memory, dq_desc, ring, sizes, turns, OWN: gl.constexpr, WIDE: gl.constexpr, OPTIONS: gl.constexpr):
-    """Adds dQ of every second step of this block to the sums, or has the warpgroups of WIDE heads add it; in a fixed
+def adder(tensors, memory, sizes, OWN: gl.constexpr, OPTIONS: gl.constexpr):
+    """Add dQ of every second step of this block to the sums, or have the warpgroups of wide heads add it; in a fixed
     order when it is the tile's turn.
 
     OWN: 0 for its first, third, ... step, 1 for the others.
     """
-    FORM: gl.constexpr = OPTIONS.FORM
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[1 if WIDE else 0]
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    key_tiles = count_key_tiles(sizes, OPTIONS)
     others = OWN + 0  # steps of the other warp before the next own one: 0 or 1
     phase = 0
     tile_slot = first_slot(0)
-    if counts_all_tiles(FORM):
-        tile, tile_slot = receive(ring, tile_slot)
-    else:
-        tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
-        first = 0
-        low = 0
-        high = seqlen_q
-        end = seqlen_q
-        begin_q = 0
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-            _begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, seen = query_range(n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-        elif OPTIONS.CAUSAL:
-            first = n * BLOCK_N
-        for member in range(group_size):
-            row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
-            )  # fmt: skip
-            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
-            for step in range(first + others * BLOCK_M, end, 2 * BLOCK_M):
-                at = rotated(step, n * BLOCK_N, low, high, OPTIONS.CAUSAL, FORM)
-                m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
+    number, tile_slot = receive_first(memory.ring, tile_slot, OPTIONS)
+    while number < key_tiles * sizes.batch_heads:
+        tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
+        for member in range(sizes.group_size):
+            row = head_row(tile, member, sizes.group_size, sizes, OPTIONS)
+            walk = walk_of_head(tile, member, tensors, sizes, OPTIONS)
+            for step in range(walk.first + others * BLOCK_M, walk.end, 2 * BLOCK_M):
+                place = rotate(walk, step, first_key_of(tile, OPTIONS), OPTIONS)
+                m = block_at(walk, place, OPTIONS)
                 block = (row + m) // BLOCK_M
-                if is_ordered(FORM):
-                    if is_listed(FORM):
-                        count = listed_turn(entries, at, sizes, BLOCK_M)
+                if OPTIONS.ORDERED:
+                    if OPTIONS.LISTED:
+                        count = listed_turn(walk.entries, place, sizes, OPTIONS)
                     else:
-                        count = turn_of(n, m, above, below, len_k, seen, back, BLOCK_M, BLOCK_N, FORM)
-                    await_turn(turns + block, count)
-                if WIDE:
+                        count = turn_of(tile, m, OPTIONS)
+                    await_turn(tensors.turns + block, count)
+                if OPTIONS.PANELS > 1:
                     let_warpgroups_add(OWN)
                 else:
-                    add_halves(memory, dq_desc, block, phase, OWN)
-                if is_ordered(FORM):
-                    pass_turn(turns + block, count)
+                    add_halves(memory, tensors.dq, block, phase, OWN, OPTIONS)
+                if OPTIONS.ORDERED:
+                    pass_turn(tensors.turns + block, count)
                 phase ^= 1
-            others ^= (end - first) // BLOCK_M & 1
-        tile, tile_slot = receive(ring, tile_slot)
+            others ^= (walk.end - walk.first) // BLOCK_M & 1
+        number, tile_slot = receive(memory.ring, tile_slot)

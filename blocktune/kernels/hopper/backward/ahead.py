@@ -8,12 +8,14 @@ For a width of 128. What makes it fast, and is easily lost when the code changes
    step reads a product of the step before after a wait that leaves another one in flight.
 3. The pass before leaves statistics as the products begin with them (`lse_factor` of `prepare_kernel`): no arithmetic
    between their loads and the product.
-4. Addresses of K as an operand are computed in every step (`anew`). LLVM knows them to be the same in all and computes
-   them ahead of the loop, where they spill.
+4. Addresses of K as an operand are computed in every step (`recompute_address`). LLVM knows them to be the same in all
+   and computes them ahead of the loop, where they spill.
 5. Warps of their own add dQ (adders.py): the warpgroups wait for memory alone.
 6. Where walks are short, V of the next tile is copied during the last dQ and dK of this one, K once they are complete.
-   Hardware's barrier 15 says that V has been read; each tile arrives there once.
+   Each tile arrives once where the warp that copies waits for V (`give_values`).
 """
+
+from typing import Any, NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,242 +28,193 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.hopper.backward.adders import hand_over
-from blocktune.kernels.hopper.backward.arguments import Steps
-from blocktune.kernels.hopper.backward.bounds import block_at, count_listed, places_of, rotated, walk_of
-from blocktune.kernels.hopper.backward.form import (
-    asks_ahead,
-    begins_masked,
-    ends_masked,
-    has_short_walks,
-    has_softcap,
-    is_general,
-    is_listed,
+from blocktune.kernels.hopper.backward.arguments import Pairs
+from blocktune.kernels.hopper.backward.barriers import await_ds, give_values, release, send_ds
+from blocktune.kernels.hopper.backward.bounds import (
+    begins_with_masks,
+    block_at,
+    count_listed,
+    ends_with_masks,
     parts_of_walk,
+    place_walk,
+    rotate,
 )
 from blocktune.kernels.hopper.backward.steps import (
-    asked_of_pairs,
-    head_biases,
+    State,
+    head_of,
     issue_dq,
-    mask_of_pairs,
-    release,
-    send_ds,
-    wait_ds,
+    pairs_of_block,
     weigh,
 )
+from blocktune.kernels.hopper.backward.tiles import add_diagonal
 from blocktune.kernels.hopper.backward.wide.steps import hidden_zero
-from blocktune.kernels.hopper.biases.of_keys import slopes_where_kept
-from blocktune.kernels.hopper.common.device_functions import advance, in_register_order, reinterpret
-from blocktune.kernels.hopper.common.named_barriers import bar_sync
+from blocktune.kernels.hopper.biases.of_keys import choose_slopes, mask_of_block
+from blocktune.kernels.hopper.common.device_functions import in_register_order, reinterpret
+from blocktune.kernels.hopper.common.slots import next_slot
+
+
+class Ahead(NamedTuple):
+    """What runs ahead of a step: its S^T; and how many steps of the tile are left, the step included."""
+
+    scores: Any
+    left: Any
 
 
 @gluon.jit
-def anew(tile):
-    """A tile of shared memory, whose address is computed where it stands (`hidden_zero`)."""
+def recompute_address(tile):
+    """Return a tile of shared memory, whose address is computed where it stands (`hidden_zero`)."""
     return reinterpret(tile, tile.dtype, [1, tile.shape[0], tile.shape[1]], tile.layout).index(hidden_zero())
 
 
 @gluon.jit
-def spread(values, KEYS: gl.constexpr, S_L: gl.constexpr):
-    """The initial accumulator of S^T or dP^T: a value for each query."""
-    # [KEYS, BLOCK_M]
-    wide, _ = gl.broadcast(values[None, :], gl.zeros([KEYS, values.shape[0]], gl.float32, S_L))
+def spread(values, S_L: gl.constexpr):
+    """Return the initial accumulator of S^T or dP^T: a value for each query."""
+    # [64, BLOCK_M]
+    wide, _ = gl.broadcast(values[None, :], gl.zeros([64, values.shape[0]], gl.float32, S_L))
     return wide
 
 
 @gluon.jit
-def issue_scores(memory, slot, phase, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """S^T of the queries in a slot, which are waited for if `ready`; not waited for itself."""
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    mbarrier.wait(memory.q_full.index(slot), phase, pred=ready)
-    # [KEYS, BLOCK_M]
+def issue_scores(memory, slot, ready, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Issue S^T of the queries in a slot, which are waited for if `ready`."""
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    mbarrier.wait(memory.q_full.index(slot.place), slot.parity, pred=ready)
+    # [64, BLOCK_M]
     if OPTIONS.FOLD_LSE:
-        start = spread(memory.lse.index(slot).load(gl.SliceLayout(0, S_L)), KEYS, S_L)
+        start = spread(memory.lse.index(slot.place).load(gl.SliceLayout(0, S_L)), S_L)
     else:
-        start = gl.zeros([KEYS, BLOCK_M], gl.float32, S_L)
-    keys = anew(memory.k).slice(W * KEYS, KEYS, dim=0)
-    queries = memory.q.index(slot).permute((1, 0))
+        start = gl.zeros([64, BLOCK_M], gl.float32, S_L)
+    keys = recompute_address(memory.k).slice(W * 64, 64, dim=0)
+    queries = memory.q.index(slot.place).permute((1, 0))
     return warpgroup_mma(keys, queries, start, use_acc=OPTIONS.FOLD_LSE, is_async=True)
 
 
-@gluon.constexpr_function
-def give_values_asm():
-    return "{ .reg .pred p; setp.eq.s32 p, $1, 1; @p bar.arrive 15, 288; mov.b32 $0, $1; }"
+@gluon.jit
+def first_slope(memory, place, S_L: gl.constexpr):
+    """Return what dP^T of the queries in a slot begins with."""
+    return memory.delta.index(place).load(gl.SliceLayout(0, S_L))
 
 
 @gluon.jit
-def give_values(left):
-    """Tells the warp that copies that V has been read for the last time, in the last step of a tile."""
-    ASM: gl.constexpr = give_values_asm()
-    gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [left], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def await_values():
-    """Until both warpgroups have given V."""
-    bar_sync(15, 288)
-
-
-@gluon.jit
-def first_slope(memory, slot, S_L: gl.constexpr):
-    """What dP^T of the queries in a slot begins with."""
-    return memory.delta.index(slot).load(gl.SliceLayout(0, S_L))
-
-
-@gluon.jit
-def issue_slopes(memory, slot, start, W: gl.constexpr, S_L: gl.constexpr):
-    """dP^T of the queries in a slot, on top of `start`; not waited for."""
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    values = memory.v.slice(W * KEYS, KEYS, dim=0)
-    return warpgroup_mma(values, memory.do.index(slot).permute((1, 0)), spread(start, KEYS, S_L), is_async=True)
+def issue_slopes_upon(start, memory, place, W: gl.constexpr, S_L: gl.constexpr):
+    """Issue dP^T of the queries in a slot, on top of `start`."""
+    values = memory.v.slice(W * 64, 64, dim=0)
+    return warpgroup_mma(values, memory.do.index(place).permute((1, 0)), spread(start, S_L), is_async=True)
 
 
 @gluon.jit
 def step_ahead(
-    steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr,
-    DQ_L: gl.constexpr,
+    inputs, tile, head, place, ahead, state, mask, W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr,
+    LAYOUTS: gl.constexpr,
 ):  # fmt: skip
-    """One block of queries from m on, whose S^T is on its way as s_t. b, b_phase: the buffer of dS.
-
-    left: steps of the tile, this one included. Returns the next step's S^T; after the last one that of whatever lies
-    in the slot, to be thrown away. loaded: of the mask, where the step `asks_ahead`; returned for the queries from
-    `following` on.
-    """
-    memory = steps.memory
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    KEYS: gl.constexpr = memory.k.shape[0] // 2
-    P_L: gl.constexpr = gl.DotOperandLayout(0, KV_L, 2)
-    next_slot, next_phase = advance(slot, phase, OPTIONS.STAGES)
-    ASK_AHEAD: gl.constexpr = asks_ahead(OPTIONS)
+    """Compute the block of queries at a place of the walk, whose S^T is on its way. mask: what was loaded for it with
+    MASK_AHEAD. Return what runs ahead of the next step, the new state and mask; after the last step S^T is that of
+    whatever lies in the slot, to be thrown away."""
+    memory, walk = inputs.memory, head.walk
+    S_L: gl.constexpr = LAYOUTS.scores
+    slot, ds_slot = state.slot, state.ds
+    if MASK:
+        m = block_at(walk, place, OPTIONS)
+    else:
+        m = block_at(walk, rotate(walk, place, tile.n0, OPTIONS), OPTIONS)
+    m_after = block_after(walk, place, tile.n0, OPTIONS)
+    following = next_slot(slot, OPTIONS.STAGES)
     # [KEYS, BLOCK_M]
-    if ASK_AHEAD:
-        asked = loaded, 0
+    if OPTIONS.MASK_AHEAD:
+        pairs = Pairs(mask=mask, kept=0)
     else:
-        asked = asked_of_pairs(steps, m, OPTIONS, S_L)
-    mbarrier.wait(memory.do_full.index(slot), phase)
-    if has_softcap(OPTIONS.FORM):  # a soft cap takes the registers that dP would wait in
-        s = warpgroup_mma_wait(0, deps=(s_t,))
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L, P_L)
-        dp_t = issue_slopes(memory, slot, first_slope(memory, slot, S_L), W, S_L)
+        pairs = pairs_of_block(inputs, head, m, OPTIONS, S_L)
+    mbarrier.wait(memory.do_full.index(slot.place), slot.parity)
+    if OPTIONS.SOFTCAP:  # a soft cap takes the registers that dP would wait in
+        s = warpgroup_mma_wait(0, deps=(ahead.scores,))
+        p_low, p = weigh(s, inputs, tile, head, slot.place, m, pairs, W, MASK, OPTIONS, S_L, LAYOUTS.p)
+        dp_t = issue_slopes_upon(first_slope(memory, slot.place, S_L), memory, slot.place, W, S_L)
     else:
-        start = first_slope(memory, slot, S_L)
-        s = warpgroup_mma_wait(0, deps=(s_t,))
-        dp_t = issue_slopes(memory, slot, start, W, S_L)
-        p_low, p = weigh(s, steps, slot, m, n0 + W * KEYS, bounds, asked, MASK, OPTIONS, S_L, P_L)
+        start = first_slope(memory, slot.place, S_L)
+        s = warpgroup_mma_wait(0, deps=(ahead.scores,))
+        dp_t = issue_slopes_upon(start, memory, slot.place, W, S_L)
+        p_low, p = weigh(s, inputs, tile, head, slot.place, m, pairs, W, MASK, OPTIONS, S_L, LAYOUTS.p)
     # [KEYS, head_dim]
-    dv_t = warpgroup_mma(p_low, memory.do.index(slot), dv, is_async=True)
+    dv_t = warpgroup_mma(p_low, memory.do.index(slot.place), state.dv, is_async=True)
     dp = warpgroup_mma_wait(1, deps=(dp_t,))
-    if has_short_walks(OPTIONS.FORM):
-        give_values(left)
+    if OPTIONS.SHORT:
+        give_values(ahead.left)
     # [KEYS, BLOCK_M]
     if OPTIONS.DROPOUT:
-        dp = slopes_where_kept(dp, asked[1], first_slope(memory, slot, S_L), OPTIONS, S_L)
+        dp = choose_slopes(dp, pairs.kept, first_slope(memory, slot.place, S_L), OPTIONS, S_L)
     ds = (p * dp).to(memory.k.dtype)
-    memory.ds.index(b).slice(W * KEYS, KEYS, dim=0).store(ds)
+    memory.ds.index(ds_slot.place).slice(W * 64, 64, dim=0).store(ds)
     fence_async_shared()
-    ds_low = gl.convert_layout(ds, P_L)
-    send_ds(memory.ds_full, b, W, NAMED)
-    wait_ds(memory.ds_full, b, b_phase, W, NAMED)
+    ds_low = gl.convert_layout(ds, LAYOUTS.p)
+    send_ds(memory, ds_slot.place, W, OPTIONS)
+    await_ds(memory, ds_slot, W, OPTIONS)
     # [KEYS, head_dim], and a half of [BLOCK_M, head_dim]
-    dq_t = issue_dq(None, anew(memory.k), memory.ds.index(b), W, False, DQ_L)
-    dk_t = warpgroup_mma(ds_low, memory.q.index(slot), dk, is_async=True)
+    dq_t = issue_dq(recompute_address(memory.k), memory.ds.index(ds_slot.place), W, OPTIONS, LAYOUTS.dq)
+    dk_t = warpgroup_mma(ds_low, memory.q.index(slot.place), state.dk, is_async=True)
     dv, dq = warpgroup_mma_wait(1, deps=(dv_t, dq_t))
-    hand_over(in_register_order(dq), memory, b, b_phase, W, AWAIT=False)
-    if ASK_AHEAD:  # into the registers that dQ had
-        loaded = mask_of_pairs(steps, following, OPTIONS, S_L)
-    s_t = issue_scores(memory, next_slot, next_phase, left > 1, W, OPTIONS, S_L)
+    hand_over(in_register_order(dq), memory, ds_slot, W, OPTIONS)
+    if OPTIONS.MASK_AHEAD:  # into the registers that dQ had
+        mask = mask_of_block(inputs.biases, head.biases, m_after, OPTIONS, S_L)
+    s_t = issue_scores(memory, following, ahead.left > 1, W, OPTIONS, S_L)
     dk = warpgroup_mma_wait(1, deps=(dk_t,))
-    release(memory.empty, slot, NAMED)
-    b, b_phase = advance(b, b_phase, 2)
-    return s_t, loaded, left - 1, dk, dv, next_slot, next_phase, b, b_phase
+    release(memory, slot.place, OPTIONS)
+    state = State(dk, dv, following, next_slot(ds_slot, 2))
+    return Ahead(s_t, ahead.left - 1), state, mask
 
 
 @gluon.jit
-def next_block(place, n0, low, high, end, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr):
-    """The block of queries after the one at a place of a walk that `asks_ahead`; of the last one itself."""
-    return rotated(gl.minimum(place + BLOCK_M, end - BLOCK_M), n0, low, high, OPTIONS.CAUSAL, OPTIONS.FORM)
+def block_after(walk, place, n0, OPTIONS: gl.constexpr):
+    """Return the block of queries after the one at a place of a walk with MASK_AHEAD; of the last one itself."""
+    return rotate(walk, gl.minimum(place + OPTIONS.BLOCK_M, walk.end - OPTIONS.BLOCK_M), n0, OPTIONS)
 
 
 @gluon.jit
 def head_ahead(
-    steps, s_t, left, dk, dv, n0, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
+    inputs, tile, member, sizes, ahead, state, W: gl.constexpr, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr
 ):  # fmt: skip
-    """All blocks of queries of one head that see the keys from n0 on (`query_head`)."""
-    FORM: gl.constexpr = OPTIONS.FORM
-    BLOCK_M: gl.constexpr = steps.memory.q.shape[1]
-    low, high = places_of(first, low, high, end, back, FORM)
-    loaded = 0
-    if asks_ahead(OPTIONS):
-        loaded = mask_of_pairs(steps, rotated(first, n0, low, high, OPTIONS.CAUSAL, FORM), OPTIONS, S_L)
-    masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if (OPTIONS.CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+    """Take the steps of the query head number `member` (`walk_head`)."""
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    head = head_of(inputs, tile, member, sizes, W, OPTIONS, LAYOUTS.scores)
+    walk = place_walk(head.walk, OPTIONS)
+    mask = 0
+    if OPTIONS.MASK_AHEAD:
+        m = rotate(walk, walk.first, tile.n0, OPTIONS)
+        mask = mask_of_block(inputs.biases, head.biases, m, OPTIONS, LAYOUTS.scores)
+    masked, whole, stop = walk.first, walk.low, walk.high
+    for _ in range(parts_of_walk(OPTIONS)):
+        if begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-                following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
-                s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                    steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-                    W, True, OPTIONS, S_L, KV_L, DQ_L,
+                ahead, state, mask = step_ahead(
+                    inputs, tile, head, place, ahead, state, mask, W, True, OPTIONS, LAYOUTS
                 )  # fmt: skip
         for place in range(whole, stop, BLOCK_M):
-            at = rotated(place, n0, low, high, OPTIONS.CAUSAL, FORM)
-            m = block_at(at, first, end, back, BLOCK_M, FORM, entries)
-            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
-            s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-                W, False, OPTIONS, S_L, KV_L, DQ_L,
+            ahead, state, mask = step_ahead(
+                inputs, tile, head, place, ahead, state, mask, W, False, OPTIONS, LAYOUTS
             )  # fmt: skip
-        masked, whole, stop = high, end, end
-    if ends_masked(FORM):
-        for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-            following = next_block(place, n0, low, high, end, BLOCK_M, OPTIONS)
-            s_t, loaded, left, dk, dv, slot, phase, b, b_phase = step_ahead(
-                steps, s_t, loaded, left, dk, dv, m, following, n0, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
+        masked, whole, stop = walk.high, walk.end, walk.end
+    if ends_with_masks(OPTIONS):
+        for place in range(walk.high, walk.end, BLOCK_M):
+            ahead, state, mask = step_ahead(
+                inputs, tile, head, place, ahead, state, mask, W, True, OPTIONS, LAYOUTS
             )  # fmt: skip
-    return s_t, left, dk, dv, slot, phase, b, b_phase
+    return ahead, state
 
 
 @gluon.jit
-def walk_ahead(
-    steps, dk, dv, n, batch_head, sizes, first, low, high, end, back, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
-):  # fmt: skip
-    """All blocks of queries that see the tile n of keys, of one head after the other. The next head's first scores are
-    issued as those of any next step are."""
-    memory = steps.memory
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    FORM: gl.constexpr = OPTIONS.FORM
-    n0 = n * BLOCK_N
-    if OPTIONS.CAUSAL and not is_general(FORM):
-        first = n0 + 0
-        low = n0 + BLOCK_N
-    left = (end - first) // BLOCK_M
-    if is_listed(FORM):
-        left = count_listed(n, batch_head, sizes, BLOCK_M)
+def walk_ahead(inputs, tile, sizes, state, W: gl.constexpr, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Take the steps of all heads that read a tile of keys, one head after the other. The next head's first scores are
+    issued as those of any next step are. Return the new state."""
+    memory, tile = inputs.memory, add_diagonal(tile, OPTIONS)
+    left = (tile.walk.end - tile.walk.first) // OPTIONS.BLOCK_M
+    if OPTIONS.LISTED:
+        left = count_listed(tile, inputs.tensors, sizes, OPTIONS)
     elif OPTIONS.GROUPED:
         left *= sizes.group_size
-    s_t = issue_scores(memory, slot, phase, True, W, OPTIONS, S_L)
-    mbarrier.wait(memory.do_full.index(slot), phase)
+    s_t = issue_scores(memory, state.slot, True, W, OPTIONS, LAYOUTS.scores)
+    mbarrier.wait(memory.do_full.index(state.slot.place), state.slot.parity)
     tma.store_wait(0)  # dK and dV of the tile before leave from where dQ does
     for member in range(sizes.group_size if OPTIONS.GROUPED else 1):
-        entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
-        own = Steps(
-            dq_desc=steps.dq_desc,
-            dq_sums=steps.dq_sums,
-            memory=memory,
-            scale_log2=steps.scale_log2,
-            cap_in=steps.cap_in,
-            biases=steps.biases,
-            head=head_biases(steps, batch_head, member, n0 + W * (BLOCK_N // 2), bounds, sizes, OPTIONS, S_L),
-        )
-        s_t, left, dk, dv, slot, phase, b, b_phase = head_ahead(
-            own, s_t, left, dk, dv, n0, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
-            W, OPTIONS, S_L, KV_L, DQ_L,
-        )  # fmt: skip
+        ahead, state = head_ahead(inputs, tile, member, sizes, Ahead(s_t, left), state, W, OPTIONS, LAYOUTS)
+        s_t, left = ahead
     warpgroup_mma_wait(0, deps=(s_t,))
-    return dk, dv, slot, phase, b, b_phase
+    return state

@@ -25,6 +25,7 @@ from blocktune.kernels.base.on_chip import OnChip, gradient_tiles, shared_tile
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import DescriptorArgument, TensorArgument, named_in_units, specialize
 from blocktune.kernels.hardware.limits import ComputeLimits
+from blocktune.kernels.hopper.backward.arguments import Options
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
@@ -35,6 +36,7 @@ from blocktune.kernels.hopper.backward.layout import (
     MIN_HEAD_DIM,
     NARROW_HEADS,
     PANEL,
+    REGISTERS,
     WIDE_BLOCK_N,
     Rows,
     added_rows,
@@ -47,6 +49,7 @@ from blocktune.kernels.hopper.backward.layout import (
     form_arguments,
     form_of,
     has_halves,
+    is_added_apart,
     is_deferred,
     is_listed,
     is_plain,
@@ -69,7 +72,6 @@ from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hoppe
 from blocktune.kernels.hopper.biases.arguments import (
     example_key_biases,
     example_row_biases,
-    key_codes,
     mask_code,
     turned_spec,
 )
@@ -241,10 +243,12 @@ class FlashBackwardHopper(AttentionKernel):
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
         if config.parameters["group_parts"] > 1:
             arguments |= dict.fromkeys(("dk_desc", "dv_desc"), arguments["dq_desc"])
-        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape) | _constants(config, shape)
+        arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape)
+        arguments |= {"OPTIONS": options_of(config, shape)}
         cap_in = 1.0 if shape.features.softcap else None
         arguments |= form_arguments(shape, _rows(shape), cap_in, _lengths(shape), _turns(shape))
-        arguments |= {} if is_wide(shape) else _narrow_arguments(config, shape)
+        registers = adds_registers(shape, bool(config.parameters["persistent"]))
+        arguments |= {"dq_sums": TensorArgument("float32") if registers else None} | _list_arguments(shape)
         arguments |= example_key_biases(shape)
         function = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
         return specialize(function, arguments, {"num_warps": WARPS})
@@ -282,9 +286,7 @@ class FlashBackwardHopper(AttentionKernel):
         return specialize(prepare_rows_kernel, before, options), specialize(finish_rows_kernel, after, options)
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> BackwardLaunch:
-        numbers = _sizes(config, shape) | _constants(config, shape)
-        own = config.parameters
-        return BackwardLaunch(shape, numbers, bool(own["persistent"]), own["group_parts"])
+        return BackwardLaunch(shape, tuple(_sizes(config, shape).values()), options_of(config, shape))
 
 
 def _join_spec(shape: AttentionShape, parts: int) -> CompileSpec:
@@ -313,15 +315,9 @@ def _lengths(shape: AttentionShape) -> Extras:
     return Extras(cu_seqlens_q=stand_in, cu_seqlens_k=stand_in)
 
 
-def _narrow_arguments(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    """Return what heads up to 128 alone have: sums that registers are added to, and the lists of a block mask; None for
-    each that there is not."""
-    values: tuple[Any, ...] = (None,) * len(LIST_ARGUMENTS)
-    if is_listed(shape):
-        values = (TensorArgument("int32"), 1, 1, 1)
-    registers = adds_registers(shape, bool(config.parameters["persistent"]))
-    sums = TensorArgument("float32") if registers else None
-    return {"dq_sums": sums} | dict(zip(LIST_ARGUMENTS, values, strict=True))
+def _list_arguments(shape: AttentionShape) -> dict[str, Any]:
+    values = (TensorArgument("int32"), 1, 1, 1) if is_listed(shape) else (None,) * len(LIST_ARGUMENTS)
+    return dict(zip(LIST_ARGUMENTS, values, strict=True))
 
 
 def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
@@ -334,31 +330,31 @@ def _sizes(config: KernelConfig, shape: AttentionShape) -> dict[str, int]:
     return dict(zip(SIZES, values, strict=True))
 
 
-def _narrow_constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    parts, ahead = config.parameters["group_parts"], runs_ahead(shape, config)
-    return {"PARTS": parts, "AHEAD": ahead, "DQ_SLOTS": dq_slots(shape, config)}
-
-
-def _constants(config: KernelConfig, shape: AttentionShape) -> dict[str, Any]:
-    own, causal = config.parameters, shape.causal is not Causal.NONE
-    if is_wide(shape):
-        first = dict(zip(("PANELS", "V_PANELS"), panels(shape), strict=True))
-        first |= {"STAGES": config.num_stages, "DO_STAGES": config.num_stages - (not has_halves(shape))}
-        first |= {"CAUSAL": causal}
-    else:
-        first = {"STAGES": config.num_stages, "CAUSAL": causal, "GROUPED": shape.group_size > own["group_parts"]}
-        first |= {"DEFER": is_deferred(shape)}
-    return (
-        first
-        | {
-            "FOLD_LSE": bool(own["fold_lse"]),
-            "FOLD_DELTA": bool(own["fold_delta"]),
-            "NAMED": own["named_barriers"],
-            "PERSISTENT": bool(own["persistent"]),
-            "FORM": form_of(shape),
-        }
-        | ({} if is_wide(shape) else _narrow_constants(config, shape))
-        | key_codes(shape)
+def options_of(config: KernelConfig, shape: AttentionShape) -> Options:
+    """Return the constants of a config."""
+    own, (qk_panels, v_panels) = config.parameters, panels(shape) if is_wide(shape) else (1, 1)
+    consumer_regs, other_regs = REGISTERS
+    persistent, parts, ahead = bool(own["persistent"]), own["group_parts"], runs_ahead(shape, config)
+    return Options(
+        BLOCK_M=BLOCK_M,
+        BLOCK_N=config.block_n,
+        STAGES=config.num_stages,
+        DO_STAGES=config.num_stages - (is_wide(shape) and not has_halves(shape)),
+        PANELS=qk_panels,
+        V_PANELS=v_panels,
+        **form_of(shape),
+        FOLD_LSE=bool(own["fold_lse"]),
+        FOLD_DELTA=bool(own["fold_delta"]),
+        NAMED_EXCHANGE=bool(own["named_barriers"] & 1),
+        NAMED_RELEASE=bool(own["named_barriers"] & 2),
+        PERSISTENT=persistent,
+        PARTS=parts,
+        GROUPED=is_wide(shape) or shape.group_size > parts,
+        AHEAD=ahead,
+        ADDERS=ahead or is_added_apart(shape, persistent),
+        DQ_SLOTS=dq_slots(shape, config),
+        CONSUMER_REGS=consumer_regs,
+        OTHER_REGS=other_regs,
     )
 
 

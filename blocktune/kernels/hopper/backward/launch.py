@@ -1,6 +1,5 @@
 """A launch of the Hopper backward: descriptors, workspace, and its kernels."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -13,7 +12,8 @@ from blocktune.kernels.base.feature_arguments import check_extras, lse_strides, 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.base.specialize import in_units
 from blocktune.kernels.base.steps import BackwardLauncher, Step, Workspace, based, take_addresses
-from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
+from blocktune.kernels.hopper.backward.arguments import Options
+from blocktune.kernels.hopper.backward.device_kernel import flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
     FORM_ARGUMENTS,
@@ -71,16 +71,15 @@ class BackwardLaunch(BackwardLauncher):
     """What `bind` returns. Every launch has a workspace and a tile counter of its own, so that launches of several
     streams and captured graphs do not meet.
 
-    numbers: sizes and constants of the kernel between the passes, by name and in its order. parts: in how many parts
-    the query heads that share keys are walked along; above 1 a fourth kernel adds the gradients of keys and values up.
+    sizes: the integers `SIZES` of the kernel between the passes. options: its constants; with PARTS above 1 a fourth
+    kernel adds the gradients of keys and values up.
     """
 
     binds_tokens = False
 
     shape: AttentionShape
-    numbers: Mapping[str, Any]
-    persistent: bool
-    parts: int = 1
+    sizes: tuple[int, ...]
+    options: Options
 
     def fits(self, dout: Any) -> bool:
         return is_describable(dout)
@@ -101,13 +100,13 @@ class BackwardLaunch(BackwardLauncher):
         _check_describable(q, k, v, dout, dk, dv)
         plain, device = is_plain(shape), q.device
         before, middle, after = self._before(out, dout, pins), self._middle(device, pins), self._after(dq, pins)
-        join, keys = self._join(dk, dv, pins), key_rows(shape, self.parts)
+        join, keys = self._join(dk, dv, pins), key_rows(shape, self.options.PARTS)
         strides, _ = in_units((*out.stride()[:3], *dout.stride()[:3]))
         strides_dq, _ = in_units(dq.stride()[:3])
         upper, lower = bounds_of(shape)
-        sizes, heads = self._sizes(), (shape.num_heads, shape.seqlen_q)
-        wide, registers = is_wide(shape), adds_registers(shape, self.persistent)
-        ahead = bool(self.numbers.get("AHEAD"))
+        sizes, heads = self.sizes, (shape.num_heads, shape.seqlen_q)
+        registers = adds_registers(shape, self.options.PERSISTENT)
+        ahead = self.options.AHEAD
         mask = MaskPass.of(extras.mask, mask_bounds(shape), pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
@@ -125,12 +124,12 @@ class BackwardLaunch(BackwardLauncher):
             grad_lse = grad_lse_of(shape, extras, ahead)
             left = [(part, keys) for part in partial_sums] if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
-            added = () if wide else (sums if registers else None,)
+            added = sums if registers else None
             if plain:
                 before(out, dout, lse, lse_log2, delta, sums, counter, lse_factor)
                 if extras.grad_lse is not None:
                     subtract_rows(row_sums_in(space, memory), grad_lse, rows, None)
-                middle(*described, counter, *added, scale, scale_log2)
+                middle(*described, counter, added, scale, scale_log2)
                 after(sums, dq, scale)
                 for step in join:
                     step(*partial_sums, dk, dv, scale)
@@ -144,7 +143,7 @@ class BackwardLaunch(BackwardLauncher):
             bounds = padded, upper, lower, cap_in, cu_q, extras.cu_seqlens_k, turns
             for lay_out in mask.steps:
                 lay_out(extras.mask if addressed else mask_bytes(extras.mask), tiles)  # both have one address
-            middle(*described, counter, *added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
+            middle(*described, counter, added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
                 step(*partial_sums, dk, dv, scale)
@@ -154,7 +153,7 @@ class BackwardLaunch(BackwardLauncher):
     def listed(self, extras: Extras, query: Any) -> tuple[Any, ...]:
         """Return what the kernel takes of a block mask: here there is none."""
         del extras, query
-        return () if is_wide(self.shape) else (None,) * len(LIST_ARGUMENTS)
+        return (None,) * len(LIST_ARGUMENTS)
 
     def _before(self, out: Any, dout: Any, pins: bool) -> Step:
         shape, options = self.shape, {"num_warps": WARPS}
@@ -172,11 +171,10 @@ class BackwardLaunch(BackwardLauncher):
     def _middle(self, device: Any, pins: bool) -> Step:
         shape, keys = self.shape, keys_of_block(self.shape)
         kernel = flash_bwd_hopper_wide_kernel if is_wide(shape) else flash_bwd_hopper_kernel
-        constants = [value for name, value in self.numbers.items() if name not in SIZES]
         form = *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *NO_KEY_BIASES
-        rest = (*self._sizes(), *form, *constants) if is_plain(shape) else constants
+        rest = (*self.sizes, *form, self.options) if is_plain(shape) else (self.options,)
         rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
-        sums = {4} if self.parts == 1 else {4, 5, 6}
+        sums = {4} if self.options.PARTS == 1 else {4, 5, 6}
         rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}
         described: list[tuple[int, Describe]] = [
             (slot, partial(_described, count, shape)) for slot, count in rows.items()
@@ -185,9 +183,6 @@ class BackwardLaunch(BackwardLauncher):
         described += [(7, _described_statistic), (8, _described_statistic)]
         options = {"num_warps": WARPS}
         return Step(kernel, self._grid(device), rest, options, sorted(described, key=itemgetter(0)), pins=pins)
-
-    def _sizes(self) -> tuple[int, ...]:
-        return tuple(self.numbers[name] for name in SIZES)
 
     def _after(self, dq: Any, pins: bool) -> Step:
         shape, part, options = self.shape, dq_part(self.shape), {"num_warps": WARPS}
@@ -205,11 +200,11 @@ class BackwardLaunch(BackwardLauncher):
     def _join(self, dk: Any, dv: Any, pins: bool) -> tuple[Step, ...]:
         """Return the kernel that adds up what the parts leave; none where there is one part."""
         shape = self.shape
-        if self.parts == 1:
+        if self.options.PARTS == 1:
             return ()
         blocks = gradient_blocks(shape)
         strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
-        constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.parts, unit
+        constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.options.PARTS, unit
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
         grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
         return (Step(join_parts_kernel, grid, rest, {"num_warps": WARPS}, pins=pins),)
@@ -224,7 +219,7 @@ class BackwardLaunch(BackwardLauncher):
         turns = rows.count // BLOCK_M if shape.features.deterministic else 0
         statistics = (rows.count, torch.float32)
         sums = (rows.count * width_of(shape), torch.float32)
-        left = (key_rows(shape, self.parts) * width_of(shape) if self.parts > 1 else 0, torch.float32)
+        left = (key_rows(shape, self.options.PARTS) * width_of(shape) if self.options.PARTS > 1 else 0, torch.float32)
         integers = (1, torch.int32), (turns, torch.int32)
         made = rows, Workspace(statistics, statistics, sums, *integers, mask.tiles or (0, torch.int32), left, left)
         if len(spaces) >= MAX_SPACES:
@@ -235,9 +230,9 @@ class BackwardLaunch(BackwardLauncher):
     def _grid(self, device: Any) -> tuple[int]:
         import torch
 
-        heads = self.shape.batch * self.shape.num_heads_kv * self.parts
+        heads = self.shape.batch * self.shape.num_heads_kv * self.options.PARTS
         tiles = -(-self.shape.seqlen_k // keys_of_block(self.shape)) * heads
-        if not self.persistent:
+        if not self.options.PERSISTENT:
             return (tiles,)
         return (min(tiles, torch.cuda.get_device_properties(device).multi_processor_count),)
 

@@ -4,24 +4,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, LOG2_E
-from blocktune.kernels.hopper.backward.form import (
-    BACK,
-    BOTH,
-    EDGE,
-    GENERAL,
-    LISTED,
-    LOWER,
-    MOVING,
-    ORDERED,
-    PACKED,
-    SHORT,
-    SOFTCAP,
-    TAIL,
-    TOGETHER,
-    UPPER,
-    adds_apart,
-    is_rotated,
-)
+from blocktune.kernels.hopper.biases.arguments import alibi_code, mask_code
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
@@ -52,13 +35,17 @@ LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
 SHARED_BYTES = 226 << 10
 """Of a block, without a KiB for its barriers."""
-FORM_ARGUMENTS = ("rows", "upper", "lower", "cap_in", "cu_q", "cu_k", "turns")
+REGISTERS = (240, 24)
+"""Registers of a thread of the two warpgroups, and of the warps that copy and add: together they share 65,536."""
+FORM_ARGUMENTS = ("rows", "right", "left", "cap_in", "cu_q", "cu_k", "turns")
 """The arguments of the kernels that the plain form has no use for."""
-LIST_ARGUMENTS = ("lists", "stride_lb", "stride_lh", "stride_ln")
-"""More of them, of heads up to 128 alone: what a block mask needs."""
+LIST_ARGUMENTS = ("lists", "list_batch", "list_head", "list_tile")
+"""What a block mask needs."""
 SHORT_WALK = 512
 """Queries of a walk at most, of heads of 128 columns, with which it pays to end a tile while the next one begins. On an
 H200 0.5 to 1.1 % with 512 queries, 0.2 % with 1024 and nothing with 2048."""
+GROUPED_TILES = 8
+"""Tiles of a head that begin with the same queries, of groups of 128 columns whose walks begin apart."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 
@@ -159,8 +146,10 @@ def runs_ahead(shape: AttentionShape, config: KernelConfig) -> bool:
 
 def is_added_apart(shape: AttentionShape, persistent: bool) -> bool:
     """Return whether warps of their own add dq however far scores run ahead."""
-    causal, form = shape.causal is not Causal.NONE, form_of(shape)
-    return not is_wide(shape) and adds_apart(is_deferred(shape), persistent, causal, form)
+    if is_wide(shape):
+        return False
+    alone = is_deferred(shape) and persistent and is_plain(shape) and shape.causal is Causal.NONE
+    return shape.features.deterministic or is_listed(shape) or alone
 
 
 def adds_registers(shape: AttentionShape, persistent: bool) -> bool:
@@ -211,34 +200,35 @@ def is_short(shape: AttentionShape) -> bool:
     return width_of(shape) == 128 and shape.seqlen_q * shape.group_size <= SHORT_WALK and not shape.features
 
 
-def form_of(shape: AttentionShape) -> int:
-    """Return `FORM` of the device code."""
-    form = SHORT if is_short(shape) else 0
-    form |= 0 if is_plain(shape) else _general_form(shape)
-    grouped = width_of(shape) == 128 and shape.group_size > 1
-    return form | (TOGETHER if grouped and is_rotated(shape.causal is not Causal.NONE, form) else 0)
-
-
-def _general_form(shape: AttentionShape) -> int:
-    """Return the bits of another form than the plain one."""
+def form_of(shape: AttentionShape) -> dict[str, Any]:
+    """Return the constants of the kernels that follow from a shape alone."""
     features, (left, _right) = shape.features, shape.features.window or (UNLIMITED, UNLIMITED)
-    bounded, listed = is_bounded(shape), is_listed(shape)
+    general, varlen, listed, bounded = not is_plain(shape), features.varlen, is_listed(shape), is_bounded(shape)
     has_diagonal = bounded or left != UNLIMITED or features.alibi
-    bits = {
-        UPPER: bounded,
-        LOWER: left != UNLIMITED,
-        EDGE: features.varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
-        MOVING: features.varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
-        SOFTCAP: features.softcap,
-        ORDERED: features.deterministic,
-        BACK: goes_back(shape),
-        BOTH: goes_both_ways(shape),
-        PACKED: features.varlen,
-        LISTED: listed,
-        TAIL: features.varlen or shape.seqlen_q % BLOCK_M != 0,
-        GENERAL: True,
+    apart = not (bounded or left != UNLIMITED or features.deterministic or listed)
+    together = GROUPED_TILES if width_of(shape) == 128 and shape.group_size > 1 else 1
+    return {
+        "CAUSAL": shape.causal is not Causal.NONE,
+        "GENERAL": general,
+        "RIGHT": general and bounded,
+        "LEFT": left != UNLIMITED,
+        "LOWER_RIGHT": varlen and has_diagonal and shape.causal is not Causal.UPPER_LEFT,
+        "RAGGED_K": varlen or listed or shape.seqlen_k % keys_of_block(shape) != 0,
+        "RAGGED_Q": varlen or shape.seqlen_q % BLOCK_M != 0,
+        "PACKED": varlen,
+        "LISTED": listed,
+        "SHORT": (left != UNLIMITED or listed or is_short(shape)) and not features.deterministic,
+        "TOGETHER": together if apart else 0,
+        "ORDERED": features.deterministic,
+        "BACK": goes_back(shape),
+        "BOTH_WAYS": goes_both_ways(shape),
+        "SOFTCAP": features.softcap,
+        "ALIBI": alibi_code(shape),
+        "MASK": mask_code(shape),
+        "MASK_AHEAD": features.mask is MaskKind.ADDITIVE and apart and not features.dropout,
+        "DROPOUT": features.dropout,
+        "DEFER": is_deferred(shape),
     }
-    return sum(bit for bit, wanted in bits.items() if wanted)
 
 
 def bounds_of(shape: AttentionShape) -> tuple[int, int]:
@@ -295,11 +285,11 @@ def form_arguments(
     """Return the arguments of the kernel that depend on its form, all None in the plain one."""
     if is_plain(shape):
         return dict.fromkeys(FORM_ARGUMENTS)
-    upper, lower = bounds_of(shape)
+    right, left = bounds_of(shape)
     return {
         "rows": rows.of_head,
-        "upper": upper,
-        "lower": lower,
+        "right": right,
+        "left": left,
         "cap_in": cap_in,
         "cu_q": extras.cu_seqlens_q,
         "cu_k": extras.cu_seqlens_k,

@@ -62,9 +62,9 @@ def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
 
 
 def heads_per_group(shape: AttentionShape, parts: int) -> int:
-    """Return the parts of key heads whose tiles are taken in turns: whose queries, gradients and sums fill
-    `GROUP_BYTES` or `ORDERED_BYTES`, `MAX_HEADS` or `DIAGONAL_HEADS` at most, or more where walks go back; in groups of
-    one size."""
+    """Return how many parts of key heads take their tiles in turns. Their queries, gradients and sums fill
+    `GROUP_BYTES` or `ORDERED_BYTES`. They are `MAX_HEADS` or `DIAGONAL_HEADS` at most, more where walks go back, and
+    their groups are of one size."""
     least, most, columns, group_bytes = 1, MAX_HEADS, shape.head_dim, GROUP_BYTES
     if goes_back(shape):
         least = ORDERED_WIDE_HEADS if is_wide(shape) else ORDERED_HEADS

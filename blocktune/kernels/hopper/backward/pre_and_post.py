@@ -12,9 +12,9 @@ from blocktune.kernels.portable.forward.tiles import in_elements
 
 
 @triton.jit
-def compared_with(lse):
-    """What scores in base 2 are compared with: the log-sum-exp in base 2, and 1e30 for a row that sees no key, or none
-    but infinite ones.
+def comparand(lse):
+    """Return what scores in base 2 are compared with: the log-sum-exp in base 2, and 1e30 for a row that sees no key,
+    or none but infinite ones.
 
     Rounding makes it wrong by up to 2^-20 of itself where scores are accumulated on top of it (FOLD_LSE), else by a
     quarter of that. From 2^22 on it is raised by as much: no probability of such scores is above one, but they vanish.
@@ -29,8 +29,8 @@ def compared_with(lse):
 
 @triton.jit
 def masked_row(lse, kept_share):
-    """What scores in base 2 are compared with in a row whose keys all count as -2^50
-    (kernels/portable/forward/masked_rows.py): -2^52 (1 + log2(keys) / 64), which `limited_exponents` in
+    """Return what scores in base 2 are compared with in a row whose keys all count as -2^50
+    (kernels/portable/forward/masked_rows.py): -2^52 (1 + log2(keys) / 64), which `limit_exponents` in
     kernels/hopper/biases/of_keys.py reads. The logarithm takes up the share of pairs that dropout keeps, unless that is
     None."""
     log2_sum = log2_keys(lse)
@@ -46,8 +46,8 @@ def prepare_kernel(
     num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`compared_with`), zeros
-    in dq_sums and in the counter.
+    """Write delta [batch, num_heads, seqlen_q] = rowsum(out * dout), what scores are compared with (`comparand`),
+    and zeros in dq_sums and in the counter.
 
     lse_factor: None, or where scores run ahead (ahead.py), -1 / scale_log2: then both statistics are left as the
     products begin with them, the one multiplied by it, the other one negative. Under a soft cap, which bends the
@@ -67,10 +67,10 @@ def prepare_kernel(
     flat = first + tl.arange(0, ROWS)
     if lse_factor is not None:
         tl.store(delta + flat, -tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)) * lse_factor)
+        tl.store(lse_log2 + flat, comparand(tl.load(lse + flat)) * lse_factor)
     else:
         tl.store(delta + flat, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-        tl.store(lse_log2 + flat, compared_with(tl.load(lse + flat)))
+        tl.store(lse_log2 + flat, comparand(tl.load(lse + flat)))
     # [ROWS, HEAD_DIM]
     tl.store(dq_sums + flat[:, None] * HEAD_DIM + columns, tl.zeros([ROWS, HEAD_DIM], tl.float32))
     if program == 0:
@@ -82,9 +82,8 @@ def finish_kernel(
     dq_sums, dq, scale, stride_b, stride_h, stride_m, num_heads, seqlen_q,
     HEAD_DIM: tl.constexpr, HALF: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """dq = scale * dq_sums. One program for a half of 64 queries: HALF columns of the head dimension, or, TRANSPOSED,
-    HALF queries; the sums come in the order of the accumulator registers of wgmma (see `add_dq`).
-    """
+    """Write dq = scale * dq_sums. A program has a half of 64 queries: HALF columns of the head dimension, or,
+    TRANSPOSED, HALF queries. The sums come in the order of the accumulator registers of wgmma (see `add_dq`)."""
     program = tl.program_id(0).to(tl.int64)
     # [64 * HALF]
     x = tl.load(dq_sums + program * (64 * HALF) + tl.arange(0, 64 * HALF))
@@ -107,7 +106,7 @@ def finish_kernel(
 
 @triton.jit
 def begin_and_length(begins, batch, seqlen):
-    """(batch entry of the tensors, first position, positions) of a sequence."""
+    """Return (batch entry of the tensors, first position, positions) of a sequence."""
     entry, begin, length = batch, 0, seqlen
     if begins is not None:
         entry = 0
@@ -118,7 +117,7 @@ def begin_and_length(begins, batch, seqlen):
 
 @triton.jit
 def workspace_row(begins, begin, batch, head, num_heads, rows, BLOCK_M: tl.constexpr):
-    """Where a head of a sequence begins in the workspace (`first_row` in kernels/hopper/backward/bounds.py)."""
+    """Return where a head of a sequence begins in the workspace (`first_row` in kernels/hopper/backward/tiles.py)."""
     if begins is not None:
         return head * rows + (begin + batch * BLOCK_M) // BLOCK_M * BLOCK_M
     else:
@@ -134,7 +133,8 @@ def prepare_rows_kernel(
     HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
     ADDITIVE: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """`prepare_kernel` for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M at least.
+    """Do what `prepare_kernel` does for any lengths: of every sequence, rows up to a multiple of BLOCK_M, and BLOCK_M
+    at least.
 
     Rows that see no key (lse is -inf) and rows of the padding get 1e30 and 0 as lse and delta. WIDTH: columns of a row
     of dq_sums. turns: None, or an int32 for every BLOCK_M rows. programs: of a head, for the longest sequence. cu_q:
@@ -168,7 +168,7 @@ def prepare_rows_kernel(
     blind = value == float("-inf")
     flat = workspace_row(cu_q, begin, batch, head, num_heads, rows, BLOCK_M) + positions
     slope = tl.where(blind, 0.0, tl.sum(o.to(tl.float32) * g.to(tl.float32), 1))
-    compared = compared_with(value)
+    compared = comparand(value)
     if slopes is not None:
         own = tl.load(slopes + batch.to(tl.int64) * slope_batch + head * slope_head)
         compared += own * 1.4426950408889634 * (positions % BLOCK_M)
@@ -194,8 +194,8 @@ def finish_rows_kernel(
     dq_sums, dq, cu_q, scale, stride_b, stride_h, stride_m, num_heads, seqlen_q, rows, programs,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PART: tl.constexpr, TRANSPOSED: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """`finish_kernel` for any lengths: a program for a part of 64 queries, PART columns of WIDTH; arguments as in
-    `prepare_rows_kernel`."""
+    """Do what `finish_kernel` does for any lengths: a program has a part of 64 queries, PART columns of WIDTH. The
+    arguments are as in `prepare_rows_kernel`."""
     stride_b, stride_h, stride_m = in_elements(stride_b, stride_h, stride_m, UNIT)
     parts: tl.constexpr = 64 // PART if TRANSPOSED else WIDTH // PART
     program = tl.program_id(0)
@@ -232,7 +232,7 @@ def join_parts_kernel(
     num_heads_kv, seqlen_k, blocks,
     HEAD_DIM: tl.constexpr, HEAD_DIM_V: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, UNIT: tl.constexpr,
 ):  # fmt: skip
-    """dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
+    """Write dk = scale * the sum of its PARTS, and dv without the scale, always in the same order.
 
     A program for half of the columns of 64 keys: (2 * blocks * num_heads_kv * batch, 2), first of dk, then of dv.
     blocks: of 64 keys of a head, whole tiles.
@@ -254,6 +254,7 @@ def join_parts(
     sums, out, scale, stride_b, stride_h, stride_m, num_heads_kv, seqlen_k, blocks,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
+    """Write scale * the sum of one gradient's PARTS."""
     HALF: tl.constexpr = WIDTH // 2
     program = tl.program_id(0)
     side = program % 2

@@ -16,375 +16,299 @@ What makes it fast, and is easily lost when the code changes:
    Q and dO of the next tile during the epilogue.
 8. In a fixed order of additions two warps of their own wait for the tile's turn, add dQ and pass the turn on
    (adders.py).
-9. Hardware's named barriers may replace mbarriers between the warpgroups (NAMED, bit 0: exchange of dS, bit 1: release
-   of a stage), because an mbarrier's arrival costs one more barrier of the warpgroup.
+9. Hardware's named barriers may replace mbarriers between the warpgroups (barriers.py).
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from blocktune.kernels.hopper.backward.adders import await_last, give_dq, has_two_places
-from blocktune.kernels.hopper.backward.ahead import await_values, walk_ahead
-from blocktune.kernels.hopper.backward.arguments import Bounds, Steps
+from blocktune.kernels.hopper.backward.adders import await_last, await_place, dq_place
+from blocktune.kernels.hopper.backward.ahead import walk_ahead
+from blocktune.kernels.hopper.backward.arguments import Inputs
+from blocktune.kernels.hopper.backward.barriers import await_named_release, await_values
 from blocktune.kernels.hopper.backward.bounds import (
+    batch_of,
+    begins_with_masks,
     block_at,
-    bounds_of,
-    copy_rows,
-    copy_rows_out,
-    count_key_tiles,
+    ends_with_masks,
+    first_key_of,
     first_query,
-    head_row,
-    locate_keys,
-    next_tile,
-    places_of,
-    query_range,
-    rotated,
-    sequence,
-    walk_of,
-    walks_back,
-)
-from blocktune.kernels.hopper.backward.form import (
-    adds_apart,
-    begins_masked,
-    counts_all_tiles,
-    ends_masked,
-    has_short_walks,
-    is_general,
-    names_release,
+    key_head_of,
     parts_of_walk,
+    place_walk,
+    rotate,
+    walk_of_head,
 )
 from blocktune.kernels.hopper.backward.steps import (
-    head_biases,
-    issue_dq,
-    no_products_yet,
-    put_gradients,
-    put_partial,
+    Operands,
+    State,
+    give_last_dq,
+    head_of,
+    layouts_of,
+    settle_products,
     step,
-    wait_ds,
+)
+from blocktune.kernels.hopper.backward.tiles import (
+    count_key_tiles,
+    fetch_first,
+    fetch_tile,
+    head_row,
+    receive_first,
+    rows_of_keys,
+    rows_of_queries,
+    tile_of_keys,
 )
 from blocktune.kernels.hopper.biases.of_keys import prefetch_mask
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
-from blocktune.kernels.hopper.common.named_barriers import bar_sync
-from blocktune.kernels.hopper.common.slots import first_slot, publish, receive
+from blocktune.kernels.hopper.common.device_functions import copy_in, copy_out, in_register_order, reinterpret
+from blocktune.kernels.hopper.common.head_rows import load_panel, store_panel
+from blocktune.kernels.hopper.common.slots import Slot, first_slot, next_slot, receive
 
 
 @gluon.jit
-def copy_keys(desc, memory, ends, batch, head, key, begin, length, FORM: gl.constexpr):
-    """K or V of a tile, which are awaited together."""
-    copy_rows(desc, batch, head, key, 0, begin, length, ends.kv_full, as_block(desc, memory), FORM)
+def load_tile(desc, tile, memory, tiles, OPTIONS: gl.constexpr):
+    """Copy K or V of a tile, which are awaited together."""
+    rows = rows_of_keys(desc, tile.batch, tile.head // OPTIONS.PARTS, tile.sequence)
+    load_panel(rows, first_key_of(tile, OPTIONS), 0, memory.kv_full, tiles)
 
 
 @gluon.jit
-def producer(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, ends, counter, sizes, biases, OPTIONS: gl.constexpr,
-):  # fmt: skip
-    """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles.
+def load_keys(tile, tensors, memory, parity, OPTIONS: gl.constexpr):
+    """Copy K and V of a tile, once those of the tile before are given back."""
+    mbarrier.wait(memory.kv_empty, parity)
+    mbarrier.expect(memory.kv_full, 2 * tensors.k.block_type.nbytes)
+    load_tile(tensors.k, tile, memory, memory.k, OPTIONS)
+    load_tile(tensors.v, tile, memory, memory.v, OPTIONS)
+
+
+@gluon.jit
+def load_keys_early(tile, tensors, memory, parity, issued, OPTIONS: gl.constexpr):
+    """Copy V, then K, each as soon as that of the tile before has been read. issued: steps before this tile."""
+    if issued > 0:
+        await_values()
+    mbarrier.expect(memory.kv_full, 2 * tensors.k.block_type.nbytes)
+    load_tile(tensors.v, tile, memory, memory.v, OPTIONS)
+    mbarrier.wait(memory.kv_empty, parity)
+    load_tile(tensors.k, tile, memory, memory.k, OPTIONS)
+
+
+@gluon.jit
+def producer(tensors, memory, biases, sizes, OPTIONS: gl.constexpr):
+    """Copy K and V of every tile of this block, Q, dO and their statistics of every step; fetch the next tiles.
 
     An additive mask is fetched into the L2 cache as far ahead as Q is copied.
     """
     STAGES: gl.constexpr = OPTIONS.STAGES
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
-    FORM: gl.constexpr = OPTIONS.FORM
-    PARTS: gl.constexpr = OPTIONS.PARTS
-    EARLY: gl.constexpr = OPTIONS.AHEAD and has_short_walks(FORM)
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    ROW_BYTES: gl.constexpr = q_desc.block_type.nbytes + lse_desc.block_type.nbytes
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
-    slot = 0
-    phase = 1
-    kv_phase = 1
+    EARLY: gl.constexpr = OPTIONS.AHEAD and OPTIONS.SHORT
+    ROW_BYTES: gl.constexpr = tensors.q.block_type.nbytes + tensors.lse.block_type.nbytes
+    key_tiles = count_key_tiles(sizes, OPTIONS)
+    slot = first_slot(1)
+    kv_parity = 1
     tile_slot = first_slot(1)
     issued = 0
-    if counts_all_tiles(FORM):
-        tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-        tile_slot = publish(tile, ends.ring, tile_slot)
-    else:
-        tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
-        batch = batch_head // num_heads_kv
-        head_kv = batch_head % num_heads_kv
-        first = 0
-        low = 0
-        high = seqlen_q
-        end = seqlen_q
-        begin_q = 0
-        begin_k = 0
-        len_q = seqlen_q
-        len_k = seqlen_k
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch, seqlen_q, FORM)
-            begin_k, len_k = sequence(sizes.cu_k, batch, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, _seen = query_range(
-                n * BLOCK_N, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM
-            )  # fmt: skip
-        elif CAUSAL:
-            first = n * BLOCK_N
-        for member in range(group_size):
-            head = head_kv * group_size + member
-            stat_row = head_row(
-                batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
-            )  # fmt: skip
-            entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
-            for place in range(first, end, BLOCK_M):
-                at = rotated(place, n * BLOCK_N, low, high, CAUSAL, FORM)
-                m = first_query(block_at(at, first, end, back, BLOCK_M, FORM, entries), FORM)
-                if names_release(NAMED):
+    number, tile_slot = fetch_first(key_tiles, tensors, memory.ring, tile_slot, sizes, OPTIONS)
+    while number < key_tiles * sizes.batch_heads:
+        tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
+        sequence, batch = tile.sequence, tile.batch
+        for member in range(sizes.group_size):
+            head = tile.head * sizes.group_size + member
+            row = head_row(tile, member, sizes.group_size, sizes, OPTIONS)
+            walk = walk_of_head(tile, member, tensors, sizes, OPTIONS)
+            queries = rows_of_queries(tensors.q, batch, head, sequence)
+            gradients = rows_of_queries(tensors.do, batch, head, sequence)
+            for place in range(walk.first, walk.end, OPTIONS.BLOCK_M):
+                at = rotate(walk, place, first_key_of(tile, OPTIONS), OPTIONS)
+                m = first_query(block_at(walk, at, OPTIONS), OPTIONS)
+                if OPTIONS.NAMED_RELEASE:
                     if issued >= STAGES:
-                        bar_sync(12 + slot, 288)
+                        await_named_release(slot.place)
                 else:
-                    mbarrier.wait(memory.empty.index(slot), phase)
-                mbarrier.expect(memory.q_full.index(slot), ROW_BYTES)
-                q_tile = as_block(q_desc, memory.q.index(slot))
-                copy_rows(q_desc, batch, head, m, 0, begin_q, len_q, memory.q_full.index(slot), q_tile, FORM)
-                if OPTIONS.MASK_CODE == 2:
-                    prefetch_mask(biases, batch, head, n * BLOCK_N, len_k, m, BLOCK_M, BLOCK_N)
-                copy_in(lse_desc, [stat_row + m], memory.q_full.index(slot), memory.lse.index(slot))
+                    mbarrier.wait(memory.q_empty.index(slot.place), slot.parity)
+                q_full = memory.q_full.index(slot.place)
+                mbarrier.expect(q_full, ROW_BYTES)
+                load_panel(queries, m, 0, q_full, memory.q.index(slot.place))
+                if OPTIONS.MASK == 2:
+                    prefetch_mask(biases, tile, batch, head, m, OPTIONS)
+                copy_in(tensors.lse, [row + m], q_full, memory.lse.index(slot.place))
                 if not EARLY:
-                    if (place == first) & (member == 0):  # right behind the first Q
-                        mbarrier.wait(ends.kv_empty, kv_phase)
-                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
-                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
-                        kv_phase ^= 1
-                mbarrier.expect(memory.do_full.index(slot), ROW_BYTES)
-                do_tile = as_block(do_desc, memory.do.index(slot))
-                copy_rows(do_desc, batch, head, m, 0, begin_q, len_q, memory.do_full.index(slot), do_tile, FORM)
-                copy_in(delta_desc, [stat_row + m], memory.do_full.index(slot), memory.delta.index(slot))
+                    if (place == walk.first) & (member == 0):  # right behind the first Q
+                        load_keys(tile, tensors, memory, kv_parity, OPTIONS)
+                        kv_parity ^= 1
+                do_full = memory.do_full.index(slot.place)
+                mbarrier.expect(do_full, ROW_BYTES)
+                load_panel(gradients, m, 0, do_full, memory.do.index(slot.place))
+                copy_in(tensors.delta, [row + m], do_full, memory.delta.index(slot.place))
                 if EARLY:
-                    if (place == first) & (member == 0):  # V, then K, each as soon as it has been read
-                        if issued > 0:
-                            await_values()
-                        mbarrier.expect(ends.kv_full, 2 * k_desc.block_type.nbytes)
-                        copy_keys(v_desc, memory.v, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
-                        mbarrier.wait(ends.kv_empty, kv_phase)
-                        copy_keys(k_desc, memory.k, ends, batch, head_kv // PARTS, n * BLOCK_N, begin_k, len_k, FORM)
-                        kv_phase ^= 1
-                slot, phase = advance(slot, phase, STAGES)
+                    if (place == walk.first) & (member == 0):
+                        load_keys_early(tile, tensors, memory, kv_parity, issued, OPTIONS)
+                        kv_parity ^= 1
+                slot = next_slot(slot, STAGES)
                 issued += 1
-        if PERSISTENT:
-            tile = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-            tile_slot = publish(tile, ends.ring, tile_slot)
+        if OPTIONS.PERSISTENT:
+            number, tile_slot = fetch_tile(key_tiles, tensors, memory.ring, tile_slot, sizes, OPTIONS)
         else:
-            tile = key_tiles * batch_heads
+            number = key_tiles * sizes.batch_heads
     if EARLY:
         if issued > 0:
             await_values()
-    if names_release(NAMED):  # take the last releases, so that no named barrier is left half full
+    if OPTIONS.NAMED_RELEASE:  # take the last releases, so that no named barrier is left half full
+        place = slot.place
         if issued < STAGES:
-            slot = 0
+            place = 0
+        last = Slot(place=place, parity=slot.parity)
         for i in range(gl.minimum(STAGES, issued)):
-            bar_sync(12 + slot, 288)
-            slot, phase = advance(slot, phase, STAGES)
+            await_named_release(last.place)
+            last = next_slot(last, STAGES)
 
 
 @gluon.jit
-def query_head(
-    steps, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
-    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr, KV_L: gl.constexpr, DQ_L: gl.constexpr,
+def walk_head(
+    inputs, operands, tile, member, sizes, state, W: gl.constexpr, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr
 ):  # fmt: skip
-    """All blocks of queries of one head that see the keys from n0 on; row: of its first query in dQ.
+    """Take the steps of the query head number `member`, and return the new state.
 
-    From `low` to `high` every query sees every key. In a fixed order of additions the walk may go
-    back (`block_at`), and where nothing is masked it begins elsewhere (`rotated`). entries: see `walk_of`.
+    From `low` to `high` every query sees every key. In a fixed order of additions the walk may go back (`block_at`),
+    and where nothing is masked it begins elsewhere (`rotate`).
     """
-    memory = steps.memory
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
-    DEFER: gl.constexpr = OPTIONS.DEFER
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    if CAUSAL and not is_general(FORM):
-        first = n0 + 0
-        low = n0 + BLOCK_N
-    low, high = places_of(first, low, high, end, back, FORM)
-    masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if (CAUSAL and not is_general(FORM)) or begins_masked(FORM):
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    head = head_of(inputs, tile, member, sizes, W, OPTIONS, LAYOUTS.scores)
+    walk = place_walk(head.walk, OPTIONS)
+    masked, whole, stop = walk.first, walk.low, walk.high
+    for _ in range(parts_of_walk(OPTIONS)):
+        if begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-                before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
-                dk, dv, slot, phase, b, b_phase = step(
-                    steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
-                    W, True, OPTIONS, S_L, KV_L, DQ_L,
-                )  # fmt: skip
+                state = step(inputs, operands, tile, head, place, state, W, True, OPTIONS, LAYOUTS)
         for place in range(whole, stop, BLOCK_M):
-            m = block_at(rotated(place, n0, low, high, CAUSAL, FORM), first, end, back, BLOCK_M, FORM, entries)
-            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
-            dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
-                W, False, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
-        masked, whole, stop = high, end, end
-    if ends_masked(FORM):
-        for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM, entries)
-            before = rotated(place - BLOCK_M, n0, low, high, CAUSAL, FORM)
-            dk, dv, slot, phase, b, b_phase = step(
-                steps, ka, va, kt, dk, dv, m, before, place > first, n0, row, bounds, slot, phase, b, b_phase,
-                W, True, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
-    if DEFER:
-        wait_ds(memory.ds_full, 1 - b, b_phase ^ (1 - b), W, NAMED)
-        dq_t = issue_dq(kt, memory.k, memory.ds.index(1 - b), W, DEFER, DQ_L)
-        dq = warpgroup_mma_wait(0, deps=(dq_t,))
-        last = rotated(end - BLOCK_M, n0, low, high, CAUSAL, FORM)
-        give_dq(dq, steps, row + last, 1 - b, b_phase ^ (1 - b), W, OPTIONS)
-    return dk, dv, slot, phase, b, b_phase
+            state = step(inputs, operands, tile, head, place, state, W, False, OPTIONS, LAYOUTS)
+        masked, whole, stop = walk.high, walk.end, walk.end
+    if ends_with_masks(OPTIONS):
+        for place in range(walk.high, walk.end, BLOCK_M):
+            state = step(inputs, operands, tile, head, place, state, W, True, OPTIONS, LAYOUTS)
+    if OPTIONS.DEFER:
+        give_last_dq(inputs, operands, tile, head, state, W, OPTIONS, LAYOUTS)
+    return state
+
+
+# ---- the ends of a tile
 
 
 @gluon.jit
-def consumer(
-    steps, dk_desc, dv_desc, ends, scale, sizes, W: gl.constexpr, OPTIONS: gl.constexpr,
-):  # fmt: skip
-    """dK and dV of keys 64 W .. 64 W + 63 of every tile of this block, and a half of the tile's part of dQ.
+def put_partial(gradient, desc, memory, block):
+    """Write a float32 gradient of 64 keys, which is the block number `block` of its kind, in the order of the
+    accumulator registers: one half of its columns after the other."""
+    HALF: gl.constexpr = gradient.shape[1] // 2
+    # [2, HALF, 64]
+    x = gl.reshape(in_register_order(gradient), [2, HALF, 64])
+    # [HALF, 64]
+    low, high = gl.split(gl.permute(x, (1, 2, 0)))
+    tma.store_wait(0)
+    memory.store(low)
+    fence_async_shared()
+    copy_out(desc, [block * 2 * HALF, 0], memory)
+    tma.store_wait(0)
+    memory.store(high)
+    fence_async_shared()
+    copy_out(desc, [(block * 2 + 1) * HALF, 0], memory)
 
-    GROUPED: several query heads share the keys; their gradients are summed in registers.
-    """
-    memory = steps.memory
-    DEFER: gl.constexpr = OPTIONS.DEFER
-    PERSISTENT: gl.constexpr = OPTIONS.PERSISTENT
-    FORM: gl.constexpr = OPTIONS.FORM
-    dtype: gl.constexpr = memory.k.dtype
-    D: gl.constexpr = memory.k.shape[1]
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    BLOCK_N: gl.constexpr = memory.k.shape[0]
-    KEYS: gl.constexpr = BLOCK_N // 2
-    DQ_N: gl.constexpr = BLOCK_M // 2 if DEFER else D // 2
-    SPREAD: gl.constexpr = has_short_walks(FORM) and has_two_places(memory.dq) and OPTIONS.PARTS == 1
+
+@gluon.jit
+def gradient_place(memory, place, D: gl.constexpr):
+    """Return the memory of a gradient of 64 keys, which leaves where dQ does."""
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
-    KV_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
-    DQ_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DQ_N, 16])
-    # [KEYS, head_dim]
-    staging = reinterpret(memory.dq.index(W), dtype, [KEYS, D], GRADIENT_L)  # dV and dK leave where dQ does
-    kw = memory.k.slice(W * KEYS, KEYS, dim=0)
-    vw = memory.v.slice(W * KEYS, KEYS, dim=0)
-    seqlen_q, seqlen_k = sizes.seqlen_q, sizes.seqlen_k
-    num_heads_kv, group_size, batch_heads = sizes.num_heads_kv, sizes.group_size, sizes.batch_heads
-    key_tiles = count_key_tiles(seqlen_k, BLOCK_N, FORM)
-    slot = 0
-    phase = 0
-    b = 0
-    b_phase = 0
-    kv_phase = 0
+    return reinterpret(memory.dq.index(place), memory.k.dtype, [64, D], GRADIENT_L)
+
+
+@gluon.jit
+def put_gradient(gradient, rows, key, staging):
+    """Write a gradient of 64 keys from `key` on by way of memory of dQ."""
+    # [64, head_dim]
+    staging.store(gradient.to(rows.desc.dtype))
+    fence_async_shared()
+    store_panel(rows, key, 0, staging)
+
+
+@gluon.jit
+def put_apart(dk, dv, rows_k, rows_v, key, memory, ds, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Write dK and dV of 64 keys from `key` on by way of the two places of dQ, so that none waits for the other. dV
+    leaves from where dQ left earlier. ds: of the step that comes next."""
+    tma.store_wait(0)
+    await_place(memory, ds, W, OPTIONS)
+    put_gradient(dv, rows_v, key, gradient_place(memory, dq_place(ds, W, OPTIONS), dv.shape[1]))
+    ds = next_slot(ds, 2)
+    await_place(memory, ds, W, OPTIONS)
+    put_gradient(dk, rows_k, key, gradient_place(memory, dq_place(ds, W, OPTIONS), dk.shape[1]))
+
+
+@gluon.jit
+def operands_of(keys, values, memory, OPTIONS: gl.constexpr, LAYOUTS: gl.constexpr):
+    """Return the `Operands` of a tile. keys, values: of the warpgroup."""
+    if OPTIONS.DEFER:
+        own_k = keys.load(gl.DotOperandLayout(0, LAYOUTS.scores, 2))
+        own_v = values.load(gl.DotOperandLayout(0, LAYOUTS.scores, 2))
+        return Operands(own_k, own_v, memory.k.permute((1, 0)).load(gl.DotOperandLayout(0, LAYOUTS.dq, 2)))
+    else:
+        return Operands(keys, values, memory.k)
+
+
+@gluon.jit
+def consumer(tensors, memory, scaling, biases, sizes, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Compute dK and dV of keys 64 W .. 64 W + 63 of every tile of this block, and a half of the tile's part of dQ.
+    Gradients of several query heads that share the keys are summed in registers."""
+    D: gl.constexpr = memory.k.shape[1]
+    SPREAD: gl.constexpr = OPTIONS.SHORT and OPTIONS.DQ_SLOTS == 2 and OPTIONS.PARTS == 1
+    LAYOUTS: gl.constexpr = layouts_of(OPTIONS, D)
+    inputs = Inputs(tensors, memory, scaling, biases)
+    staging = gradient_place(memory, W, D)
+    keys, values = memory.k.slice(W * 64, 64, dim=0), memory.v.slice(W * 64, 64, dim=0)
+    key_tiles = count_key_tiles(sizes, OPTIONS)
+    slot = first_slot(0)
+    ds = first_slot(0)
+    kv_parity = 0
     tile_slot = first_slot(0)
     if not OPTIONS.AHEAD:
-        no_products_yet()
-    if counts_all_tiles(FORM):
-        tile, tile_slot = receive(ends.ring, tile_slot)
-    else:
-        tile = gl.program_id(0)
-    while tile < key_tiles * batch_heads:
-        n, batch_head = locate_keys(tile, key_tiles, sizes.head_group, batch_heads, OPTIONS.CAUSAL, FORM)
-        back = walks_back(batch_head, sizes.head_group, batch_heads, FORM)
-        n0 = n * BLOCK_N
-        first = 0
-        low = 0
-        high = seqlen_q
-        end = seqlen_q
-        begin_q = 0
-        begin_k = 0
-        len_k = seqlen_k
-        bounds = None
-        if is_general(FORM):
-            begin_q, len_q = sequence(sizes.cu_q, batch_head // num_heads_kv, seqlen_q, FORM)
-            begin_k, len_k = sequence(sizes.cu_k, batch_head // num_heads_kv, seqlen_k, FORM)
-            above, below = bounds_of(sizes.upper, sizes.lower, len_q, len_k, FORM)
-            first, low, high, end, _seen = query_range(n0, len_q, len_k, above, below, BLOCK_M, BLOCK_N, FORM)
-            bounds = Bounds(upper=above, lower=below, queries=len_q, keys=len_k)
-        # [KEYS, head_dim]
-        dk = gl.zeros([KEYS, D], gl.float32, KV_L)
-        dv = gl.zeros([KEYS, D], gl.float32, KV_L)
-        mbarrier.wait(ends.kv_full, kv_phase)
-        kv_phase ^= 1
-        if DEFER:
-            ka = kw.load(gl.DotOperandLayout(0, S_L, 2))
-            va = vw.load(gl.DotOperandLayout(0, S_L, 2))
-            kt = memory.k.permute((1, 0)).load(gl.DotOperandLayout(0, DQ_L, 2))
-            if PERSISTENT:
-                mbarrier.arrive(ends.kv_empty, count=1)  # K and V are in registers now
-        else:
-            ka = kw
-            va = vw
-            kt = memory.k
+        settle_products()
+    number, tile_slot = receive_first(memory.ring, tile_slot, OPTIONS)
+    while number < key_tiles * sizes.batch_heads:
+        tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
+        # [64, head_dim]
+        dk = gl.zeros([64, D], gl.float32, LAYOUTS.gradients)
+        dv = gl.zeros([64, D], gl.float32, LAYOUTS.gradients)
+        mbarrier.wait(memory.kv_full, kv_parity)
+        kv_parity ^= 1
+        operands = operands_of(keys, values, memory, OPTIONS, LAYOUTS)
+        if OPTIONS.DEFER and OPTIONS.PERSISTENT:
+            mbarrier.arrive(memory.kv_empty, count=1)  # K and V are in registers now
         if OPTIONS.AHEAD:
-            dk, dv, slot, phase, b, b_phase = walk_ahead(
-                steps, dk, dv, n, batch_head, sizes, first, low, high, end, back, bounds, slot, phase, b, b_phase,
-                W, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
+            dk, dv, slot, ds = walk_ahead(inputs, tile, sizes, State(dk, dv, slot, ds), W, OPTIONS, LAYOUTS)
         elif OPTIONS.GROUPED:
-            for member in range(group_size):
-                row = head_row(
-                    batch_head, member, num_heads_kv, group_size, begin_q, seqlen_q, sizes.rows, BLOCK_M, True, FORM
-                )  # fmt: skip
-                entries, low, high, end = walk_of(n, batch_head, member, low, high, end, sizes, BLOCK_M, FORM)
-                own = Steps(
-                    dq_desc=steps.dq_desc,
-                    dq_sums=steps.dq_sums,
-                    memory=memory,
-                    scale_log2=steps.scale_log2,
-                    cap_in=steps.cap_in,
-                    biases=steps.biases,
-                    head=head_biases(steps, batch_head, member, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
-                )
-                dk, dv, slot, phase, b, b_phase = query_head(
-                    own, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds,
-                    slot, phase, b, b_phase, W, OPTIONS, S_L, KV_L, DQ_L,
-                )  # fmt: skip
+            for member in range(sizes.group_size):
+                state = State(dk, dv, slot, ds)
+                dk, dv, slot, ds = walk_head(inputs, operands, tile, member, sizes, state, W, OPTIONS, LAYOUTS)
         else:
-            row = head_row(batch_head, 0, num_heads_kv, 1, begin_q, seqlen_q, sizes.rows, BLOCK_M, False, FORM)
-            entries, low, high, end = walk_of(n, batch_head, 0, low, high, end, sizes, BLOCK_M, FORM)
-            own = Steps(
-                dq_desc=steps.dq_desc,
-                dq_sums=steps.dq_sums,
-                memory=memory,
-                scale_log2=steps.scale_log2,
-                cap_in=steps.cap_in,
-                biases=steps.biases,
-                head=head_biases(steps, batch_head, 0, n0 + W * KEYS, bounds, sizes, OPTIONS, S_L),
-            )
-            dk, dv, slot, phase, b, b_phase = query_head(
-                own, ka, va, kt, dk, dv, n0, row, first, low, high, end, back, entries, bounds, slot, phase, b, b_phase,
-                W, OPTIONS, S_L, KV_L, DQ_L,
-            )  # fmt: skip
-        if PERSISTENT:
-            if not DEFER:
-                mbarrier.arrive(ends.kv_empty, count=1)
-            tile, tile_slot = receive(ends.ring, tile_slot)
+            state = State(dk, dv, slot, ds)
+            dk, dv, slot, ds = walk_head(inputs, operands, tile, 0, sizes, state, W, OPTIONS, LAYOUTS)
+        if OPTIONS.PERSISTENT:
+            if not OPTIONS.DEFER:
+                mbarrier.arrive(memory.kv_empty, count=1)
+            number, tile_slot = receive(memory.ring, tile_slot)
         else:
-            tile = key_tiles * batch_heads
-        batch = batch_head // num_heads_kv
-        head = batch_head % num_heads_kv
-        key = n0 + W * KEYS
-        if (adds_apart(DEFER, PERSISTENT, OPTIONS.CAUSAL, FORM) or OPTIONS.AHEAD) and not SPREAD:
-            await_last(memory, b, b_phase, W)
-        # [KEYS, head_dim]
+            number = key_tiles * sizes.batch_heads
+        batch, key_head = batch_of(tile, sizes), key_head_of(tile, sizes)
+        rows_v = rows_of_keys(tensors.dv, batch, key_head, tile.sequence)
+        rows_k = rows_of_keys(tensors.dk, batch, key_head, tile.sequence)
+        key = tile.n0 + W * 64
+        if OPTIONS.ADDERS and not SPREAD:
+            await_last(memory, ds, W, OPTIONS)
         if SPREAD:
-            put_gradients(
-                dk * scale, dv, dk_desc, dv_desc, batch, head, key, begin_k, len_k, memory, b, b_phase, W, FORM
-            )
+            put_apart(dk * scaling.scale, dv, rows_k, rows_v, key, memory, ds, W, OPTIONS)
         elif OPTIONS.PARTS > 1:
-            block = (batch_head * key_tiles + n) * 2 + W
-            put_partial(dv, dv_desc, memory.dq.index(W), block)
-            put_partial(dk, dk_desc, memory.dq.index(W), block)
+            block = (tile.batch_head * key_tiles + tile.n) * 2 + W
+            put_partial(dv, tensors.dv, memory.dq.index(W), block)
+            put_partial(dk, tensors.dk, memory.dq.index(W), block)
         else:
             tma.store_wait(0)
-            staging.store(dv.to(dtype))
-            fence_async_shared()
-            copy_rows_out(dv_desc, batch, head, key, 0, begin_k, len_k, as_block(dv_desc, staging), FORM)
-            dk = dk * scale
+            put_gradient(dv, rows_v, key, staging)
+            dk = dk * scaling.scale
             tma.store_wait(0)
-            staging.store(dk.to(dtype))
-            fence_async_shared()
-            copy_rows_out(dk_desc, batch, head, key, 0, begin_k, len_k, as_block(dk_desc, staging), FORM)
+            put_gradient(dk, rows_k, key, staging)
     tma.store_wait(0)

@@ -42,11 +42,6 @@ def is_biased(shape: AttentionShape) -> bool:
     return shape.features.alibi or shape.features.dropout or mask_code(shape) > 0
 
 
-def key_codes(shape: AttentionShape) -> dict[str, Any]:
-    """Return the constants of the backward."""
-    return {"ALIBI": alibi_code(shape), "MASK_CODE": mask_code(shape), "DROPOUT": shape.features.dropout}
-
-
 def key_biases(shape: AttentionShape, extras: Extras, mask: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of `KeyBiases`. mask: as it is laid out, its strides and whether its columns move.
 

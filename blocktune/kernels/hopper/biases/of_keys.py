@@ -54,10 +54,20 @@ KEY_INTEGERS = tuple(name for name in KeyBiases._fields if name not in ("slopes"
 """Run-time integers that are not compiled in."""
 
 
-@gluon.constexpr_function
-def is_biased(options):
-    """Return whether a launch has any of what is in this file."""
-    return bool(options.ALIBI) or bool(options.MASK_CODE) or bool(options.DROPOUT)
+class HeadBiases(NamedTuple):
+    """What a query head has for 64 keys; 0 for what it has not.
+
+    rows, pairs: `thread_positions`. key: the first key. slope: in base 2. place: how far the first
+    key is from the one that query 0 stands at. tile: of the mask. number: batch * num_heads + head.
+    """
+
+    rows: Any
+    pairs: Any
+    key: Any
+    slope: Any
+    place: Any
+    tile: Any
+    number: Any
 
 
 @gluon.jit
@@ -85,81 +95,84 @@ def prefetch(place, SIZE: gl.constexpr):
 
 
 @gluon.jit
-def prefetch_mask(biases, batch, head, key, keys, m, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """Begin to copy an additive mask to the L2 cache: of the queries from m on and the BLOCK_N keys from `key` on."""
-    SIZE: gl.constexpr = 64 * BLOCK_M * biases.mask.dtype.element_ty.primitive_bitwidth // 8
-    for half in gl.static_range(BLOCK_N // 64):
-        tile = tile_of_mask(biases, batch, head, key + half * 64, keys, 64 * 128)
-        prefetch(tile + m * biases.mask_column * 64, SIZE)
+def prefetch_mask(biases, tile, batch, head, m, OPTIONS: gl.constexpr):
+    """Begin to copy an additive mask to the L2 cache: of the queries from m on and the keys of a `KeyTile`."""
+    SIZE: gl.constexpr = 64 * OPTIONS.BLOCK_M * biases.mask.dtype.element_ty.primitive_bitwidth // 8
+    for half in gl.static_range(OPTIONS.BLOCK_N // 64):
+        key, keys = tile.n * OPTIONS.BLOCK_N + half * 64, tile.sequence.seqlen_k
+        place = tile_of_mask(biases, batch, head, key, keys, 64 * 128)
+        prefetch(place + m * biases.mask_column * 64, SIZE)
 
 
 @gluon.jit
-def biases_of_head(
-    biases, batch, head, num_heads, key, keys, moved, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
-):  # fmt: skip
-    """Return what a head has for the 64 keys from `key` on of a sequence that has `keys`; 0 for what it has not.
-
-    rows and pairs (`thread_positions`), the first key's number, the slope in base 2, how far the first key is from the
-    one that query 0 stands at, which has `moved`, the tile of the mask, and batch * num_heads + head.
-    """
+def biases_of_head(biases, tile, member, key, sizes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Return the `HeadBiases` of the query head number `member` of a `KeyTile`, for the 64 keys from `key` on; 0
+    where a launch has none."""
     LOG2_E: gl.constexpr = 1.4426950408889634
-    rows, pairs = thread_positions(by_thread(gl.zeros([64, BLOCK_M], gl.float32, S_L)))
-    slope, tile, place = 0, 0, 0
-    if OPTIONS.ALIBI:
-        at = batch.to(gl.int64) * biases.slope_batch + head * biases.slope_head
-        slope = gl.load(biases.slopes + at) * LOG2_E
-        place = key - biases.anchor - moved
-    if OPTIONS.MASK_CODE:
-        tile = tile_of_mask(biases, batch, head, key, keys, 64 * 4 if OPTIONS.MASK_CODE == 1 else 64 * 128)
-    return rows, pairs, key, slope, place, tile, batch * num_heads + head
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    if OPTIONS.ALIBI or OPTIONS.MASK or OPTIONS.DROPOUT:
+        sequence = tile.sequence
+        batch = tile.batch_head // sizes.num_heads_kv
+        head = tile.batch_head % sizes.num_heads_kv * sizes.group_size + member
+        rows, pairs = thread_positions(by_thread(gl.zeros([64, BLOCK_M], gl.float32, S_L)))
+        slope, place, mask = 0, 0, 0
+        if OPTIONS.ALIBI:
+            at = batch.to(gl.int64) * biases.slope_batch + head * biases.slope_head
+            slope = gl.load(biases.slopes + at) * LOG2_E
+            place = key - biases.anchor - sequence.shift
+        if OPTIONS.MASK:
+            size: gl.constexpr = 64 * 4 if OPTIONS.MASK == 1 else 64 * 128
+            mask = tile_of_mask(biases, batch, head, key, sequence.seqlen_k, size)
+        number = batch * (sizes.num_heads_kv * sizes.group_size) + head
+        return HeadBiases(rows, pairs, key, slope, place, mask, number)
+    else:
+        return 0
 
 
 @gluon.jit
-def mask_of_block(biases, head, m, BLOCK_M: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def mask_of_block(biases, head, m, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return what the queries from m on need of the mask; 0 without one."""
     loaded = 0
-    if OPTIONS.MASK_CODE:
-        rows, pairs, _, _, _, tile, _ = head
+    if OPTIONS.MASK:
         column = m * biases.mask_column
-        if OPTIONS.MASK_CODE == 1:
-            loaded = bits_of_block(tile, column, rows, pairs, BLOCK_M)
+        if OPTIONS.MASK == 1:
+            loaded = bits_of_block(head.tile, column, head.rows, head.pairs, OPTIONS.BLOCK_M)
         else:
-            loaded = values_of_block(tile, column, BLOCK_M, S_L)
+            loaded = values_of_block(head.tile, column, OPTIONS.BLOCK_M, S_L)
     return loaded
 
 
 @gluon.jit
-def kept_of_queries(biases, head, m, OPTIONS: gl.constexpr):
+def kept_pairs(biases, head, m, OPTIONS: gl.constexpr):
     """Return the pairs of the queries from m on that dropout keeps (`kept_bits_of_keys`); 0 without dropout."""
     kept = 0
     if OPTIONS.DROPOUT:
-        rows, pairs, key, _, _, _, number = head
         kept = kept_bits_of_keys(
-            rows + key, pairs, m, number, biases.offset, biases.seed_lo, biases.seed_hi, biases.threshold
+            head.rows + head.key, head.pairs, m, head.number, biases.offset, biases.seed_lo, biases.seed_hi,
+            biases.threshold,
         )  # fmt: skip
     return kept
 
 
 @gluon.jit
-def with_biases(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def bias_exponents(exponents, m, loaded, head, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the exponents [64, 64] of the queries from m on, with ALiBi and an additive mask."""
     LOG2_E: gl.constexpr = 1.4426950408889634
     if OPTIONS.ALIBI:
-        rows, pairs, _, slope, place, _, _ = head
         x = by_thread(exponents)
         if OPTIONS.ALIBI == 1:
-            x = x + broadcast_rows(slope * (rows + (place - m)).to(gl.float32), x)
+            x = x + broadcast_rows(head.slope * (head.rows + (head.place - m)).to(gl.float32), x)
         else:
-            distance = (rows + (place - m) - 2 * pairs).to(gl.float32)
-            x = x + alibi(x, slope, distance, False)
+            distance = (head.rows + (head.place - m) - 2 * head.pairs).to(gl.float32)
+            x = x + alibi(x, head.slope, distance, False)
         exponents = gl.convert_layout(gl.reshape(x, exponents.shape), S_L)
-    if OPTIONS.MASK_CODE == 2:
-        exponents = limited_exponents(exponents + as_float32(loaded) * LOG2_E)
+    if OPTIONS.MASK == 2:
+        exponents = limit_exponents(exponents + as_float32(loaded) * LOG2_E)
     return exponents
 
 
 @gluon.jit
-def limited_exponents(exponents):
+def limit_exponents(exponents):
     """Return exponents under an additive mask, of a masked row with n keys -log2(n) for every visible one.
 
     These come out as -1.44 * 2^50 + 2^52 (1 + log2(n) / 64) (`masked_row` in kernels/hopper/backward/pre_and_post.py),
@@ -170,15 +183,15 @@ def limited_exponents(exponents):
 
 
 @gluon.jit
-def where_seen(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def hide_pairs(p, loaded, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the probabilities [64, 64], zero for pairs that a boolean mask hides, whatever they were."""
-    if OPTIONS.MASK_CODE == 1:
+    if OPTIONS.MASK == 1:
         p = gl.convert_layout(gl.reshape(where_set(loaded, by_thread(p), "0f00000000"), p.shape), S_L)
     return p
 
 
 @gluon.jit
-def where_kept(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def drop_pairs(p, kept, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return the probabilities [64, 64], zero for pairs that dropout does not keep."""
     if OPTIONS.DROPOUT:
         p = gl.convert_layout(gl.reshape(where_set(kept, by_thread(p), "0f00000000", place_of_query), p.shape), S_L)
@@ -211,7 +224,7 @@ def choose(words, numbers, others):
 
 
 @gluon.jit
-def slopes_where_kept(dp, kept, slopes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+def choose_slopes(dp, kept, slopes, OPTIONS: gl.constexpr, S_L: gl.constexpr):
     """Return what probabilities [64, 64] are multiplied with: dP^T less the row sums of out * dout, and of pairs that
     dropout does not keep `slopes` alone, minus the row sums [64]."""
     if OPTIONS.DROPOUT:

@@ -6,8 +6,7 @@ from typing import Any
 ALIGNMENT_BYTES = 16
 """Of the address and of every stride but the last."""
 PACKED_ROWS = 1 << 30
-"""Tokens that packed sequences may have together; kernels/hopper/forward/steps.py and kernels/hopper/backward/bounds.py
-count with it, too."""
+"""Tokens that packed sequences may have together; forward/copies.py and head_rows.py count with it, too."""
 MANY_ROWS = 0x7FFF0000
 """A size that is never reached."""
 

@@ -1,4 +1,4 @@
-"""The sequence that a tile belongs to and the keys that its rows see, in Gluon: what all forwards agree on."""
+"""The sequence that a tile belongs to and the keys that its rows see, in Gluon: what all kernels agree on."""
 
 from typing import Any, NamedTuple
 

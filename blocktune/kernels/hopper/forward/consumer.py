@@ -48,6 +48,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import locate, tanh
+from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import KeyBlocks, hide, key_range, mask_bounds, row_bounds
 from blocktune.kernels.hopper.common.sinks import sink_of
 from blocktune.kernels.hopper.common.slots import first_slot, next_slot, receive
@@ -68,7 +69,6 @@ from blocktune.kernels.hopper.forward.biases import (
 )
 from blocktune.kernels.hopper.forward.bounds import sequence_of, stretch, walk_start, walks_round
 from blocktune.kernels.hopper.forward.copies import (
-    HeadRows,
     hand_back,
     release,
     release_values,

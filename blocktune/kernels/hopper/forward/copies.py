@@ -6,27 +6,13 @@ together and then the third. Copies move one panel at a time; a swizzle is as wi
 lies in memory as two of them do.
 """
 
-from typing import Any, NamedTuple
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from blocktune.kernels.hopper.common.device_functions import as_block, copy_in, copy_out, reinterpret
+from blocktune.kernels.hopper.common.device_functions import as_block, copy_in, reinterpret
+from blocktune.kernels.hopper.common.head_rows import store_panel
 from blocktune.kernels.hopper.common.slots import next_slot
-
-
-class HeadRows(NamedTuple):
-    """The rows of a head of a sequence in a tensor that has a descriptor.
-
-    begin: the sequence's first token among packed ones, whose descriptor has five dimensions. length: its rows.
-    """
-
-    desc: Any
-    batch: Any
-    head: Any
-    begin: Any
-    length: Any
 
 
 @gluon.constexpr_function
@@ -74,17 +60,6 @@ def store_rows(rows, row, memory, place):
     W: gl.constexpr = rows.desc.block_type.shape[len(rows.desc.block_type.shape) - 1]
     for part in gl.static_range(panels(memory)):
         store_panel(rows, row, part * W, panel(memory, place, part))
-
-
-@gluon.jit
-def store_panel(rows, row, column, tile):
-    """Copy a tile of shared memory to a head's rows from `row` and columns from `column` on."""
-    desc = rows.desc
-    if len(desc.block_type.shape) == 4:
-        copy_out(desc, [rows.batch, rows.head, row, column], as_block(desc, tile))
-    else:
-        end = rows.begin + rows.length
-        copy_out(desc, [1 << 30, end, rows.head, (1 << 30) - rows.length + row, column], as_block(desc, tile))
 
 
 @gluon.jit

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from blocktune.kernels.hopper.common.device_functions import reinterpret
-from blocktune.kernels.hopper.forward.copies import store_panel
+from blocktune.kernels.hopper.common.head_rows import store_panel
 
 
 @gluon.jit

@@ -8,10 +8,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from blocktune.kernels.hopper.common.device_functions import locate
+from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import key_range
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, publish
 from blocktune.kernels.hopper.forward.bounds import Walk, sequence_of, walk_start, walked
-from blocktune.kernels.hopper.forward.copies import HeadRows, load_rows, panels
+from blocktune.kernels.hopper.forward.copies import load_rows, panels
 
 
 @gluon.jit

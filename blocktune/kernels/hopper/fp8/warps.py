@@ -11,11 +11,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import locate, reinterpret
+from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.rows import by_thread, thread_sum
 from blocktune.kernels.hopper.common.sequences import hide, key_range, mask_bounds, row_bounds, whole_sequence
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, receive
 from blocktune.kernels.hopper.forward.consumer import skips_blocks
-from blocktune.kernels.hopper.forward.copies import HeadRows, load_rows, store_rows
+from blocktune.kernels.hopper.forward.copies import load_rows, store_rows
 from blocktune.kernels.hopper.forward.output import divided
 from blocktune.kernels.hopper.fp8.arguments import State, Tile
 from blocktune.kernels.hopper.fp8.slots import announce, await_pass, await_slot, give_back, hand_back, next_place

@@ -40,4 +40,4 @@ class FlashBackwardHopperSparse(FlashBackwardHopper):
 
     def bind(self, config: KernelConfig, shape: AttentionShape) -> HopperSparseBackwardLaunch:
         launch = super().bind(config, shape)
-        return HopperSparseBackwardLaunch(shape, launch.numbers, launch.persistent, launch.parts)
+        return HopperSparseBackwardLaunch(shape, launch.sizes, launch.options)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from blocktune.kernels.hardware.limits import known_ccs, limits_for
-from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
+from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper, options_of
 from blocktune.kernels.hopper.common.descriptors import describe, is_describable
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
@@ -70,6 +70,27 @@ def test_default_config_is_feasible(head_dim: int, seqlen: int, causal: Causal) 
     problem = shape(head_dim, seqlen, causal, num_heads_kv=2, dtype="float16")
     assert KERNEL.unsupported(problem, HOPPER) is None
     assert KERNEL.violations(KERNEL.default_config(problem, HOPPER), problem, HOPPER) == ()
+
+
+def test_named_barriers_serve_the_exchange_and_the_release_apart() -> None:
+    found = [options_of(config(shape(), named_barriers=number), shape()) for number in range(4)]
+    answers = [(each.NAMED_EXCHANGE, each.NAMED_RELEASE) for each in found]
+    assert answers == [(False, False), (True, False), (False, True), (True, True)]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "features", "adders", "panels", "slots"),
+    [(64, "", True, (1, 1), 2), (64, "softcap", False, (1, 1), 1), (128, "", True, (1, 1), 2),
+     (192, "deterministic", False, (3, 3), 1), (256, "", False, (4, 4), 1)],
+)  # fmt: skip
+def test_options_of_the_default_config(
+    head_dim: int, features: str, adders: bool, panels: tuple[int, int], slots: int
+) -> None:
+    """Wide heads have panels, and add dQ themselves."""
+    problem = shape(head_dim, features=Features.parse(features))
+    found = options_of(config(problem), problem)
+    answers = found.ADDERS, (found.PANELS, found.V_PANELS), found.DQ_SLOTS
+    assert answers == (adders, panels, slots)
 
 
 FEATURES = ("", "window=100:20", "softcap", "varlen", "deterministic", "varlen softcap deterministic window=9:-1")

@@ -15,10 +15,7 @@ import torch
 
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.hopper.backward import launch, layout, parts
-from blocktune.kernels.hopper.backward.device_kernel import (
-    SIZES,
-    flash_bwd_hopper_kernel,
-)
+from blocktune.kernels.hopper.backward.device_kernel import flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.kernel import FlashBackwardHopper
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
@@ -85,16 +82,13 @@ def gradients_of(
     described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
     described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     bound = (SPARSE if extras.block_mask else KERNEL).bind(config, problem)
-    numbers = bound.numbers
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     of_form = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
     rest = [*of_form, *bound.listed(extras, q), *biases]
-    constants = [value for name, value in numbers.items() if name not in SIZES]
     counter = torch.zeros(1, dtype=torch.int32)
     kernel = flash_bwd_hopper_wide_kernel if is_wide(problem) else flash_bwd_hopper_kernel
-    sizes = [numbers[name] for name in SIZES]
-    added = [] if is_wide(problem) else [sums if adds_registers(problem, bound.persistent) else None]
-    arguments = [*described, counter, *added, scale, scale_log2, *sizes, *rest, *constants]
+    added = sums if adds_registers(problem, bound.options.PERSISTENT) else None
+    arguments = [*described, counter, added, scale, scale_log2, *bound.sizes, *rest, bound.options]
     gluon_machine.run(kernel, arguments, programs, together=True)
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 

@@ -10,22 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import bounds, turns
-from blocktune.kernels.hopper.backward import form as hopper_bwd_form
+from blocktune.kernels.hopper.backward import bounds, tiles, turns
+from blocktune.kernels.hopper.backward.arguments import KeyTile, Walk
 from blocktune.kernels.hopper.backward.layout import (
-    BACK,
-    BOTH,
-    EDGE,
-    GENERAL,
-    LOWER,
-    MOVING,
-    ORDERED,
-    PACKED,
-    SHORT,
-    SOFTCAP,
-    TAIL,
-    TOGETHER,
-    UPPER,
     bounds_of,
     form_of,
     is_added_apart,
@@ -35,6 +22,7 @@ from blocktune.kernels.hopper.backward.layout import (
     width_v,
 )
 from blocktune.kernels.hopper.common import device_functions
+from blocktune.kernels.hopper.common.sequences import SequenceBounds
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import visible
@@ -59,18 +47,36 @@ def shape(seqlen_q: int, seqlen_k: int, causal: Causal = NO, features: str = "",
 @pytest.fixture
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
-    monkeypatch.setattr(bounds, "gl", language)
-    monkeypatch.setattr(turns, "gl", language)
-    monkeypatch.setattr(device_functions, "gl", language)
-    monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
-    monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
+    for module in (bounds, device_functions, tiles, turns):
+        monkeypatch.setattr(module, "gl", language)
+    monkeypatch.setattr(tiles, "locate", device_functions.locate.fn)
+    monkeypatch.setattr(tiles, "walks_back", bounds.walks_back.fn)
 
 
-def walk(problem: AttentionShape, n0: int, block_n: int) -> tuple[int, int, int, int, bool]:
-    upper, lower = bounds_of(problem)
-    return bounds.query_range.fn(  # type: ignore[no-any-return]
-        n0, problem.seqlen_q, problem.seqlen_k, upper, lower, BLOCK_M, block_n, form_of(problem)
-    )
+def options_of(problem: AttentionShape) -> SimpleNamespace:
+    """The constants that follow from a shape."""
+    return SimpleNamespace(**form_of(problem), BLOCK_M=BLOCK_M, BLOCK_N=keys_of_block(problem))
+
+
+def options_with(*names: str) -> SimpleNamespace:
+    """Constants of which these are set."""
+    values = dict.fromkeys(form_of(shape(64, 64)), False) | dict.fromkeys(names, True)
+    return SimpleNamespace(**values, BLOCK_M=BLOCK_M, BLOCK_N=128)
+
+
+def tile_at(problem: AttentionShape, n: int, back: bool = False) -> KeyTile:
+    """The tile of keys number n of a head."""
+    right, left = bounds_of(problem)
+    sequence = SequenceBounds(0, 0, problem.seqlen_q, problem.seqlen_k, right, left, 0)
+    options = options_of(problem)
+    found, seen = bounds.query_range.fn(n, sequence, back, options)
+    return KeyTile(n, n * options.BLOCK_N, 0, 0, 0, sequence, found, seen)
+
+
+def walk(problem: AttentionShape, n0: int) -> tuple[int, int, int, int, bool]:
+    tile = tile_at(problem, n0 // keys_of_block(problem))
+    found = tile.walk
+    return found.first, found.low, found.high, found.end, tile.seen
 
 
 def in_a_fixed_order(problem: AttentionShape) -> AttentionShape:
@@ -79,25 +85,18 @@ def in_a_fixed_order(problem: AttentionShape) -> AttentionShape:
 
 def directions(problem: AttentionShape) -> list[bool]:
     """Whether the walks of a head go back, if that differs from head to head."""
-    return [False, True] if form_of(problem) & BOTH else [False]
+    return [False, True] if options_of(problem).BOTH_WAYS else [False]
 
 
 def tiles_in_order(problem: AttentionShape, back: bool) -> list[int]:
     """The tiles of a head, in the order in which they are taken: of the first of two groups of one head, or the last
     one."""
-    tiles = -(-problem.seqlen_k // keys_of_block(problem))
-    causal, form = problem.causal is not NO, form_of(problem)
-    numbers = range(tiles, 2 * tiles) if back else range(tiles)
-    found = [bounds.locate_keys.fn(number, tiles, 1, 2, causal, form) for number in numbers]
+    count, options = -(-problem.seqlen_k // keys_of_block(problem)), options_of(problem)
+    numbers = range(count, 2 * count) if back else range(count)
+    sizes = SimpleNamespace(head_group=1, batch_heads=2)
+    found = [tiles.locate_keys.fn(number, count, sizes, options) for number in numbers]
     assert {head for _, head in found} == {int(back)}
     return [n for n, _ in found]
-
-
-def turn_of(problem: AttentionShape, n: int, m: int, any_seen: bool, back: bool) -> int:
-    upper, lower = bounds_of(problem)
-    return turns.turn_of.fn(  # type: ignore[no-any-return]
-        n, m, upper, lower, problem.seqlen_k, any_seen, back, BLOCK_M, keys_of_block(problem), form_of(problem)
-    )
 
 
 def seen_by(problem: AttentionShape) -> torch.Tensor:
@@ -118,11 +117,11 @@ def problems(head_dim: int) -> list[AttentionShape]:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python: None) -> None:
     for problem in problems(head_dim):
-        if not form_of(problem):
+        if not options_of(problem).GENERAL:
             continue
         seen, block_n = seen_by(problem), keys_of_block(problem)
         for n0 in range(0, problem.seqlen_k, block_n):
-            first, low, high, end, any_seen = walk(problem, n0, block_n)
+            first, low, high, end, any_seen = walk(problem, n0)
             assert first % BLOCK_M == low % BLOCK_M == high % BLOCK_M == end % BLOCK_M == 0
             assert 0 <= first <= low <= high <= end <= -(-problem.seqlen_q // BLOCK_M) * BLOCK_M
             assert end > first  # the copies of K and V come with the first block of queries
@@ -139,11 +138,11 @@ def test_a_walk_misses_nothing_and_masks_where_it_must(head_dim: int, as_python:
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_unmasked_walks_are_as_long_as_can_be(head_dim: int, as_python: None) -> None:
     for problem in problems(head_dim):
-        if not form_of(problem):
+        if not options_of(problem).GENERAL:
             continue
         seen, block_n = seen_by(problem), keys_of_block(problem)
         for n0 in range(0, problem.seqlen_k - block_n + 1, block_n):
-            first, low, high, end, any_seen = walk(problem, n0, block_n)
+            first, low, high, end, any_seen = walk(problem, n0)
             columns = seen[:, n0 : n0 + block_n]
             whole = [m for m in range(0, problem.seqlen_q - BLOCK_M + 1, BLOCK_M) if columns[m : m + BLOCK_M].all()]
             assert [m for m in whole if not low <= m < high] == []
@@ -160,13 +159,13 @@ def test_turns_follow_the_tiles_that_add(head_dim: int, as_python: None) -> None
     counts."""
     ordered = map(in_a_fixed_order, problems(head_dim))
     for problem, back in [(each, back) for each in ordered for back in directions(each)]:
-        block_n, counted = keys_of_block(problem), dict[int, int]()
+        counted: dict[int, int] = {}
         for n in tiles_in_order(problem, back):
-            first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
-            for m in range(first, end, BLOCK_M):
-                turn = turn_of(problem, n, m, any_seen, back)
-                assert turn == (counted.get(m, 0) if any_seen else -1), problem.label
-                if any_seen:
+            tile = tile_at(problem, n, back)
+            for m in range(tile.walk.first, tile.walk.end, BLOCK_M):
+                turn = turns.turn_of.fn(tile, m, options_of(problem))
+                assert turn == (counted.get(m, 0) if tile.seen else -1), problem.label
+                if tile.seen:
                     counted[m] = counted.get(m, 0) + 1
 
 
@@ -181,14 +180,14 @@ def test_tiles_that_begin_together_wait_in_one_step_alone(
     words = "deterministic" if window is None else f"deterministic window={window[0]}:{window[1]}"
     causal = LOWER_RIGHT if window is None else NO
     problem = shape(*lengths, causal, words, head_dim=head_dim, head_dim_v=head_dim)
-    block_n, form = keys_of_block(problem), form_of(problem)
+    block_n, options = keys_of_block(problem), options_of(problem)
     for back in directions(problem):
         added_at: dict[tuple[int, int], int] = {}
         for n in tiles_in_order(problem, back):
-            first, _, _, end, any_seen = walk(problem, n * block_n, block_n)
-            for place in range(first, end, BLOCK_M) if any_seen else ():
-                m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
-                added_at[m, turn_of(problem, n, m, any_seen, back)] = (place - first) // BLOCK_M
+            tile = tile_at(problem, n, back)
+            for place in range(tile.walk.first, tile.walk.end, BLOCK_M) if tile.seen else ():
+                m = bounds.block_at.fn(tile.walk, place, options)
+                added_at[m, turns.turn_of.fn(tile, m, options)] = (place - tile.walk.first) // BLOCK_M
         begin_apart = lengths[0] == lengths[1] and (window is None or window[1] == 0) and not back
         ahead = block_n // BLOCK_M if begin_apart else 0
         assert min(at - added_at[m, turn - 1] for (m, turn), at in added_at.items() if turn) >= ahead
@@ -207,74 +206,42 @@ def test_a_walk_passes_every_block_once_and_no_mask_where_none_is_needed(
     words: str, back: bool, goes_back: bool, as_python: None
 ) -> None:
     problem = shape(700, 700, NO, words)
-    first, low, high, end, _ = walk(problem, 128, 128)
-    form = form_of(problem)
-    places = range(first, end, BLOCK_M)
-    blocks = [bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in places]
+    options, found = options_of(problem), tile_at(problem, 1, back).walk
+    places = range(found.first, found.end, BLOCK_M)
+    blocks = [bounds.block_at.fn(found, place, options) for place in places]
     assert blocks == (list(reversed(places)) if goes_back else list(places))
-    assert [bounds.block_before.fn(m, back, BLOCK_M, form) for m in blocks[1:]] == blocks[:-1]
-    begin, stop = bounds.places_of.fn(first, low, high, end, back, form)
-    found = {bounds.block_at.fn(place, first, end, back, BLOCK_M, form) for place in range(begin, stop, BLOCK_M)}
-    assert found == set(range(low, high, BLOCK_M))
+    assert [bounds.block_before.fn(m, back, options) for m in blocks[1:]] == blocks[:-1]
+    placed = bounds.place_walk.fn(found, options)
+    whole = {bounds.block_at.fn(found, place, options) for place in range(placed.low, placed.high, BLOCK_M)}
+    assert whole == set(range(found.low, found.high, BLOCK_M))
 
 
 @pytest.mark.parametrize(("heads", "head_group", "back"), [(8, 4, 4), (8, 3, 6), (9, 3, 6), (4, 4, 4), (2, 4, 2)])
 def test_the_last_of_several_groups_of_heads_walks_back(
     heads: int, head_group: int, back: int, as_python: None
 ) -> None:
-    form = form_of(shape(512, 512, LOWER_RIGHT, "deterministic"))
-    found = [bounds.walks_back(head, head_group, heads, form) for head in range(heads)]
+    options = options_of(shape(512, 512, LOWER_RIGHT, "deterministic"))
+    sizes = SimpleNamespace(head_group=head_group, batch_heads=heads)
+    found = [bounds.walks_back.fn(head, sizes, options) for head in range(heads)]
     assert found == [head >= back for head in range(heads)]
 
 
-def test_walks_that_go_back_begin_where_others_end() -> None:
-    for masks in (UPPER, LOWER, EDGE, TAIL, UPPER | TAIL, LOWER | EDGE):
-        ahead, back = masks | GENERAL, masks | GENERAL | ORDERED | BACK
-        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.ends_masked(back)
-        assert hopper_bwd_form.ends_masked(ahead) == hopper_bwd_form.begins_masked(back)
-        assert hopper_bwd_form.begins_masked(ahead) == hopper_bwd_form.has_masks(masks)
+MASKS = [("RIGHT",), ("LEFT",), ("RAGGED_K",), ("RAGGED_Q",), ("RIGHT", "RAGGED_Q"), ("LEFT", "RAGGED_K")]
 
 
-def test_walks_of_both_directions_pass_one_loop_of_masks_twice() -> None:
-    for masks in (UPPER, UPPER | EDGE, UPPER | TAIL, UPPER | EDGE | TAIL):
-        form = masks | GENERAL | ORDERED | BOTH
-        assert hopper_bwd_form.begins_masked(form)
-        assert not hopper_bwd_form.ends_masked(form)
-        assert (hopper_bwd_form.parts_of_walk(form), hopper_bwd_form.parts_of_walk(form & ~BOTH)) == (2, 1)
+@pytest.mark.parametrize("masks", MASKS, ids=str)
+def test_walks_that_go_back_begin_where_others_end(masks: tuple[str, ...]) -> None:
+    ahead, back = options_with("GENERAL", *masks), options_with("GENERAL", "ORDERED", "BACK", *masks)
+    assert bounds.begins_with_masks(ahead) == bounds.ends_with_masks(back) == (masks != ("RAGGED_Q",))
+    assert bounds.ends_with_masks(ahead) == bounds.begins_with_masks(back) == bool({"LEFT", "RAGGED_Q"} & {*masks})
 
 
-QUESTIONS = {
-    "is_general": GENERAL,
-    "has_tail": TAIL,
-    "has_upper": UPPER,
-    "has_lower": LOWER,
-    "has_edge": EDGE,
-    "has_masks": UPPER | LOWER | EDGE,
-    "has_last_masks": LOWER | TAIL,
-    "has_moving_bounds": MOVING,
-    "has_softcap": SOFTCAP,
-    "is_ordered": ORDERED,
-    "goes_back": BACK,
-    "goes_both_ways": BOTH,
-    "is_packed": PACKED,
-    "counts_all_tiles": ORDERED | PACKED,
-}
-
-BITS = BOTH.bit_length()
-"""Of a form: this is the last of them."""
-
-
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_every_question_is_answered_by_its_bits_alone(question: str) -> None:
-    answer = getattr(hopper_bwd_form, question)
-    assert [answer(1 << bit) for bit in range(BITS)] == [bool(QUESTIONS[question] >> bit & 1) for bit in range(BITS)]
-    assert answer(QUESTIONS[question])
-    assert not answer(0)
-
-
-def test_named_barriers_serve_the_exchange_and_the_release_apart() -> None:
-    answers = [(hopper_bwd_form.names_exchange(n), hopper_bwd_form.names_release(n)) for n in range(4)]
-    assert answers == [(False, False), (True, False), (False, True), (True, True)]
+@pytest.mark.parametrize("others", [(), ("RAGGED_K",), ("RAGGED_Q",), ("RAGGED_K", "RAGGED_Q")], ids=str)
+def test_walks_of_both_directions_pass_one_loop_of_masks_twice(others: tuple[str, ...]) -> None:
+    options = options_with("GENERAL", "ORDERED", "BOTH_WAYS", "RIGHT", *others)
+    assert bounds.begins_with_masks(options)
+    assert not bounds.ends_with_masks(options)
+    assert (bounds.parts_of_walk(options), bounds.parts_of_walk(options_with("GENERAL"))) == (2, 1)
 
 
 @pytest.mark.parametrize("lengths", [(256, 512), (1024, 384), (500, 700), (70, 300), (64, 128)])
@@ -283,9 +250,9 @@ def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_pyth
     problem = shape(*lengths)
     begins = []
     for n0 in range(0, lengths[1], 128):
-        first, low, high, end, _seen = walk(problem, n0, 128)
-        places = range(first, end, BLOCK_M)
-        passed = [bounds.rotated.fn(place, n0, low, high, False, form_of(problem)) for place in places]
+        found = tile_at(problem, n0 // 128).walk
+        places, low, high = range(found.first, found.end, BLOCK_M), found.low, found.high
+        passed = [bounds.rotate.fn(found, place, n0, options_of(problem)) for place in places]
         assert sorted(passed) == list(places)
         assert all(at == place for at, place in zip(passed, places, strict=True) if not low <= place < high)
         begins += passed[:1] if low < high else []
@@ -294,58 +261,80 @@ def test_tiles_of_an_unmasked_walk_begin_apart(lengths: tuple[int, int], as_pyth
 
 
 def test_eight_tiles_of_a_group_begin_together(as_python: None) -> None:
-    form = form_of(shape(4096, 4096, head_dim=128, head_dim_v=128, num_heads=4))
-    begins = [bounds.rotated.fn(0, n0, 0, 4096, False, form) for n0 in range(0, 4096, 128)]
+    options = options_of(shape(4096, 4096, head_dim=128, head_dim_v=128, num_heads=4))
+    whole = Walk(0, 0, 4096, 4096, False, 0)
+    begins = [bounds.rotate.fn(whole, 0, n0, options) for n0 in range(0, 4096, 128)]
     assert begins == [n0 // 1024 * 1024 for n0 in range(0, 4096, 128)]
 
 
 @pytest.mark.parametrize("words", ["window=40:40", "deterministic", "block_sparse"])
 def test_other_walks_begin_where_they_did(words: str) -> None:
-    form = form_of(shape(256, 256, features=words))
-    assert not hopper_bwd_form.is_rotated.fn(False, form)
-    assert not hopper_bwd_form.is_rotated.fn(True, 0)
+    assert not options_of(shape(256, 256, features=words)).TOGETHER
+    assert not options_of(shape(256, 256, LOWER_RIGHT)).TOGETHER
 
 
 def test_an_empty_sequence_makes_one_step(as_python: None) -> None:
-    for form in (GENERAL | PACKED | EDGE | TAIL, GENERAL | PACKED | EDGE | TAIL | UPPER | LOWER | MOVING):
-        first, low, high, end, _ = bounds.query_range.fn(0, 0, 90, 90, 80, BLOCK_M, 128, form)
-        assert (first, end) == (0, BLOCK_M)
-        assert low == high == end  # masked
+    ends = "GENERAL", "PACKED", "RAGGED_K", "RAGGED_Q"
+    for options in (options_with(*ends), options_with(*ends, "RIGHT", "LEFT", "LOWER_RIGHT")):
+        found, _ = bounds.query_range.fn(0, SequenceBounds(0, 0, 0, 90, 90, 80, 0), False, options)
+        assert (found.first, found.end) == (0, BLOCK_M)
+        assert found.low == found.high == found.end  # masked
+
+
+ENDS = "RAGGED_K", "RAGGED_Q"
 
 
 @pytest.mark.parametrize(
-    ("problem", "form"),
+    ("problem", "names"),
     [
-        (shape(128, 256), 0),
-        (shape(640, 640, LOWER_RIGHT, head_dim=128, head_dim_v=128), 0),
-        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128), SHORT),
-        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128, num_heads=4), 0),
-        (shape(512, 512, head_dim=128, head_dim_v=128, num_heads=4), TOGETHER),
-        (shape(512, 512, num_heads=4), 0),
-        (shape(576, 576, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE),
-        (shape(500, 500, LOWER_RIGHT, head_dim=128, head_dim_v=128), GENERAL | UPPER | EDGE | TAIL | SHORT),
-        (shape(500, 512, head_dim=128, head_dim_v=128, features="softcap"), GENERAL | SOFTCAP | TAIL),
-        (shape(128, 256, LOWER_RIGHT), GENERAL | UPPER),
-        (shape(100, 256), GENERAL | TAIL),
-        (shape(256, 100), GENERAL | EDGE),
-        (shape(256, 256, head_dim=96, head_dim_v=128), GENERAL | SHORT),
-        (shape(256, 320, head_dim=256, head_dim_v=256), GENERAL),
-        (shape(256, 320), GENERAL | EDGE),
-        (shape(256, 256, features="window=-1:5"), GENERAL | UPPER),
-        (shape(256, 256, features="window=5:-1"), GENERAL | LOWER),
-        (shape(256, 256, UPPER_LEFT, features="window=5:5"), GENERAL | UPPER | LOWER),
-        (shape(256, 256, features="softcap deterministic"), GENERAL | SOFTCAP | ORDERED | BACK),
-        (shape(256, 256, UPPER_LEFT, features="deterministic"), GENERAL | UPPER | ORDERED | BOTH),
-        (shape(256, 256, LOWER_RIGHT, features="window=5:-1 deterministic"), GENERAL | UPPER | LOWER | ORDERED),
-        (shape(256, 256, features="varlen"), GENERAL | PACKED | EDGE | TAIL),
-        (shape(256, 256, UPPER_LEFT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER),
-        (shape(256, 256, LOWER_RIGHT, features="varlen"), GENERAL | PACKED | EDGE | TAIL | UPPER | MOVING),
-        (shape(256, 256, features="varlen window=5:-1"), GENERAL | PACKED | EDGE | TAIL | LOWER | MOVING),
+        (shape(128, 256), []),
+        (shape(640, 640, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL"]),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL", "SHORT"]),
+        (shape(512, 512, LOWER_RIGHT, head_dim=128, head_dim_v=128, num_heads=4), ["CAUSAL"]),
+        (shape(576, 576, LOWER_RIGHT, head_dim=128, head_dim_v=128), ["CAUSAL", "GENERAL", "RIGHT", "RAGGED_K"]),
+        (
+            shape(500, 500, UPPER_LEFT, head_dim=128, head_dim_v=128),
+            ["CAUSAL", "GENERAL", "RIGHT", *ENDS, "SHORT"],
+        ),
+        (shape(500, 512, head_dim=128, head_dim_v=128, features="softcap"), ["GENERAL", "SOFTCAP", "RAGGED_Q"]),
+        (shape(128, 256, LOWER_RIGHT), ["CAUSAL", "GENERAL", "RIGHT"]),
+        (shape(100, 256), ["GENERAL", "RAGGED_Q"]),
+        (shape(256, 100), ["GENERAL", "RAGGED_K"]),
+        (shape(256, 256, head_dim=96, head_dim_v=128), ["GENERAL", "SHORT"]),
+        (shape(256, 320, head_dim=256, head_dim_v=256), ["GENERAL"]),
+        (shape(256, 320), ["GENERAL", "RAGGED_K"]),
+        (shape(256, 256, features="window=-1:5"), ["GENERAL", "RIGHT"]),
+        (shape(256, 256, features="window=5:-1"), ["GENERAL", "LEFT", "SHORT"]),
+        (shape(256, 256, UPPER_LEFT, features="window=5:5"), ["CAUSAL", "GENERAL", "RIGHT", "LEFT", "SHORT"]),
+        (shape(256, 256, features="softcap deterministic"), ["GENERAL", "SOFTCAP", "ORDERED", "BACK"]),
+        (shape(256, 256, UPPER_LEFT, features="deterministic"), ["CAUSAL", "GENERAL", "RIGHT", "ORDERED", "BOTH_WAYS"]),
+        (shape(256, 256, features="window=5:9 deterministic"), ["GENERAL", "RIGHT", "LEFT", "ORDERED"]),
+        (shape(256, 256, features="varlen"), ["GENERAL", "PACKED", *ENDS]),
+        (shape(256, 256, UPPER_LEFT, features="varlen"), ["CAUSAL", "GENERAL", "PACKED", *ENDS, "RIGHT"]),
+        (
+            shape(256, 256, LOWER_RIGHT, features="varlen"),
+            ["CAUSAL", "GENERAL", "PACKED", *ENDS, "RIGHT", "LOWER_RIGHT"],
+        ),
+        (
+            shape(256, 256, features="varlen window=5:-1"),
+            ["GENERAL", "PACKED", *ENDS, "LEFT", "LOWER_RIGHT", "SHORT"],
+        ),
+        (shape(256, 256, features="additive"), ["GENERAL", "MASK_AHEAD"]),
+        (shape(256, 256, features="additive dropout"), ["GENERAL", "DROPOUT"]),
     ],
     ids=lambda value: value.label if isinstance(value, AttentionShape) else "",
 )
-def test_forms(problem: AttentionShape, form: int) -> None:
-    assert form_of(problem) == form
+def test_forms(problem: AttentionShape, names: list[str]) -> None:
+    switches = {name: value for name, value in form_of(problem).items() if isinstance(value, bool)}
+    assert {name for name, value in switches.items() if value and name != "DEFER"} == {*names}
+
+
+def test_tiles_that_begin_together() -> None:
+    sizes = {"head_dim": 128, "head_dim_v": 128}
+    assert form_of(shape(512, 512, **sizes))["TOGETHER"] == 1
+    assert form_of(shape(512, 512, num_heads=4, **sizes))["TOGETHER"] == 8
+    assert form_of(shape(512, 512, num_heads=4))["TOGETHER"] == 1
+    assert form_of(shape(512, 512, LOWER_RIGHT, num_heads=4, **sizes))["TOGETHER"] == 0
 
 
 def test_widths_and_blocks() -> None:

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 import torch
 
-from blocktune.kernels.hopper.backward import bounds
+from blocktune.kernels.hopper.backward import tiles
 from blocktune.kernels.hopper.backward.launch import subtract_rows
-from blocktune.kernels.hopper.backward.layout import GENERAL, PACKED, Rows
-from tests.kernels.hopper.backward.test_hopper_bwd_form import BLOCK_M, shape
+from blocktune.kernels.hopper.backward.layout import Rows
+from tests.kernels.hopper.backward.test_hopper_bwd_form import BLOCK_M, options_with, shape
 
 pytestmark = pytest.mark.triton_free
 
@@ -21,7 +21,7 @@ def test_packed_sequences_have_blocks_of_their_own() -> None:
     taken: list[int] = []
     for head in range(3):
         for entry, (begin, length) in enumerate(zip(begins, lengths, strict=True)):
-            row = bounds.first_row.fn(entry, head, begin, 3, rows.of_head, BLOCK_M, PACKED | GENERAL)
+            row = tiles.first_row.fn(entry, head, begin, 3, rows.of_head, options_with("PACKED"))
             assert row % BLOCK_M == 0
             assert head * rows.of_head <= row
             padded = max(1, -(-length // BLOCK_M)) * BLOCK_M

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from blocktune.kernels.hopper.backward import bounds, turns
+from blocktune.kernels.hopper.backward import bounds, tiles, turns
 from blocktune.kernels.hopper.backward.layout import BLOCK_M, bounds_of, form_of, keys_of_block
-from blocktune.kernels.hopper.common import device_functions
+from blocktune.kernels.hopper.common import device_functions, sequences
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 
@@ -29,23 +29,27 @@ Step = tuple[int, int, int, int]
 @pytest.fixture(autouse=True)
 def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
     language = SimpleNamespace(maximum=max, minimum=min, where=lambda chosen, yes, no: yes if chosen else no)
-    for module in (bounds, device_functions, turns):
+    for module in (bounds, device_functions, tiles, turns):
         monkeypatch.setattr(module, "gl", language)
-    monkeypatch.setattr(bounds, "locate", device_functions.locate.fn)
-    monkeypatch.setattr(bounds, "walks_back", bounds.walks_back.fn)
+    monkeypatch.setattr(tiles, "locate", device_functions.locate.fn)
+    monkeypatch.setattr(tiles, "walks_back", bounds.walks_back.fn)
+    monkeypatch.setattr(tiles, "whole_sequence", sequences.whole_sequence.fn)
+    for name in ("locate_keys", "query_range", "sequence_of"):
+        monkeypatch.setattr(tiles, name, getattr(tiles, name).fn)
 
 
 def steps_of(shape: AttentionShape, tile: int, head_group: int) -> Iterator[Step]:
     """The steps of a tile, in the order of its walk."""
-    keys, form, (upper, lower) = keys_of_block(shape), form_of(shape), bounds_of(shape)
-    causal = shape.causal is not NO
-    n, head = bounds.locate_keys.fn(tile, tiles_of(shape), head_group, shape.num_heads, causal, form)
-    lengths = shape.seqlen_q, shape.seqlen_k
-    back = bounds.walks_back(head, head_group, shape.num_heads, form)
-    first, _, _, end, seen = bounds.query_range.fn(n * keys, *lengths, upper, lower, BLOCK_M, keys, form)
-    for place in range(first, end, BLOCK_M):
-        m = bounds.block_at.fn(place, first, end, back, BLOCK_M, form)
-        yield n, head, m, turns.turn_of.fn(n, m, upper, lower, shape.seqlen_k, seen, back, BLOCK_M, keys, form)
+    (right, left), block_n = bounds_of(shape), keys_of_block(shape)
+    options = SimpleNamespace(**form_of(shape), BLOCK_M=BLOCK_M, BLOCK_N=block_n)
+    sizes = SimpleNamespace(
+        seqlen_q=shape.seqlen_q, seqlen_k=shape.seqlen_k, right=right, left=left, head_group=head_group,
+        num_heads_kv=shape.num_heads, batch_heads=shape.num_heads,
+    )  # fmt: skip
+    found = tiles.tile_of_keys.fn(tile, tiles_of(shape), None, sizes, options)
+    for place in range(found.walk.first, found.walk.end, BLOCK_M):
+        m = bounds.block_at.fn(found.walk, place, options)
+        yield found.n, found.batch_head, m, turns.turn_of.fn(found, m, options)
 
 
 def tiles_of(shape: AttentionShape) -> int:
@@ -141,6 +145,6 @@ def test_no_interleaving_hangs_or_leaves_the_order(
     for seed, (blocks, slots, head_group) in enumerate(product((1, 2, 5, 40), (1, 2), (1, 2, 3))):
         game = Game(shape, blocks, slots, head_group, seed)
         game.play()
-        for (head, _), tiles in game.added.items():
-            assert tiles == sorted(set(tiles), reverse=not first_keys_add_first(shape, head, head_group))
+        for (head, _), order in game.added.items():
+            assert order == sorted(set(order), reverse=not first_keys_add_first(shape, head, head_group))
         assert sum(map(len, game.added.values())) == sum(game.counted.values()) > 0

@@ -9,58 +9,57 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from blocktune.kernels.hopper.backward.adders import adder
-from blocktune.kernels.hopper.backward.arguments import Ends, Sizes, Steps, WideMemory, WideOptions
-from blocktune.kernels.hopper.backward.device_kernel import BOUNDS, SIZES
-from blocktune.kernels.hopper.backward.form import is_ordered
+from blocktune.kernels.hopper.backward.arguments import Memory, Scaling, Sizes, Tensors
+from blocktune.kernels.hopper.backward.device_kernel import OTHER_SIZES, SIZES
 from blocktune.kernels.hopper.backward.wide.halves import consumer_of_half
 from blocktune.kernels.hopper.backward.wide.warps import wide_consumer, wide_producer
 from blocktune.kernels.hopper.biases.of_keys import KEY_INTEGERS, KeyBiases
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring, open_slot
 
 
-@gluon.jit(do_not_specialize=[*SIZES, *BOUNDS, *KEY_INTEGERS])
+@gluon.jit(do_not_specialize=[*SIZES, *OTHER_SIZES, *KEY_INTEGERS])
 def flash_bwd_hopper_wide_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, scale, scale_log2,
-    seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, upper, lower, cap_in, cu_q, cu_k,
-    turns, slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column,
-    seed_lo, seed_hi, offset, threshold,
-    PANELS: gl.constexpr, V_PANELS: gl.constexpr, STAGES: gl.constexpr, DO_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    FOLD_LSE: gl.constexpr, FOLD_DELTA: gl.constexpr, NAMED: gl.constexpr, PERSISTENT: gl.constexpr,
-    FORM: gl.constexpr, ALIBI: gl.constexpr, MASK_CODE: gl.constexpr, DROPOUT: gl.constexpr,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, dq_sums, scale,
+    scale_log2, seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, right, left, cap_in, cu_q,
+    cu_k, turns, lists, list_batch, list_head, list_tile, slopes, slope_batch, slope_head, anchor, mask, mask_batch,
+    mask_head, mask_tile, mask_column, seed_lo, seed_hi, offset, threshold, OPTIONS: gl.constexpr,
 ):  # fmt: skip
-    """Arguments as of `flash_bwd_hopper_kernel`, but all blocks of tensors are panels of 64 rows and 64 columns, and
-    the sums of dq have PANELS of them for every 64 queries. V_PANELS: of values and outputs. FORM is not zero. Blocks
-    of k and v with 128 rows ask for the warps of wide/halves.py."""
-    dtype: gl.constexpr = q_desc.dtype
-    RANK: gl.constexpr = len(q_desc.block_type.shape)
-    BLOCK: gl.constexpr = q_desc.block_type.shape[RANK - 2]
-    BLOCK_N: gl.constexpr = k_desc.block_type.shape[RANK - 2]
+    """Do what `flash_bwd_hopper_kernel` does for heads wider than 128. All blocks of tensors are panels of 64 rows and
+    64 columns, and the sums of dq have PANELS of them for every 64 queries. Keys of 128 rows have the warps of
+    wide/halves.py. dq_sums, lists and their strides are None."""
+    PANELS: gl.constexpr = OPTIONS.PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    STAGES: gl.constexpr = OPTIONS.STAGES
+    DO_STAGES: gl.constexpr = OPTIONS.DO_STAGES
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
     HALVES: gl.constexpr = BLOCK_N == 128  # each warpgroup owns half of the keys
+    dtype: gl.constexpr = q_desc.dtype
     TILE_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     # [PANELS, BLOCK_N, 64]
     k_smem = gl.allocate_shared_memory(dtype, [PANELS, BLOCK_N, 64], TILE_L)
     # [V_PANELS, BLOCK_N, 64]
     v_smem = gl.allocate_shared_memory(dtype, [V_PANELS, BLOCK_N, 64], TILE_L)
     # [STAGES * PANELS, BLOCK_M, 64]
-    q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK, 64], TILE_L)
+    q_smem = gl.allocate_shared_memory(dtype, [STAGES * PANELS, BLOCK_M, 64], TILE_L)
     # [DO_STAGES * V_PANELS, BLOCK_M, 64]
-    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK, 64], TILE_L)
+    do_smem = gl.allocate_shared_memory(dtype, [DO_STAGES * V_PANELS, BLOCK_M, 64], TILE_L)
     # [BLOCK_N, BLOCK_M], or of two steps [2, BLOCK_N, BLOCK_M]
-    DS: gl.constexpr = [2, BLOCK_N, BLOCK] if HALVES else [BLOCK_N, BLOCK]
+    DS: gl.constexpr = [2, BLOCK_N, BLOCK_M] if HALVES else [BLOCK_N, BLOCK_M]
     ds_smem = gl.allocate_shared_memory(dtype, DS, TILE_L)
     P_L: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     p_smem = None if HALVES else gl.allocate_shared_memory(gl.float32, [64, 64], P_L)
     # [2, BLOCK_M, 64]
-    dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK, 64], dq_desc.layout)
+    dq_smem = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M, 64], dq_desc.layout)
     # [STAGES, BLOCK_M]
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK], lse_desc.layout)
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], lse_desc.layout)
     # [DO_STAGES, BLOCK_M]
-    delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK], delta_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK_M], delta_desc.layout)
     tile_numbers = new_tile_numbers()
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     kv_empty = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_empty = new_barriers(STAGES)
-    memory = WideMemory(
+    memory = Memory(
         k=k_smem,
         v=v_smem,
         q=q_smem,
@@ -70,13 +69,17 @@ def flash_bwd_hopper_wide_kernel(
         p=p_smem,
         ds=ds_smem,
         dq=dq_smem,
+        kv_full=kv_full,
+        kv_empty=kv_empty,
         q_full=new_barriers(STAGES),
         q_empty=q_empty,
         do_full=new_barriers(DO_STAGES),
         do_empty=q_empty if HALVES else new_barriers(DO_STAGES),  # halves.py releases both together
         exchanged=new_barriers(2),
+        dq_full=None,
+        dq_empty=None,
+        ring=new_tile_ring(tile_numbers),
     )
-    ends = Ends(kv_full=kv_full, kv_empty=kv_empty, ring=new_tile_ring(tile_numbers))
     mbarrier.init(kv_full, count=1)
     mbarrier.init(kv_empty, count=2)
     for i in gl.static_range(STAGES):
@@ -87,75 +90,40 @@ def flash_bwd_hopper_wide_kernel(
             mbarrier.init(memory.do_empty.index(i), count=2)
     for i in gl.static_range(2):
         mbarrier.init(memory.exchanged.index(i), count=2 if HALVES else 1)
-        open_slot(ends.ring.full, ends.ring.empty, i, 4 if is_ordered(FORM) else 2)
+        open_slot(memory.ring.full, memory.ring.empty, i, 4 if OPTIONS.ORDERED else 2)
     fence_async_shared()
-    biases = KeyBiases(
-        slopes=slopes,
-        slope_batch=slope_batch,
-        slope_head=slope_head,
-        anchor=anchor,
-        mask=mask,
-        mask_batch=mask_batch,
-        mask_head=mask_head,
-        mask_tile=mask_tile,
-        mask_column=mask_column,
-        seed_lo=seed_lo,
-        seed_hi=seed_hi,
-        offset=offset,
-        threshold=threshold,
-    )
-    steps = Steps(
-        dq_desc=dq_desc, dq_sums=None, memory=memory, scale_log2=scale_log2, cap_in=cap_in, biases=biases, head=None
-    )
+    tensors = Tensors(
+        q_desc, k_desc, v_desc, do_desc, dq_desc, dk_desc, dv_desc, lse_desc, delta_desc, counter, dq_sums, cu_q, cu_k,
+        turns, lists,
+    )  # fmt: skip
     sizes = Sizes(
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
-        num_heads_kv=num_heads_kv,
-        group_size=group_size,
-        batch_heads=batch_heads,
-        head_group=head_group,
-        rows=rows,
-        upper=upper,
-        lower=lower,
-        cu_q=cu_q,
-        cu_k=cu_k,
-    )
-    OPTIONS: gl.constexpr = WideOptions(
-        STAGES=STAGES,
-        DO_STAGES=DO_STAGES,
-        CAUSAL=CAUSAL,
-        FOLD_LSE=FOLD_LSE,
-        FOLD_DELTA=FOLD_DELTA,
-        NAMED=NAMED,
-        PERSISTENT=PERSISTENT,
-        FORM=FORM,
-        ALIBI=ALIBI,
-        MASK_CODE=MASK_CODE,
-        DROPOUT=DROPOUT,
-    )
+        seqlen_q, seqlen_k, num_heads_kv, group_size, batch_heads, head_group, rows, right, left, list_batch, list_head,
+        list_tile,
+    )  # fmt: skip
+    scaling = Scaling(scale, scale_log2, cap_in)
+    biases = KeyBiases(
+        slopes, slope_batch, slope_head, anchor, mask, mask_batch, mask_head, mask_tile, mask_column, seed_lo, seed_hi,
+        offset, threshold,
+    )  # fmt: skip
+    CONSUMER_REGS: gl.constexpr = OPTIONS.CONSUMER_REGS
+    OTHER_REGS: gl.constexpr = OPTIONS.OTHER_REGS
     if HALVES:
         gl.warp_specialize([
-            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 0, OPTIONS)),
-            (consumer_of_half, (steps, ends, sizes, dk_desc, dv_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
-        ], [4, 1], [240, 24])  # fmt: skip
-    elif is_ordered(FORM):
+            (consumer_of_half, (tensors, memory, scaling, biases, sizes, 0, OPTIONS)),
+            (consumer_of_half, (tensors, memory, scaling, biases, sizes, 1, OPTIONS)),
+            (wide_producer, (tensors, memory, sizes, OPTIONS)),
+        ], [4, 1], [CONSUMER_REGS, OTHER_REGS])  # fmt: skip
+    elif OPTIONS.ORDERED:
         gl.warp_specialize([
-            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
-            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
-            (adder, (memory, dq_desc, ends.ring, sizes, turns, 0, True, OPTIONS)),
-            (adder, (memory, dq_desc, ends.ring, sizes, turns, 1, True, OPTIONS)),
-        ], [4, 1, 1, 1], [240, 24, 24, 24])  # fmt: skip
+            (wide_consumer, (tensors, memory, scaling, biases, sizes, 0, OPTIONS)),
+            (wide_consumer, (tensors, memory, scaling, biases, sizes, 1, OPTIONS)),
+            (wide_producer, (tensors, memory, sizes, OPTIONS)),
+            (adder, (tensors, memory, sizes, 0, OPTIONS)),
+            (adder, (tensors, memory, sizes, 1, OPTIONS)),
+        ], [4, 1, 1, 1], [CONSUMER_REGS, OTHER_REGS, OTHER_REGS, OTHER_REGS])  # fmt: skip
     else:
         gl.warp_specialize([
-            (wide_consumer, (steps, ends, sizes, dv_desc, scale, 0, OPTIONS)),
-            (wide_consumer, (steps, ends, sizes, dk_desc, scale, 1, OPTIONS)),
-            (wide_producer, (
-                q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS,
-            )),
-        ], [4, 1], [240, 24])  # fmt: skip
+            (wide_consumer, (tensors, memory, scaling, biases, sizes, 0, OPTIONS)),
+            (wide_consumer, (tensors, memory, scaling, biases, sizes, 1, OPTIONS)),
+            (wide_producer, (tensors, memory, sizes, OPTIONS)),
+        ], [4, 1], [CONSUMER_REGS, OTHER_REGS])  # fmt: skip

@@ -3,6 +3,8 @@
 wide/warps.py says how they share the work.
 """
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -14,12 +16,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from blocktune.kernels.base.source_hash import TritonTrait
+from blocktune.kernels.hopper.backward.barriers import await_product, report_added, send, take_turn
 from blocktune.kernels.hopper.backward.bounds import block_before
-from blocktune.kernels.hopper.backward.form import is_ordered, names_exchange
-from blocktune.kernels.hopper.backward.steps import asked_of_pairs, per_query, weigh
-from blocktune.kernels.hopper.backward.turns import report_added, take_turn
-from blocktune.kernels.hopper.common.device_functions import add_out, advance, in_register_order
-from blocktune.kernels.hopper.common.named_barriers import bar_arrive, bar_sync
+from blocktune.kernels.hopper.backward.steps import initial_sums, pairs_of_block, weigh
+from blocktune.kernels.hopper.common.device_functions import add_out, in_register_order
+from blocktune.kernels.hopper.common.slots import next_slot
 
 # mypy: disable-error-code="assignment,var-annotated"
 
@@ -31,26 +32,19 @@ LATE = gl.constexpr(3)
 """The number of panels with which warpgroup 0 adds its second panel of dQ one step later (wide/warps.py)."""
 
 
-@gluon.jit
-def send(full, number: gl.constexpr, NAMED: gl.constexpr):
-    """P (number 0) or dS (1) of this step is written."""
-    if names_exchange(NAMED):
-        bar_arrive(8 + number, 256)
-    else:
-        mbarrier.arrive(full.index(number), count=1)
+class WideState(NamedTuple):
+    """What a step leaves to the next one: the panels of the gradient that the warpgroup sums, of LATE in warpgroup 0
+    also one of dQ that is held back; the next slots of Q and of dO; and the parity of the next step."""
 
-
-@gluon.jit
-def receive(full, number: gl.constexpr, parity, NAMED: gl.constexpr):
-    if names_exchange(NAMED):
-        bar_sync(8 + number, 256)
-    else:
-        mbarrier.wait(full.index(number), parity)
+    gradients: Any
+    slot: Any
+    do_slot: Any
+    parity: Any
 
 
 @gluon.jit
 def from_register_order(x, S_L: gl.constexpr):
-    """The inverse of `in_register_order`, for 64 columns."""
+    """Undo `in_register_order`, for 64 columns."""
     # [64, 64]
     x = gl.permute(gl.reshape(x, [8, 4, 8, 4, 2, 2]), (1, 4, 2, 0, 3, 5))
     return gl.convert_layout(gl.reshape(x, [64, 64]), S_L)
@@ -58,7 +52,7 @@ def from_register_order(x, S_L: gl.constexpr):
 
 @gluon.jit
 def hidden_zero():
-    """0, as only the assembler knows, and anew in every step.
+    """Return 0, as only the assembler knows, and anew in every step.
 
     Addresses of operands that it is a part of stay in the step, a few instructions on the uniform datapath. Those that
     LLVM knows to be the same in all steps, 44 numbers of 64 bits, it computes ahead of the loop, and they spill.
@@ -67,26 +61,26 @@ def hidden_zero():
 
 
 @gluon.jit
-def product(a, b, slot, acc, FOLD: gl.constexpr):
-    """a b^T over all panels, those of b in a slot, on top of `acc` if FOLD; not waited for."""
+def product(a, b, place, acc, FOLD: gl.constexpr):
+    """Issue a b^T over all panels, those of b in slot `place`, on top of `acc` if FOLD."""
     PANELS: gl.constexpr = a.shape[0]
     start = hidden_zero()
-    slot = slot + start
+    place = place + start
     # [BLOCK_N, BLOCK_M]
-    acc = warpgroup_mma(a.index(start), b.index(slot * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
+    acc = warpgroup_mma(a.index(start), b.index(place * PANELS).permute((1, 0)), acc, use_acc=FOLD, is_async=True)
     for panel in gl.static_range(1, PANELS):
-        acc = warpgroup_mma(a.index(start + panel), b.index(slot * PANELS + panel).permute((1, 0)), acc, is_async=True)
+        acc = warpgroup_mma(a.index(start + panel), b.index(place * PANELS + panel).permute((1, 0)), acc, is_async=True)
     return acc
 
 
 @gluon.jit
-def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
-    """Every panel of the gradients plus a times that panel of b in a slot; not waited for, unless COPIED."""
+def accumulate(gradients, a, b, place, PANELS: gl.constexpr):
+    """Add a times a panel of b, in slot `place`, to that panel of the gradients; do not wait, unless COPIED."""
     # panels [BLOCK_N, 64]
     sums = ()
-    slot = slot + hidden_zero()
+    place = place + hidden_zero()
     for panel in gl.static_range(PANELS):
-        added = warpgroup_mma(a, b.index(slot * PANELS + panel), gradients[panel], is_async=True)
+        added = warpgroup_mma(a, b.index(place * PANELS + panel), gradients[panel], is_async=True)
         if COPIED and PANELS == 4:
             added = warpgroup_mma_wait(0, deps=(added,))
         sums = sums + (added,)  # noqa: RUF005
@@ -95,7 +89,7 @@ def accumulate(gradients, a, b, slot, PANELS: gl.constexpr):
 
 @gluon.jit
 def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
-    """dQ of one panel; not waited for."""
+    """Issue dQ of one panel."""
     # [BLOCK_M, 64]
     k_panel = k_smem.index(hidden_zero() + panel)
     zeros = gl.zeros([64, 64], gl.float32, DQ_L)
@@ -103,141 +97,122 @@ def issue_panel(ds, k_smem, panel: gl.constexpr, DQ_L: gl.constexpr):
 
 
 @gluon.jit
-def give_panel(dq, steps, row, W: gl.constexpr, panel: gl.constexpr, PANELS: gl.constexpr):
-    """Adds dQ of one panel to the sums of the 64 rows from `row` on."""
-    memory = steps.memory
+def give_panel(dq, inputs, row, W: gl.constexpr, panel: gl.constexpr, OPTIONS: gl.constexpr):
+    """Add dQ of one panel to the sums of the 64 rows from `row` on."""
+    room = inputs.memory.dq.index(W)
     # [64, 64]
     x = in_register_order(dq)
     tma.store_wait(0)
-    memory.dq.index(W).store(x)
+    room.store(x)
     fence_async_shared()
-    add_out(steps.dq_desc, [(row // 64 * PANELS + panel) * 64, 0], memory.dq.index(W))
+    add_out(inputs.tensors.dq, [(row // 64 * OPTIONS.PANELS + panel) * 64, 0], room)
 
 
 @gluon.jit
-def give_held(
-    gradients, steps, row, m, first, back, PANELS: gl.constexpr, V_PANELS: gl.constexpr, FORM: gl.constexpr
-):  # fmt: skip
-    """Adds the panel of LATE that is left of the block of queries before m, in a walk that began with `first`."""
-    if PANELS == LATE:
-        if m != first:
-            give_panel(gradients[V_PANELS], steps, row + block_before(m, back, 64, FORM), 0, 1, PANELS)
+def give_held(state, inputs, head, m, start, OPTIONS: gl.constexpr):
+    """Add the panel of LATE that is left of the block of queries before m, in a walk that began with `start`."""
+    if OPTIONS.PANELS == LATE:
+        if m != start:
+            before = block_before(m, head.walk.back, OPTIONS)
+            give_panel(state.gradients[OPTIONS.V_PANELS], inputs, head.row + before, 0, 1, OPTIONS)
 
 
 @gluon.jit
-def report_before(m, first, parity, FORM: gl.constexpr):
-    """In a fixed order says that what the step before the one of m gave is added, in a walk that began with `first`."""
-    if is_ordered(FORM):
-        report_added(parity ^ 1, gl.where(m != first, 1, 0))
+def report_before(m, start, parity, OPTIONS: gl.constexpr):
+    """Report in a fixed order that what the step before the one of m gave is added, in a walk that began with
+    `start`."""
+    if OPTIONS.ORDERED:
+        report_added(parity ^ 1, gl.where(m != start, 1, 0))
 
 
 @gluon.jit
 def step_of_scores(
-    steps, gradients, m, first, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-    MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
+    inputs, tile, head, m, start, state, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
-    """Warpgroup 0: one block of queries from m on. gradients: the panels of dV, and of LATE one of dQ held back."""
-    memory = steps.memory
+    """Compute the scores of one block of queries from m on, and sum dV: warpgroup 0. Return the new state."""
+    memory = inputs.memory
     FOLD_LSE: gl.constexpr = OPTIONS.FOLD_LSE
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
-    PANELS: gl.constexpr = memory.k.shape[0]
-    V_PANELS: gl.constexpr = memory.v.shape[0]
-    BLOCK_N: gl.constexpr = memory.k.shape[1]
-    place = row + m
+    PANELS: gl.constexpr = OPTIONS.PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    slot, do_slot, parity = state.slot, state.do_slot, state.parity
+    row = head.row + m
     # [BLOCK_N, BLOCK_M]
-    asked = asked_of_pairs(steps, m, OPTIONS, S_L)
-    mbarrier.wait(memory.q_full.index(slot), phase)
-    s_acc = per_query(memory.lse.index(slot), -1.0 / steps.scale_log2, FOLD_LSE, BLOCK_N, S_L)
-    s_t = product(memory.k, memory.q, slot, s_acc, FOLD_LSE)
-    if is_ordered(FORM):
-        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
+    pairs = pairs_of_block(inputs, head, m, OPTIONS, S_L)
+    mbarrier.wait(memory.q_full.index(slot.place), slot.parity)
+    s_acc = initial_sums(memory.lse.index(slot.place), -1.0 / inputs.scaling.scale_log2, FOLD_LSE, S_L)
+    s_t = product(memory.k, memory.q, slot.place, s_acc, FOLD_LSE)
+    if OPTIONS.ORDERED:
+        give_held(state, inputs, head, m, start, OPTIONS)
     s = warpgroup_mma_wait(0, deps=(s_t,))
     P_L: gl.constexpr = gl.DotOperandLayout(0, S_L, 2)
-    p_low, p = weigh(s, steps, slot, m, n0, bounds, asked, MASK, OPTIONS, S_L, P_L)
+    p_low, p = weigh(s, inputs, tile, head, slot.place, m, pairs, 0, MASK, OPTIONS, S_L, P_L)
     memory.p.store(in_register_order(p))
-    send(memory.exchanged, 0, NAMED)
-    mbarrier.arrive(memory.q_empty.index(slot), count=1)
-    mbarrier.wait(memory.do_full.index(do_slot), do_phase)
+    send(memory, 0, OPTIONS)
+    mbarrier.arrive(memory.q_empty.index(slot.place), count=1)
+    mbarrier.wait(memory.do_full.index(do_slot.place), do_slot.parity)
     # panels [BLOCK_N, 64]
-    dv_t = accumulate(gradients, p_low, memory.do, do_slot, V_PANELS)
-    if not is_ordered(FORM):
-        give_held(gradients, steps, row, m, first, back, PANELS, V_PANELS, FORM)
-    report_before(m, first, parity, FORM)
-    receive(memory.exchanged, 1, parity, NAMED)
+    dv_t = accumulate(state.gradients, p_low, memory.do, do_slot.place, V_PANELS)
+    if not OPTIONS.ORDERED:
+        give_held(state, inputs, head, m, start, OPTIONS)
+    report_before(m, start, parity, OPTIONS)
+    await_product(memory, 1, parity, OPTIONS)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 0, S_L)
     next_t = issue_panel(memory.ds, memory.k, 1, S_L)
-    if V_PANELS == 4:
-        v0, v1, v2, v3, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dv_t[3], dq_t))
-        gradients = (v0, v1, v2, v3)
-    elif V_PANELS == 3:
-        v0, v1, v2, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dv_t[2], dq_t))
-        gradients = (v0, v1, v2)
-    else:
-        v0, v1, dq = warpgroup_mma_wait(1, deps=(dv_t[0], dv_t[1], dq_t))
-        gradients = (v0, v1)
-    mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
-    if is_ordered(FORM):
+    waited = warpgroup_mma_wait(1, deps=dv_t + (dq_t,))  # noqa: RUF005
+    gradients, dq = waited[:V_PANELS], waited[V_PANELS]
+    mbarrier.arrive(memory.do_empty.index(do_slot.place), count=1)
+    if OPTIONS.ORDERED:
         take_turn(parity, 0)
-    give_panel(dq, steps, place, 0, 0, PANELS)
+    give_panel(dq, inputs, row, 0, 0, OPTIONS)
     dq = warpgroup_mma_wait(0, deps=(next_t,))
     if PANELS == LATE:
         gradients = gradients + (dq,)  # noqa: RUF005
     else:
-        give_panel(dq, steps, place, 0, 1, PANELS)
-    slot, phase = advance(slot, phase, OPTIONS.STAGES)
-    do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
-    return gradients, slot, phase, do_slot, do_phase, parity ^ 1
+        give_panel(dq, inputs, row, 0, 1, OPTIONS)
+    return WideState(gradients, next_slot(slot, OPTIONS.STAGES), next_slot(do_slot, OPTIONS.DO_STAGES), parity ^ 1)
 
 
 @gluon.jit
-def step_of_gradients(
-    steps, gradients, m, first, row, slot, phase, do_slot, do_phase, parity,
-    OPTIONS: gl.constexpr, S_L: gl.constexpr,
-):  # fmt: skip
-    """Warpgroup 1: one block of queries from m on; masks are in P already. gradients: the panels of dK."""
-    memory = steps.memory
+def step_of_gradients(inputs, head, m, start, state, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Compute dS of one block of queries from m on, and sum dK: warpgroup 1. Masks are in P already. Return the new
+    state."""
+    memory = inputs.memory
     FOLD_DELTA: gl.constexpr = OPTIONS.FOLD_DELTA
-    NAMED: gl.constexpr = OPTIONS.NAMED
-    FORM: gl.constexpr = OPTIONS.FORM
-    dtype: gl.constexpr = memory.k.dtype
-    PANELS: gl.constexpr = memory.k.shape[0]
-    BLOCK_N: gl.constexpr = memory.k.shape[1]
+    PANELS: gl.constexpr = OPTIONS.PANELS
     ORDER_L: gl.constexpr = in_register_order(gl.zeros([64, 64], gl.float32, S_L)).type.layout
-    place = row + m
+    slot, do_slot, parity = state.slot, state.do_slot, state.parity
+    row = head.row + m
     # [BLOCK_N, BLOCK_M]
-    mbarrier.wait(memory.do_full.index(do_slot), do_phase)
-    dp_acc = per_query(memory.delta.index(do_slot), -1.0, FOLD_DELTA, BLOCK_N, S_L)
-    dp_t = product(memory.v, memory.do, do_slot, dp_acc, FOLD_DELTA)
-    report_before(m, first, parity, FORM)
-    receive(memory.exchanged, 0, parity, NAMED)
+    mbarrier.wait(memory.do_full.index(do_slot.place), do_slot.parity)
+    dp_acc = initial_sums(memory.delta.index(do_slot.place), -1.0, FOLD_DELTA, S_L)
+    dp_t = product(memory.v, memory.do, do_slot.place, dp_acc, FOLD_DELTA)
+    report_before(m, start, parity, OPTIONS)
+    await_product(memory, 0, parity, OPTIONS)
     p = from_register_order(memory.p.load(ORDER_L), S_L)
     dp = warpgroup_mma_wait(0, deps=(dp_t,))
     if not FOLD_DELTA:
-        dp = dp - memory.delta.index(do_slot).load(gl.SliceLayout(0, S_L))[None, :]
-    ds = (p * dp).to(dtype)
+        dp = dp - memory.delta.index(do_slot.place).load(gl.SliceLayout(0, S_L))[None, :]
+    ds = (p * dp).to(memory.k.dtype)
     memory.ds.store(ds)
     fence_async_shared()
     ds_low = gl.convert_layout(ds, gl.DotOperandLayout(0, S_L, 2))
-    send(memory.exchanged, 1, NAMED)
-    mbarrier.arrive(memory.do_empty.index(do_slot), count=1)
+    send(memory, 1, OPTIONS)
+    mbarrier.arrive(memory.do_empty.index(do_slot.place), count=1)
     # panels [BLOCK_M, 64]
     dq_t = issue_panel(memory.ds, memory.k, 2, S_L)
     if PANELS == 4:
         next_t = issue_panel(memory.ds, memory.k, 3, S_L)
-    mbarrier.wait(memory.q_full.index(slot), phase)
+    mbarrier.wait(memory.q_full.index(slot.place), slot.parity)
     # panels [BLOCK_N, 64]
-    dk_t = accumulate(gradients, ds_low, memory.q, slot, PANELS)
+    dk_t = accumulate(state.gradients, ds_low, memory.q, slot.place, PANELS)
     dq = warpgroup_mma_wait(0 if COPIED and PANELS == 4 else 2 * PANELS - 3, deps=(dq_t,))
-    if is_ordered(FORM):
+    if OPTIONS.ORDERED:
         take_turn(parity, 1)
-    give_panel(dq, steps, place, 1, 2, PANELS)
+    give_panel(dq, inputs, row, 1, 2, OPTIONS)
     if PANELS == 4:
         dq = warpgroup_mma_wait(0 if COPIED else PANELS, deps=(next_t,))
-        give_panel(dq, steps, place, 1, 3, PANELS)
+        give_panel(dq, inputs, row, 1, 3, OPTIONS)
     gradients = warpgroup_mma_wait(0, deps=dk_t)
-    mbarrier.arrive(memory.q_empty.index(slot), count=1)
-    slot, phase = advance(slot, phase, OPTIONS.STAGES)
-    do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
-    return gradients, slot, phase, do_slot, do_phase, parity ^ 1
+    mbarrier.arrive(memory.q_empty.index(slot.place), count=1)
+    return WideState(gradients, next_slot(slot, OPTIONS.STAGES), next_slot(do_slot, OPTIONS.DO_STAGES), parity ^ 1)

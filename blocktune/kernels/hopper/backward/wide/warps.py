@@ -36,232 +36,201 @@ waits for a slot from its second filling on: the parity it starts with lets the 
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from blocktune.kernels.hopper.backward.arguments import Steps
-from blocktune.kernels.hopper.backward.bounds import block_at, copy_rows, next_tile, places_of
-from blocktune.kernels.hopper.backward.form import (
-    begins_masked,
-    counts_all_tiles,
-    ends_masked,
-    is_ordered,
+from blocktune.kernels.hopper.backward.arguments import Inputs
+from blocktune.kernels.hopper.backward.barriers import report_added
+from blocktune.kernels.hopper.backward.bounds import (
+    begins_with_masks,
+    block_at,
+    ends_with_masks,
     parts_of_walk,
+    place_walk,
 )
-from blocktune.kernels.hopper.backward.steps import head_biases
-from blocktune.kernels.hopper.backward.turns import report_added
-from blocktune.kernels.hopper.backward.wide.steps import LATE, give_panel, step_of_gradients, step_of_scores
-from blocktune.kernels.hopper.backward.wide.tiles import give_gradient, row_of_head, tile_of_keys
-from blocktune.kernels.hopper.common.device_functions import advance, as_block, copy_in, reinterpret
-from blocktune.kernels.hopper.common.slots import first_slot, publish, receive
+from blocktune.kernels.hopper.backward.steps import head_of
+from blocktune.kernels.hopper.backward.tiles import (
+    count_key_tiles,
+    fetch_first,
+    fetch_tile,
+    head_row,
+    receive_first,
+    rows_of_keys,
+    rows_of_queries,
+    tile_of_keys,
+)
+from blocktune.kernels.hopper.backward.wide.steps import LATE, WideState, give_panel, step_of_gradients, step_of_scores
+from blocktune.kernels.hopper.common.device_functions import copy_in, reinterpret
+from blocktune.kernels.hopper.common.head_rows import load_panel, store_panel
+from blocktune.kernels.hopper.common.slots import first_slot, next_slot, receive
 
 # mypy: disable-error-code="assignment,var-annotated"
 
 
 @gluon.jit
 def wide_step(
-    steps, gradients, m, first, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-    W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
+    inputs, tile, head, m, start, state, W: gl.constexpr, MASK: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr
 ):  # fmt: skip
-    """One block of queries from m on, for either warpgroup."""
+    """Compute one block of queries from m on, in either warpgroup. Return the new state."""
     if W == 0:
-        return step_of_scores(
-            steps, gradients, m, first, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-            MASK, OPTIONS, S_L,
-        )  # fmt: skip
+        return step_of_scores(inputs, tile, head, m, start, state, MASK, OPTIONS, S_L)
     else:
-        return step_of_gradients(
-            steps, gradients, m, first, row, slot, phase, do_slot, do_phase, parity, OPTIONS, S_L,
-        )  # fmt: skip
+        return step_of_gradients(inputs, head, m, start, state, OPTIONS, S_L)
 
 
 @gluon.jit
-def wide_head(
-    steps, gradients, kv_empty, last, n0, row, first, low, high, end, back, bounds,
-    slot, phase, do_slot, do_phase, parity,
-    W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr,
-):  # fmt: skip
-    """All blocks of queries of one head that see the keys from n0 on; only P is masked, and only in warpgroup 0. In a
-    fixed order of additions the walk may go back (`block_at`)."""
-    memory = steps.memory
-    FORM: gl.constexpr = OPTIONS.FORM
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    PANELS: gl.constexpr = memory.k.shape[0]
+def walk_wide_head(inputs, tile, head, state, W: gl.constexpr, OPTIONS: gl.constexpr, S_L: gl.constexpr):
+    """Take the steps of one query head, and return the new state. Only P is masked, and only in warpgroup 0. In a fixed
+    order of additions the walk may go back (`block_at`)."""
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    walk = place_walk(head.walk, OPTIONS)
+    start = block_at(walk, walk.first, OPTIONS)
+    masked, whole, stop = walk.first, walk.low, walk.high
     if W == 1:
-        low = first + 0
-        high = end + 0
-    low, high = places_of(first, low, high, end, back, FORM)
-    start = block_at(first, first, end, back, BLOCK_M, FORM)
-    masked, whole, stop = first, low, high
-    for _ in range(parts_of_walk(FORM)):
-        if W == 0 and begins_masked(FORM):
+        whole, stop = walk.first, walk.end
+    for _ in range(parts_of_walk(OPTIONS)):
+        if W == 0 and begins_with_masks(OPTIONS):
             for place in range(masked, whole, BLOCK_M):
-                m = block_at(place, first, end, back, BLOCK_M, FORM)
-                gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-                    steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-                    W, True, OPTIONS, S_L,
-                )  # fmt: skip
+                m = block_at(walk, place, OPTIONS)
+                state = wide_step(inputs, tile, head, m, start, state, W, True, OPTIONS, S_L)
         for place in range(whole, stop, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM)
-            gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-                steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-                W, False, OPTIONS, S_L,
-            )  # fmt: skip
-        masked, whole, stop = high, end, end
-    if W == 0 and ends_masked(FORM):
-        for place in range(high, end, BLOCK_M):
-            m = block_at(place, first, end, back, BLOCK_M, FORM)
-            gradients, slot, phase, do_slot, do_phase, parity = wide_step(
-                steps, gradients, m, start, back, n0, row, bounds, slot, phase, do_slot, do_phase, parity,
-                W, True, OPTIONS, S_L,
-            )  # fmt: skip
-    if OPTIONS.PERSISTENT:
-        mbarrier.arrive(kv_empty, count=1, pred=last)
-    if W == 0 and PANELS == LATE:
-        last_block = block_at(end - BLOCK_M, first, end, back, BLOCK_M, FORM)
-        give_panel(gradients[memory.v.shape[0]], steps, row + last_block, 0, 1, PANELS)
-    if is_ordered(FORM):
-        report_added(parity ^ 1, 1)
-    return gradients, slot, phase, do_slot, do_phase, parity
+            m = block_at(walk, place, OPTIONS)
+            state = wide_step(inputs, tile, head, m, start, state, W, False, OPTIONS, S_L)
+        masked, whole, stop = walk.high, walk.end, walk.end
+    if W == 0 and ends_with_masks(OPTIONS):
+        for place in range(walk.high, walk.end, BLOCK_M):
+            m = block_at(walk, place, OPTIONS)
+            state = wide_step(inputs, tile, head, m, start, state, W, True, OPTIONS, S_L)
+    return state
 
 
 @gluon.jit
-def wide_consumer(
-    steps, ends, sizes, gradient_desc, scale, W: gl.constexpr, OPTIONS: gl.constexpr,
-):  # fmt: skip
-    """dV (W 0) or dK (W 1) of every tile of this block, and a part of the tile's dQ."""
-    memory = steps.memory
-    FORM: gl.constexpr = OPTIONS.FORM
-    dtype: gl.constexpr = memory.k.dtype
-    PANELS: gl.constexpr = memory.k.shape[0]
-    OWN_PANELS: gl.constexpr = memory.v.shape[0] if W == 0 else PANELS
-    BLOCK_N: gl.constexpr = memory.k.shape[1]
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
+def finish_head(inputs, head, state, last, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Give K and V back after the last query head, add the panel of dQ that is held back, and report it."""
+    if OPTIONS.PERSISTENT:
+        mbarrier.arrive(inputs.memory.kv_empty, count=1, pred=last)
+    if W == 0 and OPTIONS.PANELS == LATE:
+        block = block_at(head.walk, head.walk.end - OPTIONS.BLOCK_M, OPTIONS)
+        give_panel(state.gradients[OPTIONS.V_PANELS], inputs, head.row + block, 0, 1, OPTIONS)
+    if OPTIONS.ORDERED:
+        report_added(state.parity ^ 1, 1)
+
+
+@gluon.jit
+def give_gradient(gradient, rows, key, panel: gl.constexpr, place):
+    """Write a panel of dK or dV of 64 keys from `key` on by way of a place in memory that the last but one left
+    from."""
+    tma.store_wait(1)
+    place.store(gradient.to(place.dtype))
+    fence_async_shared()
+    store_panel(rows, key, panel * 64, place)
+
+
+@gluon.jit
+def wide_consumer(tensors, memory, scaling, biases, sizes, W: gl.constexpr, OPTIONS: gl.constexpr):
+    """Compute dV (W 0) or dK (W 1) of every tile of this block, and a part of the tile's dQ."""
+    PANELS: gl.constexpr = OPTIONS.PANELS
+    OWN_PANELS: gl.constexpr = OPTIONS.V_PANELS if W == 0 else PANELS
+    BLOCK_M: gl.constexpr = OPTIONS.BLOCK_M
+    BLOCK_N: gl.constexpr = OPTIONS.BLOCK_N
     GRADIENT_L: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     S_L: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_M, 16])
     # [2, BLOCK_N, 64]
-    staging = reinterpret(memory.dq.index(W), dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
-    key_tiles = (sizes.seqlen_k + BLOCK_N - 1) // BLOCK_N
-    slot = 0
-    phase = 0
-    do_slot = 0
-    do_phase = 0
+    staging = reinterpret(memory.dq.index(W), memory.k.dtype, [2, BLOCK_N, 64], GRADIENT_L)  # they leave where dQ does
+    inputs = Inputs(tensors, memory, scaling, biases)
+    key_tiles = count_key_tiles(sizes, OPTIONS)
+    slot = first_slot(0)
+    do_slot = first_slot(0)
     parity = 0
-    kv_phase = 0
+    kv_parity = 0
     tile_slot = first_slot(0)
-    if counts_all_tiles(FORM):
-        number, tile_slot = receive(ends.ring, tile_slot)
-    else:
-        number = gl.program_id(0)
+    number, tile_slot = receive_first(memory.ring, tile_slot, OPTIONS)
     while number < key_tiles * sizes.batch_heads:
-        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, OPTIONS.CAUSAL, FORM)
+        tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
         # panels [BLOCK_N, 64]
         gradients = ()
         for _ in gl.static_range(OWN_PANELS + 1 if W == 0 and PANELS == LATE else OWN_PANELS):
             gradients = gradients + (gl.zeros([BLOCK_N, 64], gl.float32, S_L),)  # noqa: RUF005
-        mbarrier.wait(ends.kv_full, kv_phase)
-        kv_phase ^= 1
+        mbarrier.wait(memory.kv_full, kv_parity)
+        kv_parity ^= 1
         for member in range(sizes.group_size):
-            row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
-            own = Steps(
-                dq_desc=steps.dq_desc,
-                dq_sums=None,
-                memory=memory,
-                scale_log2=steps.scale_log2,
-                cap_in=steps.cap_in,
-                biases=steps.biases,
-                head=head_biases(steps, tile.batch_head, member, tile.n0, tile.bounds, sizes, OPTIONS, S_L),
-            )
-            gradients, slot, phase, do_slot, do_phase, parity = wide_head(
-                own, gradients, ends.kv_empty, member == sizes.group_size - 1, tile.n0, row,
-                tile.first, tile.low, tile.high, tile.end, tile.back, tile.bounds,
-                slot, phase, do_slot, do_phase, parity,
-                W, OPTIONS, S_L,
-            )  # fmt: skip
+            head = head_of(inputs, tile, member, sizes, W, OPTIONS, S_L)
+            last = member == sizes.group_size - 1
+            state = WideState(gradients, slot, do_slot, parity)
+            state = walk_wide_head(inputs, tile, head, state, W, OPTIONS, S_L)
+            finish_head(inputs, head, state, last, W, OPTIONS)
+            gradients, slot, do_slot, parity = state
         if OPTIONS.PERSISTENT:
-            number, tile_slot = receive(ends.ring, tile_slot)
+            number, tile_slot = receive(memory.ring, tile_slot)
         else:
             number = key_tiles * sizes.batch_heads
         tma.store_wait(0)
+        rows = rows_of_keys(tensors.dv if W == 0 else tensors.dk, tile.batch, tile.head, tile.sequence)
         for panel in gl.static_range(OWN_PANELS):
             gradient = gradients[panel]
             if W == 1:
-                gradient = gradient * scale
-            give_gradient(gradient, gradient_desc, tile, tile.n0, staging.index(panel % 2), panel, FORM)
+                gradient = gradient * scaling.scale
+            give_gradient(gradient, rows, tile.n0, panel, staging.index(panel % 2))
     tma.store_wait(0)
 
 
 @gluon.jit
-def copy_panels(
-    desc, entry, head, row, begin, length, barrier, memory, slot, PANELS: gl.constexpr, FORM: gl.constexpr
-):  # fmt: skip
-    """All panels of 64 rows, into a slot."""
+def load_panels(rows, row, barrier, tiles, place, PANELS: gl.constexpr):
+    """Copy all panels of 64 rows from `row` on, to slot `place`."""
     for panel in gl.static_range(PANELS):
-        tile = as_block(desc, memory.index(slot * PANELS + panel))
-        copy_rows(desc, entry, head, row, panel * 64, begin, length, barrier, tile, FORM)
+        load_panel(rows, row, panel * 64, barrier, tiles.index(place * PANELS + panel))
 
 
 @gluon.jit
-def copy_keys(desc, tile, barrier, memory, FORM: gl.constexpr):
-    """All panels of the tile's keys or values."""
-    PANELS: gl.constexpr = memory.shape[0]
-    begin, length = tile.begin_k, tile.bounds.keys
-    copy_panels(desc, tile.entry, tile.head, tile.n0, begin, length, barrier, memory, 0, PANELS, FORM)
+def load_wide_keys(keys, values, key, memory, parity, OPTIONS: gl.constexpr):
+    """Copy all panels of K and V of a tile from `key` on, once those of the tile before are given back."""
+    PANELS: gl.constexpr = OPTIONS.PANELS + OPTIONS.V_PANELS
+    mbarrier.wait(memory.kv_empty, parity)
+    mbarrier.expect(memory.kv_full, PANELS * keys.desc.block_type.nbytes)
+    load_panels(keys, key, memory.kv_full, memory.k, 0, OPTIONS.PANELS)
+    load_panels(values, key, memory.kv_full, memory.v, 0, OPTIONS.V_PANELS)
 
 
 @gluon.jit
-def wide_producer(
-    q_desc, k_desc, v_desc, do_desc, lse_desc, delta_desc, memory, counter, ends, sizes, OPTIONS: gl.constexpr,
-):  # fmt: skip
-    """Copies K and V of every tile of this block, Q, dO and their statistics of every step; fetches the next tiles."""
-    CAUSAL: gl.constexpr = OPTIONS.CAUSAL
-    FORM: gl.constexpr = OPTIONS.FORM
-    PANELS: gl.constexpr = memory.k.shape[0]
-    BLOCK_N: gl.constexpr = memory.k.shape[1]
-    BLOCK_M: gl.constexpr = memory.q.shape[1]
-    V_PANELS: gl.constexpr = memory.v.shape[0]
-    PANEL_BYTES: gl.constexpr = q_desc.block_type.nbytes
-    KEY_BYTES: gl.constexpr = k_desc.block_type.nbytes
-    STATISTIC_BYTES: gl.constexpr = lse_desc.block_type.nbytes
-    key_tiles = (sizes.seqlen_k + BLOCK_N - 1) // BLOCK_N
-    slot = 0
-    phase = 1
-    do_slot = 0
-    do_phase = 1
-    kv_phase = 1
+def wide_producer(tensors, memory, sizes, OPTIONS: gl.constexpr):
+    """Copy K and V of every tile of this block, Q, dO and their statistics of every step; fetch the next tiles."""
+    PANELS: gl.constexpr = OPTIONS.PANELS
+    V_PANELS: gl.constexpr = OPTIONS.V_PANELS
+    PANEL_BYTES: gl.constexpr = tensors.q.block_type.nbytes
+    STATISTIC_BYTES: gl.constexpr = tensors.lse.block_type.nbytes
+    key_tiles = count_key_tiles(sizes, OPTIONS)
+    slot = first_slot(1)
+    do_slot = first_slot(1)
+    kv_parity = 1
     tile_slot = first_slot(1)
-    if counts_all_tiles(FORM):
-        number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-        tile_slot = publish(number, ends.ring, tile_slot)
-    else:
-        number = gl.program_id(0)
+    number, tile_slot = fetch_first(key_tiles, tensors, memory.ring, tile_slot, sizes, OPTIONS)
     while number < key_tiles * sizes.batch_heads:
-        tile = tile_of_keys(number, key_tiles, sizes, BLOCK_M, BLOCK_N, CAUSAL, FORM)
-        entry, begin_q, len_q = tile.entry, tile.begin_q, tile.bounds.queries
+        tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
+        sequence, walk, batch = tile.sequence, tile.walk, tile.batch
+        keys = rows_of_keys(tensors.k, batch, tile.head, sequence)
+        values = rows_of_keys(tensors.v, batch, tile.head, sequence)
         for member in range(sizes.group_size):
             head = tile.head * sizes.group_size + member
-            stat_row = row_of_head(tile, member, sizes, BLOCK_M, FORM)
-            for place in range(tile.first, tile.end, BLOCK_M):
-                m = block_at(place, tile.first, tile.end, tile.back, BLOCK_M, FORM)
-                mbarrier.wait(memory.q_empty.index(slot), phase)
-                full = memory.q_full.index(slot)
+            row = head_row(tile, member, sizes.group_size, sizes, OPTIONS)
+            queries = rows_of_queries(tensors.q, batch, head, sequence)
+            gradients = rows_of_queries(tensors.do, batch, head, sequence)
+            for place in range(walk.first, walk.end, OPTIONS.BLOCK_M):
+                m = block_at(walk, place, OPTIONS)
+                mbarrier.wait(memory.q_empty.index(slot.place), slot.parity)
+                full = memory.q_full.index(slot.place)
                 mbarrier.expect(full, PANELS * PANEL_BYTES + STATISTIC_BYTES)
-                copy_panels(q_desc, entry, head, m, begin_q, len_q, full, memory.q, slot, PANELS, FORM)
-                copy_in(lse_desc, [stat_row + m], full, memory.lse.index(slot))
-                if (place == tile.first) & (member == 0):  # right behind the first Q
-                    mbarrier.wait(ends.kv_empty, kv_phase)
-                    mbarrier.expect(ends.kv_full, (PANELS + V_PANELS) * KEY_BYTES)
-                    copy_keys(k_desc, tile, ends.kv_full, memory.k, FORM)
-                    copy_keys(v_desc, tile, ends.kv_full, memory.v, FORM)
-                    kv_phase ^= 1
-                mbarrier.wait(memory.do_empty.index(do_slot), do_phase)
-                do_full = memory.do_full.index(do_slot)
+                load_panels(queries, m, full, memory.q, slot.place, PANELS)
+                copy_in(tensors.lse, [row + m], full, memory.lse.index(slot.place))
+                if (place == walk.first) & (member == 0):  # right behind the first Q
+                    load_wide_keys(keys, values, tile.n0, memory, kv_parity, OPTIONS)
+                    kv_parity ^= 1
+                mbarrier.wait(memory.do_empty.index(do_slot.place), do_slot.parity)
+                do_full = memory.do_full.index(do_slot.place)
                 mbarrier.expect(do_full, V_PANELS * PANEL_BYTES + STATISTIC_BYTES)
-                copy_panels(do_desc, entry, head, m, begin_q, len_q, do_full, memory.do, do_slot, V_PANELS, FORM)
-                copy_in(delta_desc, [stat_row + m], do_full, memory.delta.index(do_slot))
-                slot, phase = advance(slot, phase, OPTIONS.STAGES)
-                do_slot, do_phase = advance(do_slot, do_phase, OPTIONS.DO_STAGES)
+                load_panels(gradients, m, do_full, memory.do, do_slot.place, V_PANELS)
+                copy_in(tensors.delta, [row + m], do_full, memory.delta.index(do_slot.place))
+                slot = next_slot(slot, OPTIONS.STAGES)
+                do_slot = next_slot(do_slot, OPTIONS.DO_STAGES)
         if OPTIONS.PERSISTENT:
-            number = next_tile(counter, key_tiles, sizes, BLOCK_N, CAUSAL, FORM)
-            tile_slot = publish(number, ends.ring, tile_slot)
+            number, tile_slot = fetch_tile(key_tiles, tensors, memory.ring, tile_slot, sizes, OPTIONS)
         else:
             number = key_tiles * sizes.batch_heads

@@ -8,9 +8,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from blocktune.kernels.hopper.common.device_functions import locate
+from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import hide, key_range, mask_bounds, row_bounds, whole_sequence
 from blocktune.kernels.hopper.common.sinks import sink_of
-from blocktune.kernels.hopper.forward.copies import HeadRows
 from blocktune.kernels.hopper.forward.output import send_panels
 from blocktune.kernels.hopper.forward.row_maxima import first_softmax, log_sum_exp, row_sums
 

@@ -40,10 +40,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
 
 from blocktune.kernels.hopper.common.device_functions import locate, pin
+from blocktune.kernels.hopper.common.head_rows import HeadRows
 from blocktune.kernels.hopper.common.sequences import key_range, whole_sequence
 from blocktune.kernels.hopper.common.slots import fetch, first_slot, next_slot, receive
 from blocktune.kernels.hopper.forward.consumer import skips_blocks
-from blocktune.kernels.hopper.forward.copies import HeadRows, load_rows, release_values
+from blocktune.kernels.hopper.forward.copies import load_rows, release_values
 from blocktune.kernels.hopper.forward.row_maxima import scales_of
 from blocktune.kernels.hopper.forward.short.steps import pass_over, release_keys, step
 from blocktune.kernels.hopper.forward.short.tile_ends import first_block, place_of, send
