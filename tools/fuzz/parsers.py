@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blocktune.cli.shared.shapes_file import flags_of_file, sizes_of_file
 from blocktune.db.exchange.document import document_from, frozen_document, load_document
-from blocktune.db.exchange.importing import kernel_bests_from, records_from
+from blocktune.db.exchange.importing import records_in
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.reading import json_value
@@ -145,12 +145,8 @@ def _shapes() -> list[bytes]:
     return [table.encode() for table in tables]
 
 
-_IMPORTED = tuple(
-    _from_file("a.json", lambda path, read=read: read(load_document(path)))  # type: ignore[misc]
-    for read in (records_from, kernel_bests_from)
-)
 PARSERS = {
-    "exports": Parser(_IMPORTED, _exports),
+    "exports": Parser((_from_file("a.json", lambda path: records_in(load_document(path))),), _exports),
     "frozen": Parser(
         (_from_file("a.json", rows_in_file), _from_file("a.json", autotuned_rows_in_file), _read_sealed), _frozen
     ),
