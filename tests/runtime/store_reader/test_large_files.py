@@ -61,7 +61,7 @@ def test_what_is_more_than_a_process_takes_is_counted_in_a_warning(
 
 def test_another_devices_winners_never_displace_those_of_this_one(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_file, "MAX_ROWS", 100)
-    multiplied(store, 150, device_key=H100.key)
+    multiplied(store, 150, device=H100)
     with ResultStore.open(store) as opened:
         opened.set_best(best(shape_like(4096), config()))
     rows = SqliteRows(store).read(H200)

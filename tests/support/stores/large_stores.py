@@ -5,15 +5,19 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
 
 
-def multiplied(path: Path, count: int, *, device_key: str | None = None) -> Path:
-    """Gives a store with one winner `count` of them, for key lengths from 10,002 on; device_key: of another device."""
+def multiplied(path: Path, count: int, *, device: DeviceSpec | None = None) -> Path:
+    """Gives a store with one winner `count` of them, for key lengths from 10,002 on; device: another one."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("BEGIN")
-        if device_key is not None:
-            connection.execute("UPDATE device SET key = ?", (device_key,))
+        if device is not None:
+            told = (device.key, device.name, device.limits.name, device.num_sms, device.source)
+            repeated = "key = ?, name = ?, compute_capability = ?, num_sms = ?, source = ?"
+            text = json.dumps(device.to_json(), sort_keys=True, separators=(",", ":"))
+            connection.execute(f"UPDATE device SET {repeated}, document = ?, checksum = NULL", (*told, text))
         (document,) = connection.execute("SELECT document FROM shape").fetchone()
         connection.execute("UPDATE best SET checksum = NULL, served_checksum = NULL")
         shape, best = (_columns(connection, table) for table in ("shape", "best"))

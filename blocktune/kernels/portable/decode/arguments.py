@@ -32,7 +32,7 @@ class Options(NamedTuple):
     WIDTH, WIDTH_V: columns of tiles, which are filled up with zeros. PAGE_SIZE: keys of a page, 0 without pages. Key j
     is seen by query i if i + d - left <= j (LEFT) and j <= i + d + right (RIGHT), where d is 0 (FROM_START) or length -
     seqlen_q. WORDS: of 32 drafts, that a row of a tree has, 0 without a tree. PRECISION: `input_precision` of products.
-    BLOCK_M, BLOCK_N: rows and keys of a tile. OVERLAP: once all programs run, those of the merge may be placed beside
+    BLOCK_M, BLOCK_N: rows and keys of a tile. OVERLAP: once all programs run, those of the merge may start next to
     them. PAIRED: of two splits the later program merges. OF_TOKENS: every row of a key head has scales of its own, else
     they are those of the batch entry.
     """
