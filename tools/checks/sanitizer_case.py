@@ -25,7 +25,7 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction
 from blocktune.tuner.correctness.features import empty_lse, empty_out
 from blocktune.tuner.correctness.forward import softmax_scale
-from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.correctness.inputs import CheckInputs, make_inputs
 
 SIZES = {"batch": 2, "num_heads": 4, "num_heads_kv": 2, "seqlen_q": 160, "seqlen_k": 300}
 """No multiple of a tile, so that every edge is walked; query heads share key heads."""
@@ -86,7 +86,7 @@ def run(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits, d
     return {"kernel": kernel.name, "config": config.label, "shape": shape.label, "problem": problem}
 
 
-def _arguments(inputs: Inputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _arguments(inputs: CheckInputs) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """What a launch gets ahead of the scale, and which of it the launch writes and must leave finite."""
     q, k, v, out = inputs.q, inputs.k, inputs.v, empty_out(inputs)
     if inputs.shape.direction is Direction.FORWARD:

@@ -19,7 +19,7 @@ from blocktune.tuner.correctness.feature_reference import Group
 from blocktune.tuner.correctness.features import empty_lse, empty_out
 from blocktune.tuner.correctness.forward import Question, Tolerance, softmax_scale, tile_norms
 from blocktune.tuner.correctness.head_groups import chosen_groups
-from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.correctness.inputs import CheckInputs, make_inputs
 from blocktune.tuner.correctness.memory import ROWS_PER_TILE
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -35,7 +35,7 @@ HARD_QUERY_SCALE = 6.0
 class GradientQuestion:
     """Inputs of a backward, with the right gradients of some groups of heads. Offers what a forward `Question` does."""
 
-    def __init__(self, inputs: Inputs, dout: Any, groups: Sequence[int], tolerance: float):
+    def __init__(self, inputs: CheckInputs, dout: Any, groups: Sequence[int], tolerance: float):
         self.inputs = inputs
         self.q, self.k, self.v = inputs.q, inputs.k, inputs.v
         self.dout = dout
@@ -147,7 +147,7 @@ def make_gradient_questions(
     )
 
 
-def _forward(inputs: Inputs) -> tuple[Any, Any]:
+def _forward(inputs: CheckInputs) -> tuple[Any, Any]:
     """Return the output, in the data type, and log-sum-exp of every head, by the float32 reference."""
     shape = inputs.shape
     out, lse = empty_out(inputs), empty_lse(inputs)

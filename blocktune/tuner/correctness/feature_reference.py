@@ -14,7 +14,7 @@ from blocktune.kernels.values.dropout import keep_threshold, pair_numbers, share
 from blocktune.kernels.values.features import UNLIMITED, MaskKind
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.correctness.forward import softmax_scale
-from blocktune.tuner.correctness.inputs import Inputs
+from blocktune.tuner.correctness.inputs import CheckInputs
 from blocktune.tuner.correctness.memory import CHUNK_SCORES, ROWS_PER_TILE
 
 _WORD = 0xFFFFFFFF
@@ -26,7 +26,7 @@ DROPOUT_SHARE = 8
 class Group:
     """The query heads of one key head of one batch entry. q [group_size, rows, dim], k and v [keys, dim], float32."""
 
-    def __init__(self, inputs: Inputs, number: int) -> None:
+    def __init__(self, inputs: CheckInputs, number: int) -> None:
         shape = inputs.shape
         self.inputs = inputs
         self.entry, self.head_kv = divmod(number, shape.num_heads_kv)

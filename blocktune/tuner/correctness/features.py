@@ -22,14 +22,14 @@ from blocktune.tuner.correctness.forward import (
     tile_norms,
 )
 from blocktune.tuner.correctness.head_groups import MIN_GROUPS, chosen_groups
-from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.correctness.inputs import CheckInputs, make_inputs
 from blocktune.tuner.correctness.memory import ROWS_PER_TILE
 
 
 class FeatureQuestion:
     """Inputs of one shape with features, with the right answer for some groups. Offers what a `Question` does."""
 
-    def __init__(self, inputs: Inputs, groups: Sequence[int], tolerance: Tolerance):
+    def __init__(self, inputs: CheckInputs, groups: Sequence[int], tolerance: Tolerance):
         self.inputs = inputs
         self.q, self.k, self.v = inputs.q, inputs.k, inputs.v
         self._tolerance = tolerance
@@ -103,12 +103,12 @@ def make_feature_questions(shape: AttentionShape, *, device: str, seed: int) -> 
     )
 
 
-def empty_out(inputs: Inputs) -> Any:
+def empty_out(inputs: CheckInputs) -> Any:
     """Return the memory for the output."""
     return inputs.q.new_empty(*inputs.q.shape[:3], inputs.shape.head_dim_v)
 
 
-def empty_lse(inputs: Inputs) -> Any:
+def empty_lse(inputs: CheckInputs) -> Any:
     """Return the memory for the log-sum-exp: [batch, num_heads, seqlen_q], or [num_heads, tokens] of packed
     sequences."""
     sizes = inputs.q.shape[1:3] if inputs.shape.features.varlen else inputs.q.shape[:3]

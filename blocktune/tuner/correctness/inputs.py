@@ -1,7 +1,7 @@
 """Inputs of one shape as a launch gets them: tensors, and the extras that its features ask for.
 
-Batch entries may differ in length: packed sequences (varlen) and entries of a cache. `Inputs.entry` gives one of them
-as plain matrices, whatever the layout. Everything follows from the seed.
+Batch entries may differ in length: packed sequences (varlen) and entries of a cache. `CheckInputs.entry` gives one of
+them as plain matrices, whatever the layout. Everything follows from the seed.
 """
 
 import random
@@ -28,7 +28,7 @@ BLOCK_DENSITY = 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class CheckInputs:
     """Query, key, value and extras of a shape; the lengths of every batch entry, all equal unless packed or cached."""
 
     shape: AttentionShape
@@ -71,7 +71,7 @@ class Inputs:
         """Return the part [num_heads_kv, keys, dim] that belongs to an entry's keys."""
         return self._part(tensor, number, self.lengths_k)
 
-    def scaled(self, factor: float) -> "Inputs":
+    def scaled(self, factor: float) -> "CheckInputs":
         """Return the same with the queries multiplied by a factor."""
         return replace(self, q=scaled_queries(self.q, factor))
 
@@ -113,7 +113,7 @@ def key_bytes(shape: AttentionShape, lengths_k: tuple[int, ...] | None = None) -
     return keys * shape.num_heads_kv * (shape.head_dim + shape.head_dim_v) * shape.kv_bytes
 
 
-def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
+def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> CheckInputs:
     """Return normally distributed tensors in the layout of the shape, with extras for its features."""
     generator, features = torch.Generator(device=device).manual_seed(seed), shape.features
     dice = random.Random(seed)
@@ -137,7 +137,7 @@ def make_inputs(shape: AttentionShape, *, device: str, seed: int) -> Inputs:
     extras = _extras(shape, (lengths_q, lengths_k), generator, dice)
     if features.is_short:
         k, v, extras = _short_cache(shape, k, v, extras)
-    return Inputs(shape, q, k, v, extras, lengths_q, lengths_k)
+    return CheckInputs(shape, q, k, v, extras, lengths_q, lengths_k)
 
 
 def _short_cache(shape: AttentionShape, k: Any, v: Any, extras: Extras) -> tuple[Any, Any, Extras]:

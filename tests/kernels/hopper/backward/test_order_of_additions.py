@@ -41,7 +41,7 @@ def as_python(monkeypatch: pytest.MonkeyPatch) -> None:
 def steps_of(shape: AttentionShape, tile: int, head_group: int) -> Iterator[Step]:
     """The steps of a tile, in the order of its walk."""
     (right, left), block_n = bounds_of(shape), keys_of_block(shape)
-    options = SimpleNamespace(**form_of(shape), BLOCK_M=BLOCK_M, BLOCK_N=block_n)
+    options = SimpleNamespace(**form_of(shape), BLOCK_M=BLOCK_M, BLOCK_N=block_n, PANELS=1)
     sizes = SimpleNamespace(
         seqlen_q=shape.seqlen_q, seqlen_k=shape.seqlen_k, right=right, left=left, head_group=head_group,
         num_heads_kv=shape.num_heads, batch_heads=shape.num_heads,

@@ -25,7 +25,7 @@ from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.feature_reference import Group
 from blocktune.tuner.correctness.features import FeatureQuestion, make_feature_questions
 from blocktune.tuner.correctness.forward import softmax_scale
-from blocktune.tuner.correctness.inputs import Inputs, make_inputs
+from blocktune.tuner.correctness.inputs import CheckInputs, make_inputs
 from blocktune.tuner.measure.clock import CudaClock
 from blocktune.tuner.measure.protocol import column, median_ratio
 
@@ -84,7 +84,7 @@ def compile_ahead(rows: Sequence[tuple[str, AttentionShape]]) -> None:
         assert {job.result().outcome for job in jobs} == {Outcome.OK}
 
 
-def filled(shape: AttentionShape) -> Inputs:
+def filled(shape: AttentionShape) -> CheckInputs:
     """Inputs in which every entry has all keys, so that all are as long."""
     inputs = make_inputs(shape, device="cuda", seed=1)
     lengths = torch.full((shape.batch,), shape.seqlen_k, dtype=torch.int32, device="cuda")
