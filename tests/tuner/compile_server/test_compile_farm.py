@@ -30,7 +30,14 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
+def children() -> Callable[[], list[int]]:
+    """Lists the servers that this process has started since. Autotuned kernels of earlier tests may have left one."""
+    before = all_children()
+    return lambda: [pid for pid in all_children() if pid not in before]
+
+
+@pytest.fixture
+def make_farm(fakes: Any, tmp_path: Path, children: Callable[[], list[int]]) -> Iterator[MakeFarm]:
     """A farm whose worker processes are all gone when the test ends."""
     farms: list[CompileFarm] = []
 
@@ -49,8 +56,8 @@ def make_farm(fakes: Any, tmp_path: Path) -> Iterator[MakeFarm]:
     assert children() == []
 
 
-def children() -> list[int]:
-    """Worker processes of this process."""
+def all_children() -> list[int]:
+    """The servers of this process."""
     while True:
         try:
             return listed_children()
@@ -213,7 +220,7 @@ def test_farm_kernels_that_cannot_be_imported_are_the_machines_fault(
 
 
 def test_farm_a_process_that_is_lost_costs_its_jobs_and_is_replaced(
-    make_farm: MakeFarm, fakes: Any, tmp_path: Path
+    make_farm: MakeFarm, fakes: Any, tmp_path: Path, children: Callable[[], list[int]]
 ) -> None:
     farm = make_farm()
     running = submit(farm, fakes, "sleeping")
@@ -234,7 +241,9 @@ def test_farm_a_compile_that_has_begun_is_not_cancelled(make_farm: MakeFarm, fak
     assert running.running()
 
 
-def test_farm_its_process_is_ready_before_the_first_job(make_farm: MakeFarm, fakes: Any) -> None:
+def test_farm_its_process_is_ready_before_the_first_job(
+    make_farm: MakeFarm, fakes: Any, children: Callable[[], list[int]]
+) -> None:
     farm = make_farm()
     farm.start()
     deadline = time.monotonic() + 60
