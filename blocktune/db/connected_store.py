@@ -115,7 +115,7 @@ class ConnectedStore:
                 session.flush()
 
         with translated(self._engines.target):
-            self._engines.kept_up(transaction)
+            self._engines.retry_transaction(transaction)
         return returned[0]
 
     def _reading(self, work: Callable[[Session], T]) -> T:
@@ -126,7 +126,7 @@ class ConnectedStore:
                 return work(session)
 
         with translated(self._engines.target):
-            return self._engines.kept_up(transaction)
+            return self._engines.retry_transaction(transaction)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:
         """Return the records of a query that can be read."""

@@ -120,7 +120,7 @@ class StoreTail:
                 return readable_records(session, query, trial_of, self._engines.target.label)
 
         with translated(self._engines.target):
-            found = self._engines.kept_up(transaction)
+            found = self._engines.retry_transaction(transaction)
         now = datetime.now(UTC)  # a date of a wrong clock must not hide what comes until then
         at = max((min(trial.created_at, now) for trial in found), default=mark.at)
         return found, Mark(max(mark.row_id, newest), max(mark.at, at))
@@ -135,7 +135,7 @@ class StoreTail:
                 return list(session.execute(query))
 
         with translated(self._engines.target):
-            return self._engines.kept_up(transaction)
+            return self._engines.retry_transaction(transaction)
 
 
 def _groups_query(after_id: int) -> Select[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, bindparam, select, update
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.reading import halved
+from blocktune.db.records.reading import ROWS_AT_ONCE, halved
 from blocktune.db.records.records import Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
 from blocktune.db.records.row_values import document_of, whole_device
@@ -18,8 +18,6 @@ from blocktune.kernels.files.checksums import checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
 
 Checksums = dict[str, str]
-
-_ROWS_AT_ONCE = 1000
 
 
 def upgrade_checksums(connection: Connection) -> None:
@@ -57,7 +55,7 @@ def _give(session: Session, table: Table, query: Select[Any], checksums: Callabl
         return {"row_id": row.id, **checksums(row)}
 
     rows = halved(session, query, table.c.id, given, keep)
-    while batch := list(islice(rows, _ROWS_AT_ONCE)):
+    while batch := list(islice(rows, ROWS_AT_ONCE)):
         if found := [values for values in batch if len(values) > 1]:
             names: dict[str, Any] = {name: bindparam(name) for name in found[0] if name != "row_id"}
             session.connection().execute(update(table).where(table.c.id == bindparam("row_id")).values(**names), found)

@@ -17,7 +17,7 @@ logger = logging.getLogger("blocktune")
 
 Record = TypeVar("Record")
 
-_ROWS_AT_ONCE = 1000
+ROWS_AT_ONCE = 1000
 _MAX_NAMED = 5
 """Rows that a warning names."""
 
@@ -83,7 +83,7 @@ def batches(
     """
     seen, least = 0, None
     while most is None or seen < most:
-        size = _ROWS_AT_ONCE if most is None else min(_ROWS_AT_ONCE, most - seen)
+        size = ROWS_AT_ONCE if most is None else min(ROWS_AT_ONCE, most - seen)
         older = query if least is None else query.where(row_id < least)
         rows = list(session.scalars(older.order_by(row_id.desc()).limit(size)))
         if not rows:
@@ -124,8 +124,8 @@ def halved(
             yield from found
 
     ids = list(session.scalars(query.with_only_columns(row_id)))
-    for start in range(0, len(ids), _ROWS_AT_ONCE):
-        yield from records(ids[start : start + _ROWS_AT_ONCE])
+    for start in range(0, len(ids), ROWS_AT_ONCE):
+        yield from records(ids[start : start + ROWS_AT_ONCE])
 
 
 @dataclass

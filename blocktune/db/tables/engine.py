@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.server import WATCHED_DRIVER, kept_up, server_engine
+from blocktune.db.tables.server import WATCHED_DRIVER, retry_transaction, server_engine
 from blocktune.db.tables.sqlite_file import connect_sqlite, readable_uri
 from blocktune.db.tables.waiting import slow_answer_warning
 
@@ -42,12 +42,12 @@ class StoreEngines:
     writer: Engine
     lock_timeout_seconds: float
 
-    def kept_up(self, work: Callable[[], T]) -> T:
+    def retry_transaction(self, work: Callable[[], T]) -> T:
         """Return what a transaction returns, which is begun again where a server drops it."""
         if self.target.path is not None:
             return work()
         with self.slow_answer_warning():
-            return kept_up(work, self.lock_timeout_seconds)
+            return retry_transaction(work, self.lock_timeout_seconds)
 
     def slow_answer_warning(self) -> AbstractContextManager[None]:
         """Return a context with a warning of a long wait for a server."""

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 from sqlalchemy import Connection, inspect, text
 
@@ -29,6 +30,8 @@ from blocktune.kernels.values.errors import (
     UsageError,
 )
 from blocktune.runtime.store_reader.places import default_store_path
+
+T = TypeVar("T")
 
 CURRENT = "0008"
 """The newest revision in `migrations/versions`."""
@@ -60,12 +63,28 @@ def is_current(engines: StoreEngines) -> bool:
 
 
 def _version(engines: StoreEngines) -> str | None:
-    def transaction() -> str | None:
+    return _read(engines, lambda connection: version_of(connection, engines.target))
+
+
+def _version_and_late_rows(engines: StoreEngines) -> tuple[str | None, bool]:
+    """Return the revision of the store, and whether a current one has rows without a checksum."""
+
+    def state(connection: Connection) -> tuple[str | None, bool]:
+        version = version_of(connection, engines.target)
+        return version, version == CURRENT and any(connection.execute(query).first() for query in _UNCHECKED)
+
+    return _read(engines, state)
+
+
+def _read(engines: StoreEngines, query: Callable[[Connection], T]) -> T:
+    """Return what a query finds by a connection of its own."""
+
+    def transaction() -> T:
         with engines.reader.connect() as connection:
-            return version_of(connection, engines.target)
+            return query(connection)
 
     with translated(engines.target):
-        return engines.kept_up(transaction)
+        return engines.retry_transaction(transaction)
 
 
 def require_same(connection: Connection, target: StoreTarget) -> None:
@@ -100,9 +119,10 @@ def make_current(
     """
     if engines.target.path is not None:
         _create_file(engines.target.path)
-    version = _version(engines)
-    if version == CURRENT:
+    version, has_late_rows = _version_and_late_rows(engines)
+    if has_late_rows:
         _fill_late_rows(engines, fill)
+    if version == CURRENT:
         return
     with translated(engines.target):
         if engines.target.path is not None:
@@ -120,21 +140,18 @@ def make_current(
                 if found not in (None, CURRENT):
                     upgrade(connection)
 
-        engines.kept_up(transaction)
+        engines.retry_transaction(transaction)
 
 
 def _fill_late_rows(engines: StoreEngines, fill: Callable[[Connection], None]) -> None:
     """Give rows without a checksum theirs."""
 
     def transaction() -> None:
-        with engines.reader.connect() as connection:
-            found = any(connection.execute(query).first() for query in _UNCHECKED)
-        if found:
-            with engines.writer.begin() as connection:
-                fill(connection)
+        with engines.writer.begin() as connection:
+            fill(connection)
 
     with translated(engines.target):
-        engines.kept_up(transaction)
+        engines.retry_transaction(transaction)
 
 
 def version_of(connection: Connection, target: StoreTarget) -> str | None:

@@ -66,7 +66,7 @@ def server_engine(url: URL, patience_seconds: float, *, read_only: bool) -> Engi
     return engine
 
 
-def kept_up(work: Callable[[], T], patience_seconds: float) -> T:
+def retry_transaction(work: Callable[[], T], patience_seconds: float) -> T:
     """Do a whole transaction, and again for a while where the server drops its connection or says so. So it must be one
     that may happen twice: the server may have committed just before.
 
