@@ -22,6 +22,7 @@ from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
+from blocktune.runtime.dispatch.launches.padding import PaddedCall, needs_padding, padded
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
@@ -31,7 +32,6 @@ from blocktune.runtime.dispatch.obstacles import (
     is_symbolic,
     needs_gradients,
 )
-from blocktune.runtime.dispatch.padding import PaddedCall, needs_padding, padded
 from blocktune.runtime.dispatch.resolver import MAX_PLANS, Resolver
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.runtime.dispatch.snapshot import Snapshot
