@@ -38,7 +38,7 @@ class Ui:
     data_text: Callable[[], str]
 
 
-class _Body(Request):
+class _Body(Request):  # type: ignore[misc]
     """A request whose JSON is read as that of files is: two members of one name are refused."""
 
     async def json(self) -> Any:
@@ -46,7 +46,7 @@ class _Body(Request):
         return json_value(await self.body())
 
 
-class _Route(APIRoute):
+class _Route(APIRoute):  # type: ignore[misc]
     """A path whose body is read as `_Body` does."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
