@@ -24,6 +24,8 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.kernels.files.foreign_text import MAX_CHARACTERS, shown
 from blocktune.kernels.values.errors import ImportRejectedError
 from tests.support.command_line import CliRunner
+from tests.support.stores.filled_stores import filled
+from tests.support.stores.sample_records import sample_trials, winner
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
 EXIT_CODES = (0, 2, 3, 4, 5, 7)
@@ -154,9 +156,14 @@ def test_a_refusal_is_short(spoil: Callable[[dict[str, Any]], None], winner) -> 
 COMMAND = [sys.executable, "-P", "-m", "blocktune", "list", "--shipped"]
 
 
-def test_a_full_disk_behind_the_output_is_said() -> None:
+@pytest.mark.parametrize("options", ["", "--json", "--format csv", "--format triton", "--format vllm"])
+def test_a_full_disk_behind_the_output_is_said(options: str, tmp_path: Path) -> None:
+    command = [*COMMAND, *options.split()]
+    if "--format" in options:
+        filled(tmp_path / "s.db", winner(), sample_trials(1)[0], 3)
+        command = [*COMMAND[:4], "export", "-", *options.split(), "--db", str(tmp_path / "s.db")]
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(COMMAND, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert result.returncode == 2
     assert result.stderr == "error: The output cannot be written: No space left on device. " + (
         "Send it to another place.\n"
