@@ -17,10 +17,10 @@ _PORT = r"(?!\d{1,5}(?:[\s'\"/?#,.;)\]]|$)(?!\S*@))"
 _PASSWORDS = (
     # up to the last @, whatever stands in between; where a message was cut before it, to the end of the word
     re.compile(
-        rf"(?<![\w+.-])([A-Za-z][\w+.-]*:/+[^\s:/'\"[]*:){_PORT}"
+        rf"(?<![\w+.])([A-Za-z][\w+.-]{{0,40}}:/+[^\s:/'\"[]*:){_PORT}"
         rf"(?:(?:(?!://)[^\n]){{1,{_MAX_PASSWORD}}}(?=@)|\S+)"
     ),
-    re.compile(r"(?<![\w:.@+-])([\w.%+-]+:)[^\s/@'\"]+(?=@[\w.-]+[:/])"),
+    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@[\w.-]+[:/])"),
     re.compile(
         r"""((?:password|passwd|pwd)(?:\s*=\s*|["']\s*:\s*))("[^"\n]*"?|'[^'\n]*'?|[^\s&'",;]+)""", re.IGNORECASE
     ),

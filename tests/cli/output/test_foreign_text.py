@@ -201,6 +201,8 @@ def test_words_of_the_command_line_are_spelt(tune) -> None:
         "postgresql:///user:hunter2@host/name",
         "//user:hunter2@host/name",
         "user:hunter2@host/name",
+        "user:a/@hunter2@host/name",
+        "--postgresql://user:hunter2@host/name",
         "postgresql://user:" + "2" * 2000 + "hunter2@host/name",
         "postgresql://user:hunter2...",  # what a message has cut
         "'postgresql://user:a'hunter2",
