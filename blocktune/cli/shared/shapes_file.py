@@ -28,7 +28,7 @@ T = TypeVar("T")
 NEEDED = ("seq", "dim")
 
 MAX_SHAPES = 10_000
-"""Of a file or grid: lists multiply, and the search of so many takes weeks."""
+"""Of a file or grid: lists multiply, and a search of 10,000 takes weeks."""
 
 MAX_DOTS = 500
 """Of a line: keys of a shape have none, and a list of fractions one each."""

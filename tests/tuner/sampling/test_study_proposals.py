@@ -164,5 +164,5 @@ def test_a_study_is_kept_in_a_database_of_its_own(tmp_path: Path) -> None:
         kept(tmp_path / "no" / "folder.db")
     with pytest.raises(StoreError, match=r"Optuna cannot keep a study in nonsense://you:\*\*\*@here: "):
         open_study("a", "nonsense://you:secret@here")
-    with pytest.raises(StoreError, match="Optuna cannot keep a study in .* invalid literal"):
+    with pytest.raises(StoreError, match=r"Optuna cannot keep a study in .* invalid literal"):
         require_own("postgresql://you:secret@here:54x32/name")
