@@ -32,7 +32,7 @@ TIERS = {
         ("hopper", "historical"),
         (".",),  # registry.py
     ),
-    "runtime": (("store_reader",), ("selection",), ("dispatch",), ("autotuned",), ("api",), ("parallel",)),
+    "runtime": (("store_reader",), ("selection",), ("dispatch",), ("autotuned",), ("api",), ("parallel", "provider")),
     "kernels/portable": (("forward",), ("backward", "decode")),
     "kernels/hopper": (("common",), ("biases",), ("forward", "backward", "decode"), ("fp8",)),
     "db": (("tables",), ("records", "migrations"), ("exchange",), (".",), ("recovery",)),
