@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "kernels": {"kernels", "results"},
     "runtime": {"kernels", "results", "runtime"},
     "blocktune": {"kernels", "runtime", "results", "tuner", "cli"},  # the public names and `python -m blocktune`
+    "flash_attn": {"kernels", "runtime", "flash_attn"},
     "db": {"kernels", "runtime", "db"},
     "tuner": {"kernels", "runtime", "db", "results", "tuner"},
     "cli": {"kernels", "runtime", "db", "results", "tuner", "cli"},

@@ -67,7 +67,7 @@ def replace_ops(key: str = "CUDA", *, dispatcher: "Dispatcher | None" = None) ->
         for op in OPS:
             if op not in drifted and (op in defined or op.namespace == VARLEN):
                 replacement = Replacement(op, key, late)
-                libraries[op.namespace].impl(op.name, replacement, key, with_keyset=True)
+                libraries[op.namespace].impl(op.name, replacement, key, with_keyset=True, allow_override=True)
     return Handle(tuple(libraries.values()))
 
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.library import get_kernel
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ logger = logging.getLogger("blocktune")
 
 OTHER_KEY = "XPU"
 """A dispatch key for which nothing is registered here: there an op that is written in Python has its own kernel."""
+
+VIEWS = DispatchKeySet(DispatchKey.ADInplaceOrView)
+"""The key that makes views what they are to autograd. PyTorch leaves it in place below ops that are written in Python,
+where an output that is a view could not be written to."""
 
 
 class LateServer:
@@ -59,16 +64,17 @@ class ReplacedOp:
         return hasattr(getattr(torch.ops, self.namespace), self.name)
 
     def drift(self) -> str | None:
-        """Return the op's schema if the function does not fit it: arguments that it does not know, or knows in another
-        place, or other results."""
+        """Return the schema of this PyTorch's op if the function does not fit it."""
         schema = getattr(getattr(torch.ops, self.namespace), self.name).default._schema
+        return None if self.fits(schema) else str(schema)
+
+    def fits(self, schema: torch.FunctionSchema) -> bool:
+        """Return whether the function knows all arguments of a schema, each in its place, and has its results."""
         known = list(inspect.signature(self.serve).parameters)[1:]
         given = [argument.name for argument in schema.arguments if not argument.kwarg_only]
         named = {argument.name for argument in schema.arguments if argument.kwarg_only}
         results = " ".join(str(result.type) for result in schema.returns)
-        if known[: len(given)] == given and named <= set(known[len(given) :]) and results == self.results:
-            return None
-        return str(schema)
+        return known[: len(given)] == given and named <= set(known[len(given) :]) and results == self.results
 
 
 class Replacement:
@@ -87,7 +93,8 @@ class Replacement:
         """
         if not self._is_checked:
             self._check_late()
-        found = self._serve(self._late.server, *arguments, **options)
+        with _ExcludeDispatchKeyGuard(VIEWS):
+            found = self._serve(self._late.server, *arguments, **options)
         if found is not None:
             return found
         if self._before is None:

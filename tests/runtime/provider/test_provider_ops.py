@@ -1,6 +1,7 @@
 """PyTorch's attention ops by our kernels, on a CPU that stands for a GPU: results, gradients, what falls through."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -195,6 +196,22 @@ def test_varlen_attn_is_served_and_differentiable(
     )
     assert (lse.shape, lse.dtype) == ((2, 15), torch.float32)
     check_gradients(out, tensors, by_sequence(others, window), others)
+    assert standins.calls == []
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_outputs_may_be_written_to(standins: Standins, mode: Any) -> None:
+    """As PyTorch's own may."""
+    begins = bounds(LENGTHS)
+    with mode():
+        for _ in range(5):
+            tensors = [tensor.detach().clone() for tensor in packed()]
+            if mode is torch.enable_grad:
+                tensors = copies(tensors)
+            out = varlen_attn(*tensors, begins, begins, 9, 9)
+            assert not out._is_view()
+            before = out.clone()
+            torch.testing.assert_close(out.mul_(2), 2 * before)
     assert standins.calls == []
 
 

@@ -143,11 +143,31 @@ def test_an_unknown_schema_leaves_the_op_alone_with_one_warning(
 def test_schemas_are_compared(arguments: str, results: str, fits: bool) -> None:
     def serve(server: Any, query: Tensor, key: Tensor, *, scale: float | None = None) -> None: ...
 
-    with torch.library._scoped_library("blocktune_test_drift", "DEF") as library:
-        library.define(f"op({arguments}) -> {results}")
-        op = ReplacedOp("blocktune_test_drift", "op", serve, "Tensor")
-        assert (op.drift() is None) == fits
-    torch.ops.__dict__.pop("blocktune_test_drift", None)
+    op = ReplacedOp(ATEN, "op", serve, "Tensor")
+    assert op.fits(torch._C.parse_schema(f"aten::op({arguments}) -> {results}")) == fits
+
+
+QKV = "Tensor query, Tensor key, Tensor value"
+FORWARD_OF_211 = (
+    f"aten::_flash_attention_forward({QKV}, Tensor? cum_seq_q, Tensor? cum_seq_k, SymInt max_q, SymInt max_k, float "
+    "dropout_p, bool is_causal, bool return_debug_mask, *, float? scale=None, SymInt? window_size_left=None, SymInt? "
+    "window_size_right=None, Tensor? seqused_k=None, Tensor? alibi_slopes=None) -> (Tensor output, Tensor "
+    "softmax_logsumexp, Tensor rng_state, Tensor unused, Tensor debug_attn_mask)"
+)
+PACKED = f"{QKV}, Tensor cu_seq_q, Tensor cu_seq_k, SymInt max_q, SymInt max_k"
+OPTIONS = "bool is_causal=False, float? scale=None, SymInt[]? window_size=None"
+MORE = "bool enable_gqa=False, Tensor? seqused_k=None, Tensor? block_table=None, SymInt? num_splits=None"
+VARLEN_OF_211 = f"torch_attn::_varlen_attn({PACKED}, {OPTIONS}) -> (Tensor, Tensor, Tensor)"
+VARLEN_OF_215 = f"torch_attn::_varlen_attn({PACKED}, {OPTIONS}, {MORE}, SymInt backend=1) -> (Tensor, Tensor, Tensor)"
+OUT_OF_215 = f"torch_attn::_varlen_attn_out(Tensor(a0!) out, {PACKED}, {OPTIONS}, {MORE}, SymInt backend=1) -> Tensor"
+
+
+@pytest.mark.parametrize("text", [FORWARD_OF_211, VARLEN_OF_211, VARLEN_OF_215, OUT_OF_215])
+def test_schemas_of_other_pytorchs_are_known(text: str) -> None:
+    """Of torch 2.11 to 2.15 the others are those of the torch that runs this test or of these."""
+    schema = torch._C.parse_schema(text)
+    (op,) = (op for op in OPS if op.label == schema.name)
+    assert op.fits(schema)
 
 
 VARLEN_LATE = """
