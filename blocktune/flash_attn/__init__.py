@@ -1,8 +1,4 @@
-"""flash-attention 2's package with blocktune's kernels: `import blocktune.flash_attn as flash_attn`.
-
-`flash_attn_3` has the functions of FlashAttention-3, `cute` those of FlashAttention-4, each with the signatures of its
-own. `alias()` lets `import flash_attn` of this process find this package.
-"""
+"""flash-attention's functions by our kernels: those of version 2 here, of 3 in `flash_attn_3` and of 4 in `cute`."""
 
 from blocktune.flash_attn.alias import VERSION as __version__
 from blocktune.flash_attn.alias import alias

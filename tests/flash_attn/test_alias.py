@@ -31,15 +31,30 @@ assert cache[0, 0, 3:11].equal(k[0])
 
 IN_TRANSFORMERS = """
 import torch
-torch.cuda.is_available = lambda: True  # all else that is asked is whose package this is
 from transformers.utils import import_utils
-import_utils.is_torch_cuda_available = lambda: True
+import_utils.is_torch_cuda_available = lambda: True  # all else that is asked is whose package this is
+from transformers import LlamaConfig, LlamaForCausalLM, modeling_flash_attention_utils as used
+used.FLASH_ATTENTION_COMPATIBILITY_MATRIX[2]["supported_devices"] = ((lambda: True, "cpu"),)
 from transformers.utils import is_flash_attn_2_available
+
 assert is_flash_attn_2_available()
-from transformers.modeling_flash_attention_utils import lazy_import_flash_attention
-functions, _ = lazy_import_flash_attention("flash_attention_2")
+torch.manual_seed(0)
+sizes = dict(vocab_size=96, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_key_value_heads=2)
+model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, initializer_range=0.1))
+tokens, mask = torch.randint(0, 96, (2, 12)), torch.ones(2, 12, dtype=torch.long)
+mask[0, :5] = 0
+labels = tokens.clone()
+labels[0, :6] = -100  # what padding would predict
+results = []
+for name in ("eager", "flash_attention_2"):
+    model.set_attn_implementation(name)
+    out = model(tokens, attention_mask=mask, labels=labels)
+    (gradient,) = torch.autograd.grad(out.loss, [model.model.layers[0].self_attn.q_proj.weight])
+    results.append((out.logits[mask.bool()], gradient))
+for one, other in zip(*results):
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 import blocktune
-assert functions[:3] == (blocktune.flash_attn_func, blocktune.flash_attn_varlen_func, functions[2])
+assert used._flash_varlen_fn is blocktune.flash_attn_varlen_func
 """
 
 METADATA = """

@@ -86,8 +86,8 @@ def cudnn_forward(
         return None
     out, lse = found
     sums = None if lse is None else lse.unsqueeze(-1)
-    seed, offset = (torch.empty((), dtype=torch.int64, device=query.device) for _ in range(2))
-    return out, sums, None, None, query.shape[2], key.shape[2], seed, offset, None
+    seed = query.new_empty((), dtype=torch.int64)  # nothing reads it where nothing is dropped
+    return out, sums, None, None, query.shape[2], key.shape[2], seed, seed.new_empty(()), None
 
 
 def cudnn_backward(
@@ -121,5 +121,5 @@ def cudnn_backward(
 def unused_by_flash(query: Tensor) -> tuple[Tensor, ...]:
     """Return what FlashAttention's forward returns behind the log-sum-exp, where nothing is dropped: the state of the
     generator, which nothing reads then, and an empty mask."""
-    state, offset = (torch.empty(size, dtype=torch.uint64, device=query.device) for size in ((2,), ()))
-    return state, offset, query.new_empty(0)
+    state = query.new_empty(2, dtype=torch.uint64)
+    return state, state.new_empty(()), query.new_empty(0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import Direction
@@ -122,7 +123,7 @@ class Server:
     ) -> KernelCall | None:
         """Return what serves the call."""
         fast_path = self._dispatcher.resolver.fast_path
-        way = (direction.value, torch.are_deterministic_algorithms_enabled(), *asked)
+        way = (direction.value, is_deterministic(), *asked)
         tensors = (query, key, value, mask, *bounds)
         bound = fast_path.known(way, tensors)
         if bound is None:
@@ -168,7 +169,7 @@ def _call(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, bounds
         causal=asked.causal,
         scale=scale_of(query, asked.scale),
         window=asked.window,
-        deterministic=torch.are_deterministic_algorithms_enabled(),
+        deterministic=is_deterministic(),
         lengths=lengths,
         num_splits=asked.num_splits,
         mask=None if mask is None else mask_of_scores(mask, key.shape[2]),

@@ -42,7 +42,7 @@ def varlen_forward(
     found = server.packed(asked, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table)
     if found is None:
         return None
-    return *found, torch.empty(2, dtype=torch.uint64, device=query.device)
+    return *found, query.new_empty(2, dtype=torch.uint64)
 
 
 def varlen_forward_into(

@@ -257,3 +257,24 @@ def test_flash_workers_of_packed_tensors(standins: Standins) -> None:
     aten._flash_attention_forward_no_dropout_inplace(into, *plain, begins, begins, 9, 9, 0.0, True, False)
     torch.testing.assert_close(into, wanted)
     assert standins.calls == []
+
+
+@pytest.mark.parametrize("kind", ["cudnn", "flash", "varlen"])
+def test_compiled_graphs_call_the_ops(standins: Standins, kind: str) -> None:
+    """With the strides and types that PyTorch's own descriptions of the ops promise."""
+    begins, is_packed = bounds(LENGTHS), kind == "varlen"
+    bias = torch.randn(2, 1, 24, 24)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if kind == "varlen":
+            return varlen_attn(query, key, value, begins, begins, 9, 9, window_size=(-1, 0))
+        if kind == "flash":
+            return aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)[0]
+        return aten._scaled_dot_product_cudnn_attention(query, key, value, bias, True)[0]
+
+    laid = (one.detach().transpose(1, 2).contiguous().transpose(1, 2) for one in inputs(2, 4, 24))
+    tensors = packed() if is_packed else [one.requires_grad_() for one in laid]
+    others = copies(tensors)
+    out = torch.compile(attend, backend="aot_eager", fullgraph=True)(*tensors)
+    check_gradients(out, tensors, attend(*others), others)
+    assert standins.calls == []
