@@ -13,6 +13,7 @@ from torch import Tensor
 
 from blocktune.kernels.files.signature import trusted_key, warn_of_unused_key
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.autograd import KernelCall, draw
 from blocktune.runtime.dispatch.call import EXTRA_TENSORS, Call, PlanUse
@@ -47,6 +48,10 @@ FOR_KERNELS = PlanUse(sums=True)
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
+
+
+class NotServedError(BlocktuneError):
+    """None of our kernels serves a call that is to be theirs alone."""
 
 
 class Engine:
@@ -152,6 +157,7 @@ class Engine:
         lse: bool = False,
         layout: Layout = Layout.HEADS_FIRST,
         remember: Remember | None = None,
+        only_ours: bool = False,
         **arguments: Any,
     ) -> Results:
         """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
@@ -161,9 +167,11 @@ class Engine:
             layout: of the entry point's tensors. Autograd keeps those, as in calls by the fast path:
                 checkpoints compare the two.
             remember: gets what serves the call, where our kernels do, to add it to the fast path.
+            only_ours: PyTorch must not compute the call.
             arguments: the arguments of `Call.of`.
 
         Raises:
+            NotServedError: only our kernels are allowed, and none serves the call.
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         if is_distributed(query):
@@ -186,6 +194,8 @@ class Engine:
             if not isinstance(found, TorchPlan):
                 return found
             found.calls += 1
+        if only_ours:
+            raise NotServedError("none of our kernels serves this call")
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
         if lse or not is_sdpa_call(query, key, call):
             if is_capturing(query):
