@@ -12,7 +12,7 @@ from tools.pages.command_reference import leaf_commands, reference, with_command
 from tools.pages.pages import pages
 
 ROOT = Path(__file__).parents[3]
-COMMANDS_PAGE = ROOT / "docs" / "guide" / "commands.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
 SHOWING = [path for path in pages(ROOT) if BLOCK.search(path.read_text())]
 
 
