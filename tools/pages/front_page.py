@@ -48,7 +48,7 @@ def tuner_speed(results: Path) -> str:
     return (
         f"First step on an {document['device']} with empty caches: fla-core {fla[0]} by Triton's tuner, {fla[1]} by "
         f"this one; liger-kernel {liger[0]} and {liger[1]}. Second start: {fla[2]} and {fla[3]} (fla-core turns "
-        f"Triton's disk cache on), {liger[2]} and {liger[3]}. Triton's starts ran next to one another, on a core "
+        f"Triton's disk cache on), {liger[2]} and {liger[3]}. Triton's two starts ran at the same time, on one core "
         f"each. {same} of {10 * kernels} searches from nothing found the usual winner. A known launch has "
         f"{added:.2f} of the overhead."
     )

@@ -23,7 +23,7 @@ from blocktune.kernels.values.errors import ImportRejectedError
 from tests.support.command_line import CliRunner
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
-EXIT_CODES = (0, 2, 3, 4, 5, 7)
+EXIT_CODES = (0, 2, 3, 4, 5, 6, 7)
 RUNS = 5000 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 40
 
 
