@@ -48,10 +48,10 @@ def report(
 ) -> None:
     """Write one HTML file of what was measured, predicted, and why.
 
-    It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, a
-    map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for nothing from a network.
-    Without a place, it shows your database and what ships with the package; with places, it shows only these. The shape
-    flags leave out the sweeps of other shapes.
+    It begins with your winners, and has an occupancy explorer, heat maps of recorded sweeps, where the time of a config
+    goes, how searches went, a map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for
+    nothing from a network. Without a place, it shows your database and what ships with the package; with places, it
+    shows only these. The shape flags leave out the sweeps of other shapes.
 
     \b
     tune report
@@ -101,7 +101,7 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     if store is not None:
         sources.winners += store.bests()
         sources.sweeps += sweeps_of(store.trials())
-    sources.winners += list(shipped_winners())
+    sources.add_shipped(list(shipped_winners()))
     sources.documents += shipped_documents()
     sources.counters |= shipped_counters()
     path = miss_path()
@@ -155,7 +155,7 @@ def _html(sources: Sources, layers: "list[ConfigSource]") -> str:
         sources.sweeps = sources.sweeps[:MAX_SWEEPS]
     tables = [sweep_table(sweep) for sweep in sources.sweeps]
     data = page_data(sources, layers, now=datetime.now(UTC))
-    return page(data, tables, f"blocktune report, {_devices(sources)}")
+    return page(data, tables, f"blocktune report, {_devices(sources)}", "blocktune report")
 
 
 def _devices(sources: Sources) -> str:
