@@ -1,6 +1,5 @@
 """`tune run`: search the block sizes of one shape or many, or predict them for a device that is not here."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Expand, Space
 from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, Verbose
-from blocktune.cli.shared.shapes_file import flags_of_file, part_of
+from blocktune.cli.shared.shapes_file import ShapesFile, flags_of_file, part_of
 from blocktune.cli.tune.cluster import FleetEngine, cluster_of, run_on_cluster
 from blocktune.cli.tune.foreign_flags import refuse
 from blocktune.cli.tune.kernel_call import KernelCallFlags, device_of
@@ -85,9 +84,7 @@ def run(
         bool,
         typer.Option("--from-misses", help="Tune the shapes that the dispatcher missed, most frequent first."),
     ] = False,
-    shapes_file: Annotated[
-        Path | None, typer.Option("--shapes", help="Many shapes, as tables of a TOML file: seq = 8192, dim = 64, …")
-    ] = None,
+    shapes_file: ShapesFile = None,
     gpus: Annotated[
         str | None,
         typer.Option("--gpus", metavar="N|all", help="How many GPUs of one kind share many shapes.  [default: all]"),
@@ -163,6 +160,7 @@ def run(
 
     from blocktune.kernels.registry import get_kernel
 
+    _note_missing_units(targets, spec)
     search: dict[str, Any] = {
         "device": spec,
         "budget": Budget(trials=trials, seconds=time_budget),
@@ -189,6 +187,12 @@ def run(
     if interrupted:
         note("interrupted; all trials are kept, and the same command goes on from here")
         raise typer.Exit(INTERRUPTED)
+
+
+def _note_missing_units(targets: "tuple[Target, ...]", device: "DeviceSpec") -> None:
+    """Say so where the GPU has no units for bfloat16, which is then computed in other ones and slowly."""
+    if device.limits.cc < (8, 0) and any(getattr(target, "dtype", "") == "bfloat16" for target in targets):
+        note(f"{device.name} has no units for bfloat16: --dtype fp16 is what it computes fast")
 
 
 def _run_one(target: "Target", search: dict[str, Any], output: RunOutput) -> bool:

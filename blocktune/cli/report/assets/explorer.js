@@ -104,7 +104,7 @@ BT.carveoutSlider = () => {
     }),
   );
 };
-BT.carveoutWords = () => (BT.explorer.carveout === null ? "the most" : `${BT.explorer.carveout} %`);
+BT.carveoutWords = () => (BT.explorer.carveout === null ? "maximum" : `${BT.explorer.carveout} %`);
 
 BT.gpuChoice = (letter) =>
   BT.selectOf(

@@ -7,7 +7,7 @@ BT.drawRuns = () => {
     "runs-body",
     own.length
       ? [BT.el("p", { class: "verdict", id: "last-run" }, BT.runSentence(own[0])), BT.runTable(own, "Winners found here")]
-      : BT.message("Nothing was tuned here yet: `tune run --seq 8192 --dim 64` does it."),
+      : BT.message("No winner of yours is stored yet: `tune run --seq 8192 --dim 64` finds one."),
     shipped.length
       ? BT.el("details", { id: "shipped-runs" }, BT.el("summary", {}, `${BT.count(shipped.length, "winner")} that ship with blocktune`), BT.runTable(shipped, "Winners that ship with blocktune"))
       : null,
