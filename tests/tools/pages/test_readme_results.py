@@ -61,7 +61,7 @@ DOCUMENT = {
 }
 
 
-@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_pages_show_the_measured_files(page: Path) -> None:
     text = page.read_text()
     assert with_results(text, ROOT / "results") == text, "run `make results`"
