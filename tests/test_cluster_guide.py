@@ -14,7 +14,7 @@ yaml = pytest.importorskip("yaml", reason="reading the files needs PyYAML, which
 
 ROOT = Path(__file__).parents[1]
 GUIDE = (ROOT / "docs" / "guide" / "clusters.md").read_text(encoding="utf-8")
-FLEET = (ROOT / "docs" / "guide" / "fleet.md").read_text(encoding="utf-8")
+FLEET = (ROOT / "docs" / "guide" / "tuning.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str, guide: str = GUIDE) -> list[str]:

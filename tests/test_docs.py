@@ -15,13 +15,14 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md")),
     *sorted(ROOT.glob("*/README.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *(path for name in ("docs", "notes") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
+SITE_BYTES = 150_000
 EXECUTABLE = [path for path in PAGES if ">>> " in path.read_text(encoding="utf-8")]
 
 
 def test_the_worked_numbers_are_executable() -> None:
-    assert ROOT / "docs" / "models" / "worked_numbers.md" in EXECUTABLE
+    assert ROOT / "notes" / "models" / "worked_numbers.md" in EXECUTABLE
 
 
 @pytest.mark.parametrize("path", EXECUTABLE, ids=lambda path: path.name)
@@ -68,9 +69,20 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 def test_every_document_that_the_code_names_exists() -> None:
     sources = [path for folder in ("blocktune", "tests", "tools") for path in (ROOT / folder).rglob("*.py")]
-    named = {name for path in sources for name in re.findall(r"\bdocs/[\w/]+\.md", path.read_text())}
+    named = {name for path in sources for name in re.findall(r"\b(?:docs|notes)/[\w/]+\.md", path.read_text())}
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_site_is_read_in_an_evening() -> None:
+    pages = sum(len(path.read_bytes()) for path in (ROOT / "docs").rglob("*.md"))
+    assert pages <= SITE_BYTES, "Shorten a page, or move what was measured or tried to notes/."
+
+
+def test_every_note_is_in_their_index() -> None:
+    index = (ROOT / "notes" / "README.md").read_text()
+    notes = [path.relative_to(ROOT / "notes") for path in (ROOT / "notes").glob("*/*.md")]
+    assert [str(path) for path in notes if f"]({path}" not in index] == []
 
 
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [README, *(path.read_text() for path in sorted((ROOT / "docs").rglob("*.md")))]
 LEAVES = leaf_commands()
-README_BYTES = 6000
+README_BYTES = 5000
 
 
 def fenced(language: str) -> list[str]:
@@ -83,7 +83,7 @@ def test_every_command_explains_itself_with_an_example(name: str) -> None:
 
 
 def test_the_list_of_commands_cuts_no_sentence() -> None:
-    commands = CliRunner().invoke(app, ["--help"]).output.split("Search:")[1]
+    commands = CliRunner().invoke(app, ["--help"]).output.split("Tune:")[1]
     assert [line for line in commands.splitlines() if line.endswith("...")] == []
 
 

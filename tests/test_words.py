@@ -31,7 +31,7 @@ NAMES = re.compile(r"`\w+`|^ *\w+(?=:)|that is None", re.MULTILINE)
 MEASURED = re.compile(r"<!-- results .*?<!-- /results -->", re.DOTALL)
 """A block of a page that is made of a file in results/."""
 FILES = {
-    "pages": ("*.md", "*/README.md", ".github/*.md", "docs/**/*.md"),
+    "pages": ("*.md", "*/README.md", ".github/*.md", "docs/**/*.md", "notes/**/*.md"),
     "examples": ("examples/*.py",),
     "blocktune": ("blocktune/*.py",),
     **{room: (f"blocktune/{room}/**/*.py",) for room in ("kernels", "tuner", "db", "cli")},

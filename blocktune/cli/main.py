@@ -1,7 +1,8 @@
 """The command line: `tune`, and `blocktune` as another name for it.
 
-Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no GPU or driver where one is required, 5 the database cannot
-serve, 7 a result differs from the reference, 130 interrupted.
+Exit codes: 0 done, 2 wrong use, 3 no kernel or config runs, 4 no GPU or driver where one is required, 5 the database
+cannot serve, 6 nothing was measured that could be shown or written, 7 a result differs from the reference, 130
+interrupted.
 """
 
 import codecs
@@ -25,6 +26,7 @@ from blocktune.cli.lab import commands as lab
 from blocktune.cli.output.render import INTERRUPTED, note, print_content
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
+from blocktune.cli.shared.short_help import ShortHelp
 from blocktune.cli.tune import bench, run
 from blocktune.cli.ui import ui
 from blocktune.kernels.files.foreign_text import shown
@@ -117,13 +119,13 @@ def tune(
 ) -> None:
     """Autotune attention and other Triton kernels, and explain the result.
 
-    Data goes to stdout, progress and messages go to stderr. Exit codes: 0 done, 2 wrong use, 3 no feasible config, 4 no
-    GPU or driver, 5 database, 7 wrong result, 130 interrupted.
+    Data goes to stdout, progress and messages go to stderr. Exit codes: 0 done, 2 wrong use, 3 no kernel or config
+    runs, 4 no GPU or driver, 5 database, 6 nothing measured yet, 7 wrong result, 130 interrupted.
     """
 
 
 COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Search": {"run": run.run, "bench": bench.bench, "verify": verify.verify},
+    "Tune": {"run": run.run, "bench": bench.bench, "devices": devices.devices, "doctor": doctor.doctor},
     "Results": {
         "best": best.best,
         "list": store.list_bests,
@@ -134,6 +136,7 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "freeze": freeze.freeze,
         "merge": merge.merge,
         "diff": diff.diff,
+        "verify": verify.verify,
         "gc": gc.gc,
     },
     "Explain": {
@@ -145,12 +148,12 @@ COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "report": report.report,
         "ui": ui.ui,
     },
-    "Machine": {"devices": devices.devices, "doctor": doctor.doctor},
+    "Lab": {},
 }
 for panel, commands in COMMANDS.items():
     for name, command in commands.items():
-        app.command(name, rich_help_panel=panel)(command)
-app.add_typer(lab.app, name="lab", rich_help_panel="Search")
+        app.command(name, cls=ShortHelp, rich_help_panel=panel)(command)
+app.add_typer(lab.app, name="lab", rich_help_panel="Lab")
 
 
 def show_warning(

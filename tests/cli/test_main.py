@@ -24,6 +24,7 @@ EXIT_CODES = {
     errors.NoDeviceError: 4,
     errors.StoreError: 5,
     errors.SchemaTooNewError: 5,
+    errors.NothingMeasuredError: 6,
     errors.VerificationError: 7,
 }
 

@@ -10,7 +10,7 @@ from blocktune.kernels.files.variables import VARIABLES
 from tests.support.command_line import CliRunner, Result
 from tests.support.stores.odd_values import KINDS, odd_file, odd_value
 
-CODES = {0, 2, 3, 4, 5, 7}
+CODES = {0, 2, 3, 4, 5, 6, 7}
 MAX_SECONDS = 5.0
 SHAPE = "--seq 8192 --dim 64 --device h200"
 READERS = (

@@ -1,4 +1,4 @@
-"""Times decoding on the current GPU and writes the tables of docs/kernels/decoding.md.
+"""Times decoding on the current GPU and writes the tables of notes/kernels/decoding.md.
 
     python -P -m tools.bench.decoding results/h200
 

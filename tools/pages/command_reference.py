@@ -1,6 +1,7 @@
 """Every command with its flags, from the texts that `--help` prints, and every variable of the environment."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,9 @@ from blocktune.kernels.files.variables import VARIABLES
 BLOCK = re.compile(r"<!-- (?P<part>commands|variables) -->\n.*?<!-- /(?P=part) -->", re.DOTALL)
 EXAMPLES = "\b\n"
 """Begins a paragraph of help whose lines are commands."""
+
+SHARED = 5
+"""How many commands have a flag with one meaning where it stands in the table of shared flags."""
 
 DEFAULT = re.compile(r"\s*\[default: (?P<default>.*)\]$")
 
@@ -36,8 +40,11 @@ def variable_table() -> str:
 
 
 def reference() -> str:
-    """Return a section a command, in the order of `tune --help`."""
-    return "\n\n".join(_section(name, command) for name, command in leaf_commands().items())
+    """Return the flags that many commands share, then a section a command, in the order of `tune --help`."""
+    commands = leaf_commands()
+    shared = _shared([flag for command in commands.values() for flag in _flags(command)])
+    sections = [_section(name, command, shared) for name, command in commands.items()]
+    return "\n\n".join(["### Shared flags", _table("flag", list(shared.values()), _flag), *sections])
 
 
 def leaf_commands() -> dict[str, Any]:
@@ -53,13 +60,30 @@ def _commands(group: Any, words: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{words}{name}", command
 
 
-def _section(name: str, command: Any) -> str:
+def _flags(command: Any) -> list[Any]:
+    return [parameter for parameter in command.params if parameter.param_type_name == "option"]
+
+
+def _key(option: Any) -> tuple[str, ...]:
+    """Return what makes a flag of two commands the same: its name, its meaning and its default."""
+    return (_flag(option), *_meaning(option))
+
+
+def _shared(flags: list[Any]) -> dict[tuple[str, ...], Any]:
+    """Return the flags that at least `SHARED` commands have, by their keys."""
+    counts = Counter(map(_key, flags))
+    return {_key(flag): flag for flag in flags if counts[_key(flag)] >= SHARED}
+
+
+def _section(name: str, command: Any, shared: dict[tuple[str, ...], Any]) -> str:
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-    flags = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+    own = [flag for flag in _flags(command) if _key(flag) not in shared]
+    others = [f"`{_flag(flag)}`" for flag in _flags(command) if _key(flag) in shared]
     parts = [f"### tune {name}", *(_paragraph(text) for text in command.help.split("\n\n"))]
     if arguments:
         parts.append(_table("argument", arguments, lambda argument: argument.name.upper()))
-    return "\n\n".join([*parts, _table("flag", flags, _flag)])
+    parts += [_table("flag", own, _flag)] if own else []
+    return "\n\n".join([*parts, f"Shared flags: {', '.join(others)}."] if others else parts)
 
 
 def _paragraph(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Writes what is generated into README.md, docs/ and the READMEs of rooms: `python -m tools.pages.pages`, or
+"""Writes what is generated into README.md, docs/, notes/ and the READMEs of rooms: `python -m tools.pages.pages`, or
 `make results`.
 
 Tables of results stand between two comment lines, the first of which names a file of results/ or blocktune/results/, as
@@ -61,6 +61,7 @@ from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from tools.pages.room_maps import room_maps
 from tools.pages.source_hashes import hashes_text
+from tools.pages.support_matrix import with_support
 from tools.pages.targets import tables as target_tables
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -169,8 +170,8 @@ def _replayed(document: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def pages(root: Path) -> list[Path]:
-    """Return the pages that may hold blocks: the README and the documents."""
-    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+    """Return the pages that may hold blocks: the README, the documents and the notes."""
+    return [root / "README.md", *(path for name in ("docs", "notes") for path in sorted((root / name).rglob("*.md")))]
 
 
 def pictures(root: Path) -> dict[Path, Path]:
@@ -194,7 +195,7 @@ def main() -> None:
         sys.exit("error: The command runs where README.md is, but it is not here. Change to the project's folder.")
     for path in pages(Path()):
         page = read_text(path, SOURCE_BYTES)
-        _write(path, with_output(with_commands(with_results(page, Path("results")))))
+        _write(path, with_output(with_commands(with_support(with_results(page, Path("results")), Path("results")))))
     for path, results in pictures(Path()).items():
         _write(path, drawn(results))
     for path, text in room_maps(Path()):

@@ -26,7 +26,7 @@ from blocktune.db.store import ResultStore
 from tests.support.command_line import CliRunner
 from tests.support.stores.sample_records import winner
 
-EXIT_CODES = (0, 2, 3, 4, 5, 7, 130)
+EXIT_CODES = (0, 2, 3, 4, 5, 6, 7, 130)
 MAX_SECONDS = 10.0
 COMPILING, MAX_COMPILING_SECONDS = {"explain", "ladder", "occupancy"}, 120.0
 """Commands that compile kernels, which takes what a compiler takes."""

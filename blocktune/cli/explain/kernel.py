@@ -46,7 +46,8 @@ def explain_kernel(
     """Compile the winner of each key of a kernel and say what limits it, next to what the others took.
 
     Raises:
-        NoFeasibleConfigError: no winner is known, or one does not compile.
+        NothingMeasuredError: no winner is known.
+        NoFeasibleConfigError: one does not compile.
         UsageError: the kernel cannot be imported, or a type or constant of the call is not known.
     """
     from blocktune.tuner.offline.specialization import function_named

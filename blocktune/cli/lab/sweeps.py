@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 from blocktune.cli.output.render import microseconds, note, print_json, print_styled, print_table, terminal_width
 from blocktune.cli.shared.options import AsJson, Database, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def sweeps(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise NoFeasibleConfigError(
+            raise NothingMeasuredError(
                 "There is no database, so there are no sweeps to write. Name one by --db or BLOCKTUNE_DB."
             )
         found = sweeps_of(store.trials(only))

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 COLUMNS = ("", "config", "time", "energy", "predicted", "against the default")
 
 
+IS_DEFAULT = "is the default"
+"""What stands in place of a speed over the default where the winner is that default."""
+
 Predictions = Mapping[Any, float | None]
 """What the model says of each tried config, in microseconds."""
 
@@ -74,10 +77,10 @@ def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]
         ("default", best.default, best.default_time_us, best.default_energy_mj),
         ("paper rule", best.paper, best.paper_time_us, best.paper_energy_mj),
     )
-    against = _against_default(best, default_us)
+    against = IS_DEFAULT if is_default(best) else _against_default(best, default_us)
     rows = [_row("winner", best.config, best.time_us, best.energy_mj, best.predicted_us, against)]
     for name, config, time_us, energy_mj in rivals:
-        if config is not None:
+        if config is not None and not (name == "default" and is_default(best)):
             predicted_us = predicted.get(config)
             ratio = _ratio(best.default_time_us, time_us) if time_us else _ratio(default_us, predicted_us, "predicted ")
             rows.append(_row(name, config, time_us, energy_mj, predicted_us, ratio))
@@ -101,6 +104,8 @@ def _against_default(best: "AnyBest", default_us: float | None) -> str:
 
 def speedup(best: "AnyBest") -> str:
     """Return how much faster the winner is than the default, with its spread; a dash where nothing was measured."""
+    if is_default(best):
+        return IS_DEFAULT
     if best.speedup_over_default is None:
         return "-"
     return speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
@@ -109,6 +114,11 @@ def speedup(best: "AnyBest") -> str:
 def speedup_text(median: float, low: float | None, high: float | None) -> str:
     """Return a ratio for people, with its spread where that is known."""
     return f"{median:.3f}x" if low is None or high is None else f"{median:.3f}x ({low:.3f} to {high:.3f})"
+
+
+def is_default(best: "AnyBest") -> bool:
+    """Return whether the winner is what a call gets without tuning."""
+    return bool(best.config == best.default)
 
 
 def _ratio(default_us: float | None, time_us: float | None, word: str = "") -> str:

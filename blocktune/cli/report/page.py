@@ -32,23 +32,26 @@ SCRIPTS = (
     "counters.js",
     "search.js",
     "shapes.js",
+    "runs.js",
     "start.js",
 )
 """In the order in which they run, after Vega."""
 
 
-def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: str) -> str:
+def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: str, name: str) -> str:
     """Return the HTML text.
 
     Args:
         data: what every view needs at once.
         sweeps: unpacked by the page when they are chosen.
         title: of the page.
+        name: what the page calls itself.
     """
     scripts = [vega(), "\n".join(asset(name) for name in SCRIPTS)]
     packed = [_packed("data", data), *(_packed(f"sweep-{index}", sweep) for index, sweep in enumerate(sweeps))]
     parts = {
         "TITLE": escape(shown(title)),
+        "NAME": escape(name),
         "POLICY": _policy(scripts),
         "STYLE": f"<style>\n{asset('report.css')}\n</style>",
         "DATA": "\n".join(packed),
@@ -58,7 +61,7 @@ def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: st
 
 
 def filled(parts: Mapping[str, str]) -> str:
-    """Return the text of the page with its parts: TITLE, POLICY, STYLE, DATA and SCRIPTS."""
+    """Return the text of the page with its parts: TITLE, NAME, POLICY, STYLE, DATA and SCRIPTS."""
     text = asset("report.html")
     for name, part in parts.items():
         text = text.replace(f"<!--{name}-->", part, 1)

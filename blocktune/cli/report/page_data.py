@@ -47,7 +47,7 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "themes": {"light": theme(dark=False), "dark": theme(dark=True)},
         "throttled": {str(bit): words for bit, words in THROTTLED.items()},
         "sweeps": [_headline(sweep) for sweep in sources.sweeps],
-        "winners": [winner_view(best) for best in sources.winners],
+        "winners": _winners(sources),
         "kernels": [kernel_view(best) for best in sources.kernels],
         "rungs": _rungs(sources, layers),
         "misses": [view for device in sources.devices for view in misses_view(device, sources.misses)],
@@ -55,6 +55,12 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
         "counters": [_counters(name, file) for name, file in sources.counters.items()],
         **views,
     }
+
+
+def _winners(sources: Sources) -> list[dict[str, Any]]:
+    """Return the winners, those that come with the package last and marked."""
+    own = len(sources.winners) - sources.shipped
+    return [winner_view(best, ships=place >= own) for place, best in enumerate(sources.winners)]
 
 
 def _headline(sweep: "Sweep") -> dict[str, Any]:

@@ -48,17 +48,17 @@ def report(
 ) -> None:
     """Write one HTML file of what was measured, predicted, and why.
 
-    It has an occupancy explorer, heat maps of recorded sweeps, where the time of a config goes, how searches went, a
-    map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for nothing from a network.
-    Without a place, it shows your database and what ships with the package; with places, it shows only these. The shape
-    flags leave out the sweeps of other shapes.
+    It begins with your winners, and has an occupancy explorer, heat maps of recorded sweeps, where the time of a config
+    goes, how searches went, a map of the shapes, and the winners of autotuned kernels. It opens from disk and asks for
+    nothing from a network. Without a place, it shows your database and what ships with the package; with places, it
+    shows only these. The shape flags leave out the sweeps of other shapes.
 
     \b
     tune report
     tune report results --out h200.html
     tune report my.sweep.json.gz --seq 8192 --dim 64
     """
-    require_charts("tune report")
+    require_charts("tune report", "report")
     sources = read_sources(places or ())
     with ExitStack() as stack:
         store = None if places else stack.enter_context(existing_store(db))
@@ -74,11 +74,12 @@ def report(
     _say_what(out, sources, len(text.encode()), as_json=as_json)
 
 
-def require_charts(command: str) -> None:
+def require_charts(command: str, extra: str) -> None:
     """Check that the libraries of the charts are there.
 
     Args:
         command: what needs them.
+        extra: of the package, which brings all that the command needs.
 
     Raises:
         UsageError: a library of the charts is missing.
@@ -89,7 +90,7 @@ def require_charts(command: str) -> None:
     except ImportError as error:
         raise UsageError(
             f"`{command}` needs the libraries that draw charts, but {error.name} is not installed. "
-            'Install them: pip install "blocktune[report]"'
+            f'Install them: pip install "blocktune[{extra}]"'
         ) from error
 
 
@@ -101,7 +102,7 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
     if store is not None:
         sources.winners += store.bests()
         sources.sweeps += sweeps_of(store.trials())
-    sources.winners += list(shipped_winners())
+    sources.add_shipped(list(shipped_winners()))
     sources.documents += shipped_documents()
     sources.counters |= shipped_counters()
     path = miss_path()
@@ -151,11 +152,14 @@ def _html(sources: Sources, layers: "list[ConfigSource]") -> str:
     from blocktune.tuner.report.sweep_table import sweep_table
 
     if len(sources.sweeps) > MAX_SWEEPS:
-        note(f"showing {MAX_SWEEPS} of {len(sources.sweeps)} sweeps; name the shape of one by --seq and --dim")
-        sources.sweeps = sources.sweeps[:MAX_SWEEPS]
+        note(
+            f"showing the {MAX_SWEEPS} of {len(sources.sweeps)} sweeps that have the most trials; "
+            "name the shape of one by --seq and --dim"
+        )
+        sources.sweeps = sorted(sources.sweeps, key=lambda sweep: -len(sweep.trials))[:MAX_SWEEPS]
     tables = [sweep_table(sweep) for sweep in sources.sweeps]
     data = page_data(sources, layers, now=datetime.now(UTC))
-    return page(data, tables, f"blocktune report, {_devices(sources)}")
+    return page(data, tables, f"blocktune report, {_devices(sources)}", "blocktune report")
 
 
 def _devices(sources: Sources) -> str:

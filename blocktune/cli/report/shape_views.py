@@ -29,9 +29,10 @@ def kernel_view(best: "KernelBest") -> View:
     }
 
 
-def winner_view(best: "Best") -> View:
-    """Return a winner with what it was compared with."""
+def winner_view(best: "Best", *, ships: bool = False) -> View:
+    """Return a winner with what it was compared with, and whether it comes with the package."""
     return {
+        "ships": ships,
         "label": best.shape.label,
         "shape": best.shape.to_json(),
         "device": best.device.name,

@@ -41,6 +41,7 @@ class Document:
 class Sources:
     """All that goes into one report.
 
+    shipped: how many of the winners, the last ones, come with the package.
     kernels: the winners of autotuned kernels.
     misses: how often the user's own calls found no measurement, by device and shape.
     counters: what Nsight Compute counted, by the name of the file.
@@ -49,6 +50,7 @@ class Sources:
 
     sweeps: "list[Sweep]" = field(default_factory=list)
     winners: "list[Best]" = field(default_factory=list)
+    shipped: int = 0
     documents: list[Document] = field(default_factory=list)
     kernels: "list[KernelBest]" = field(default_factory=list)
     misses: Mapping[Miss, int] = field(default_factory=dict)
@@ -72,6 +74,11 @@ class Sources:
         found = [best.shape for best in self.winners] + [sweep.shape for sweep in self.sweeps]
         rows = [row for document in self.of_kind("bench") for row in document.content["rows"]]
         return list(dict.fromkeys([*found, *(AttentionShape.from_json(row["shape"]) for row in rows)]))
+
+    def add_shipped(self, winners: "Sequence[Best]") -> None:
+        """Add the winners that come with the package, after all others."""
+        self.winners += winners
+        self.shipped = len(winners)
 
     def add(self, place: str | Path) -> None:
         """Read a file, every file of a folder that a report can show, or the database at a URL.

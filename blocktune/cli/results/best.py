@@ -1,6 +1,5 @@
 """`tune best`: the config that a call of this shape would get, where it comes from, and what was better or worse."""
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note, print_json, print_table, say
@@ -12,11 +11,13 @@ from blocktune.cli.shared.options import (
     Database,
     DeviceName,
     ShapeFlags,
+    Verbose,
     kernel_instead,
     require_flags,
     with_optional_shape_flags,
 )
 from blocktune.cli.shared.stores import existing_store
+from blocktune.cli.shared.summary import show_short
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -30,12 +31,14 @@ def best(
     autotuned: KernelName = None,
     device: DeviceName = None,
     db: Database = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the best known config of a shape or an autotuned kernel.
 
-    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results or the model.
-    Ends with exit code 3 when no result is near, and says what would run then.
+    It answers as the dispatcher does: from the database, a neighbouring shape, the shipped results, the model or the
+    kernel's default. Ends with exit code 3 when no kernel computes the shape, and 6 when no winner of an autotuned
+    kernel is known.
 
     \b
     tune best --seq 8192 --dim 64
@@ -51,19 +54,19 @@ def best(
         answer = look_up(store, db, spec, shape)
     if as_json:
         print_json(answer.to_json())
-    else:
+    elif verbose:
         _show(answer, flags.assumed())
-    if not answer.is_tuned:
-        raise NoFeasibleConfigError(
-            f"Nothing was measured for {shape.label} on {spec.name} or near it. Measure it: {_command(flags, device)}"
-        )
+    else:
+        show_short(answer, flags.assumed())
+    if answer.candidate is None:
+        raise NoFeasibleConfigError(f"No kernel computes {shape.label} on {spec.name}. Calls get PyTorch's attention.")
 
 
 def _show_kernel(name: str, device: "DeviceSpec", db: str | None, *, as_json: bool) -> None:
     """Show the winner of each key of an autotuned kernel, with every trial.
 
     Raises:
-        NoFeasibleConfigError: none is known.
+        NothingMeasuredError: none is known.
     """
     found = require_kernels(db, device, name, with_trials=True)
     if as_json:
@@ -84,14 +87,3 @@ def _show(answer: Answer, assumed: str) -> None:
     for reason in answer.passed_over:
         note(f"not {reason}")
     show_answer(answer)
-
-
-def _command(flags: ShapeFlags, device: str | None) -> str:
-    """Return the command that would tune this shape."""
-    given = {
-        field.name.replace("_", "-"): getattr(flags, field.name)
-        for field in fields(flags)
-        if getattr(flags, field.name) != field.default
-    }
-    words = [f"--{name}" if value is True else f"--{name} {value}" for name, value in given.items()]
-    return " ".join(["tune run", *words, *([f"--device {device}"] if device else [])])

@@ -9,7 +9,7 @@ from blocktune.cli.output.render import note, print_content, print_json
 from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import Trial
@@ -20,7 +20,7 @@ def write_configs(document: Document, format_: ExportFormat, place: Path, *, db:
     several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
 
     Raises:
-        NoFeasibleConfigError: there is nothing to write.
+        NothingMeasuredError: there is nothing to write.
         UsageError: the place cannot be written.
     """
     from blocktune.db.store import ResultStore
@@ -34,7 +34,7 @@ def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, 
     """Write the newest sweep of every shape into a folder, in a format of Kernel Tuner; `-` is stdout.
 
     Raises:
-        NoFeasibleConfigError: there are no trials.
+        NothingMeasuredError: there are no trials.
         UsageError: the place cannot be written.
     """
     from blocktune.tuner.lab.sweep_file import sweeps_of
@@ -45,7 +45,7 @@ def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, 
     for sweep in sweeps_of(trials):
         files |= files_of(sweep)
     if not files:
-        raise NoFeasibleConfigError(
+        raise NothingMeasuredError(
             f"The database has no measured trials, which `--format {format_}` writes. Run `tune run` first."
         )
     write_files(files, place, in_folder=True, as_json=as_json)

@@ -11,7 +11,7 @@ from blocktune.cli.output.render import note, print_json, say
 from blocktune.cli.shared.options import AsJson, Database, OneDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.files.file_path import short_stem
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -111,7 +111,7 @@ def _devices(winners: "Mapping[str, Sequence[AnyBest]]", name: str | None, every
     """Return the devices to freeze, each of which has winners.
 
     Raises:
-        NoFeasibleConfigError: there is nothing to freeze.
+        NothingMeasuredError: there is nothing to freeze.
         UsageError: the store has winners of several devices and none was chosen.
     """
     found = {key: bests[0].device for key, bests in winners.items()}
@@ -119,7 +119,7 @@ def _devices(winners: "Mapping[str, Sequence[AnyBest]]", name: str | None, every
         wanted = choose_device(name)
         found = {key: device for key, device in found.items() if key == wanted.key}
     if not found:
-        raise NoFeasibleConfigError(
+        raise NothingMeasuredError(
             f"There are no winners{f' of {name}' if name else ''} to freeze. `tune run` finds them; --db or "
             "BLOCKTUNE_DB names another database."
         )

@@ -10,7 +10,7 @@ from blocktune.cli.output.render import microseconds, note, print_json, print_ta
 from blocktune.cli.output.winners import speedup, winner_json
 from blocktune.cli.shared.kernels import print_trials, stored_kernels, trials_json
 from blocktune.cli.shared.options import AsJson, Database, DeviceName
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -49,6 +49,8 @@ def kernels(
     spec = choose_device(device)
     found = stored_kernels(db, spec, name, with_trials=name is not None)
     bests = [best for best, _ in found]
+    if name is not None and not found:
+        raise NothingMeasuredError(f"No kernel {name} was tuned on {spec.name}. `tune kernels` lists what is known.")
     if freeze is not None:
         _freeze(freeze, spec, bests, as_json=as_json)
     elif as_json:
@@ -58,8 +60,7 @@ def kernels(
         ]
         print_json({"device": spec.name, "kernels": rows})
     elif not found:
-        which = f"kernel {name}" if name else "autotuned kernel"
-        note(f"no {which} was tuned on {spec.name}; a program that launches some under `autotune` or `install` does it")
+        note(f"no autotuned kernel was tuned on {spec.name} yet: run your program with blocktune.install()")
     elif name is None:
         print_table(_COLUMNS, [_row(*pair) for pair in zip(bests, _launches(bests), strict=True)])
     else:
@@ -96,14 +97,14 @@ def _freeze(path: Path, device: "DeviceSpec", bests: "list[KernelBest]", *, as_j
     """Write winners to a frozen file.
 
     Raises:
-        NoFeasibleConfigError: there are none.
+        NothingMeasuredError: there are none.
         UsageError: the place cannot be written.
     """
     from blocktune.db.exchange.document import frozen_document, save_text
     from blocktune.kernels.files.json_pieces import canonical_text
 
     if not bests:
-        raise NoFeasibleConfigError(
+        raise NothingMeasuredError(
             f"Freezing needs winners of autotuned kernels on {device.name}, but there is none. Run the program that "
             "launches them; --db or BLOCKTUNE_DB names another database."
         )

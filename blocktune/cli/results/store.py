@@ -16,7 +16,7 @@ from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
 from blocktune.db.exchange.foreign_formats import ExportFormat
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
@@ -112,7 +112,7 @@ def export(
     only = choose_device(device) if device else None
     with existing_store(db) as store:
         if store is None:
-            raise NoFeasibleConfigError(
+            raise NothingMeasuredError(
                 "There is no database, so there is nothing to export. Name one by --db or BLOCKTUNE_DB."
             )
         if format_ is ExportFormat.OPTUNA:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note, print_json
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> Non
 
     Raises:
         UsageError: the place is standard output.
-        NoFeasibleConfigError: there are no trials.
+        NothingMeasuredError: there are no trials.
         StoreError: the storage cannot be opened, or the database holds something else.
     """
     if place == "-":
         raise UsageError("Studies cannot be written to stdout, but got `-`. Name an SQLite file or a URL.")
     if not trials:
-        raise NoFeasibleConfigError("The database has no trials, of which studies are made. Run `tune run` first.")
+        raise NothingMeasuredError("The database has no trials, of which studies are made. Run `tune run` first.")
     from blocktune.tuner.sampling.study_exchange import write_studies
     from blocktune.tuner.sampling.study_storage import storage_url
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note, print_content, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
     """Write trials as rows of a table; `-` is standard output, for CSV.
 
     Raises:
-        NoFeasibleConfigError: there are no trials.
+        NothingMeasuredError: there are no trials.
         UsageError: the place cannot be written, or a library is missing.
     """
     if not trials:
-        raise NoFeasibleConfigError("The database has no trials, of which the table is made. Run `tune run` first.")
+        raise NothingMeasuredError("The database has no trials, of which the table is made. Run `tune run` first.")
     if place == "-" and format_ is ExportFormat.PARQUET:
         raise UsageError("Parquet cannot be written to stdout, but got `-`. Name a file, or write CSV.")
     from blocktune.db.exchange.document import save_bytes

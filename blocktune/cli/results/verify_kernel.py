@@ -21,7 +21,7 @@ def show_validity(name: str, device: "DeviceSpec", db: str | None, *, as_json: b
     """Say of each winner on which rung it serves with the source and the software that are here.
 
     Raises:
-        NoFeasibleConfigError: there are none.
+        NothingMeasuredError: there are none.
     """
     found = require_kernels(db, device, name)
     with importable_from_here():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blocktune.cli.output.render import microseconds, note, print_table
-from blocktune.kernels.values.errors import NoFeasibleConfigError
+from blocktune.kernels.values.errors import NothingMeasuredError
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest, KernelTrial
@@ -50,11 +50,11 @@ def require_kernels(
     """Return the winners of kernels with this name.
 
     Raises:
-        NoFeasibleConfigError: there are none on this device.
+        NothingMeasuredError: there are none on this device.
     """
     found = stored_kernels(db, device, name, with_trials=with_trials)
     if not found:
-        raise NoFeasibleConfigError(
+        raise NothingMeasuredError(
             f"No kernel {name} was tuned on {device.name}. Launch it under `blocktune.install()`, or run "
             f"`tune run {name} --args MODULE:FUNCTION`; `tune kernels` lists what is known."
         )

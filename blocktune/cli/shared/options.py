@@ -53,6 +53,9 @@ Signature = Annotated[
         "--signature", help="Types of the kernel's arguments: *bf16,*bf16,i32:16; `:16` means divisible by 16."
     ),
 ]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Show all that was found: rivals, occupancy, what was dropped and why.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="bf16, fp16, fp32 or fp8.", autocompletion=completion.dtypes)]
 IsCausal = Annotated[bool, typer.Option("--causal", help="Query i sees keys 0..i, as in PyTorch.")]

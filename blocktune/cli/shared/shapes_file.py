@@ -17,13 +17,19 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import typer
 
 from blocktune.cli.shared.options import ShapeFlags
 from blocktune.kernels.files.reading import SHAPES_BYTES, read_text
 from blocktune.kernels.values.errors import UsageError
 
 T = TypeVar("T")
+
+ShapesFile = Annotated[
+    Path | None, typer.Option("--shapes", help="Many shapes, as tables of a TOML file: seq = 8192, dim = 64, …")
+]
 
 NEEDED = ("seq", "dim")
 

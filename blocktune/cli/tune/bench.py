@@ -14,7 +14,10 @@ from blocktune.cli.output.json_files import writable
 from blocktune.cli.output.render import note, print_json, print_table, say
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.options import AsJson, Database
+from blocktune.cli.shared.shapes_file import ShapesFile, flags_of_file
 from blocktune.cli.tune.bench_file import BenchFile, software
+from blocktune.cli.tune.bench_verdicts import show_verdicts
+from blocktune.cli.tune.misses import missed_shapes
 from blocktune.db.records.records import Regime
 from blocktune.kernels.values.errors import VerificationError
 
@@ -44,6 +47,10 @@ def bench(
         Path | None, typer.Option("--out", callback=writable, help="JSON file, complete after every shape.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Random seed for the test data.")] = 0,
+    shapes_file: ShapesFile = None,
+    from_misses: Annotated[
+        bool, typer.Option("--from-misses", help="Time the shapes that your program called without a result.")
+    ] = False,
     db: Database = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,15 +59,20 @@ def bench(
     They are the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
     All are checked first, then timed in turns. For a shape that was not tuned, the config that its calls get takes
-    part. An existing file is extended, so a long bench can run in parts. If a config that calls get is wrong, the
-    command ends with 7 after all shapes.
+    part. An existing file is extended, so a long bench can run in parts. At the end, each shape has a verdict: ours is
+    faster, level or slower than the fastest rival. If a config that calls get is wrong, the command ends with 7 after
+    all shapes.
 
     \b
     tune bench --seq 8192 --dim 64
     tune bench --grid "seq=512,1024 dim=64,128 causal=0,1" --out h200.bench.json
     tune bench --grid "seq=2048,8192 dim=64,128 direction=backward"
     tune bench --seq 1 --seq-k 8192 --dim 128 --heads 32 --kv-heads 8 --batch 64
+    tune bench --shapes shapes.toml
+    tune bench --from-misses
     """
+    if shapes_file is not None:
+        grid = Grid(flags_of_file(shapes_file), many=True)
     shapes = grid.shapes()  # before heavy imports, so that wrong use fails at once
 
     from blocktune.db.store import ResultStore
@@ -72,6 +84,8 @@ def bench(
     from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
 
     device = current_device()
+    if from_misses:
+        shapes = missed_shapes(device, db)
     file = BenchFile(out, device, measuring_environment(device, GpuMonitor(device.uuid)), regime)
     if not as_json:
         say(f"{device.name} with {software(file.document)}")
@@ -111,7 +125,9 @@ def _conclude(file: BenchFile, shapes: "Sequence[AttentionShape]", wrong: list[s
         print_json(file.document)
     else:
         labels = {shape.label for shape in shapes}
-        _summarize([row for row in file.document["rows"] if row["label"] in labels])
+        rows = [row for row in file.document["rows"] if row["label"] in labels]
+        show_verdicts(rows)
+        _summarize(rows)
     if wrong:
         raise VerificationError(
             f"Configs that calls get compute wrong results: {'; '.join(wrong)}. Tune the shapes again by `tune run`."

@@ -1,26 +1,26 @@
 """`tune run`: search the block sizes of one shape or many, or predict them for a device that is not here."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from blocktune.cli.output.progress import shown_progress
-from blocktune.cli.output.render import INTERRUPTED, note, print_json, say
+from blocktune.cli.output.render import INTERRUPTED, note
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
 from blocktune.cli.shared.grid import Grid, with_grid_flags
 from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Expand, Space
 from blocktune.cli.shared.kernels import KernelName
-from blocktune.cli.shared.options import AsJson, Database, DeviceName
-from blocktune.cli.shared.shapes_file import flags_of_file, part_of
+from blocktune.cli.shared.options import AsJson, Database, DeviceName, Verbose
+from blocktune.cli.shared.shapes_file import ShapesFile, flags_of_file, part_of
 from blocktune.cli.tune.cluster import FleetEngine, cluster_of, run_on_cluster
 from blocktune.cli.tune.foreign_flags import refuse
 from blocktune.cli.tune.kernel_call import KernelCallFlags, device_of
-from blocktune.cli.tune.known_result import known_result, show_known
+from blocktune.cli.tune.known_result import known_result
 from blocktune.cli.tune.misses import missed_shapes
-from blocktune.cli.tune.report_text import show_report, wait_text
+from blocktune.cli.tune.report_text import wait_text
 from blocktune.cli.tune.run_many import run_many
+from blocktune.cli.tune.run_output import RunOutput
 from blocktune.cli.tune.target import Target
 from blocktune.db.records.records import Objective, Regime
 from blocktune.tuner.cluster.connection import ANY
@@ -84,9 +84,7 @@ def run(
         bool,
         typer.Option("--from-misses", help="Tune the shapes that the dispatcher missed, most frequent first."),
     ] = False,
-    shapes_file: Annotated[
-        Path | None, typer.Option("--shapes", help="Many shapes, as tables of a TOML file: seq = 8192, dim = 64, …")
-    ] = None,
+    shapes_file: ShapesFile = None,
     gpus: Annotated[
         str | None,
         typer.Option("--gpus", metavar="N|all", help="How many GPUs of one kind share many shapes.  [default: all]"),
@@ -114,6 +112,7 @@ def run(
     ] = None,
     device: DeviceName = None,
     db: Database = None,
+    verbose: Verbose = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the fastest config for a shape on this GPU.
@@ -161,6 +160,7 @@ def run(
 
     from blocktune.kernels.registry import get_kernel
 
+    _note_missing_units(targets, spec)
     search: dict[str, Any] = {
         "device": spec,
         "budget": Budget(trials=trials, seconds=time_budget),
@@ -172,14 +172,16 @@ def run(
         "study": study,
         "seed": seed,
     }
-    if cluster is None and autotuned is None:
+    assumed = "" if autotuned is not None else grid.assumed()
+    if (many or verbose) and cluster is None and autotuned is None:
         _announce(spec)
-    if autotuned is None and grid.assumed():
-        note(grid.assumed())
+    if assumed and (many or verbose or as_json):
+        note(assumed)
     if cluster is not None:
         interrupted = run_on_cluster(targets, db, as_json, search, cluster)
     elif not many:
-        interrupted = _run_one(targets[0], db, as_json, search)
+        output = RunOutput(as_json=as_json, verbose=verbose, assumed=assumed, db=db)
+        interrupted = _run_one(targets[0], search, output)
     else:
         interrupted = run_many(targets, db, as_json, search, devices)
     if interrupted:
@@ -187,8 +189,14 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-def _run_one(target: "Target", db: str | None, as_json: bool, search: dict[str, Any]) -> bool:
-    """Tune a shape or a call and show all about it; returns whether the user cut it short."""
+def _note_missing_units(targets: "tuple[Target, ...]", device: "DeviceSpec") -> None:
+    """Say so where the GPU has no units for bfloat16, which is then computed in other ones and slowly."""
+    if device.limits.cc < (8, 0) and any(getattr(target, "dtype", "") == "bfloat16" for target in targets):
+        note(f"{device.name} has no units for bfloat16: --dtype fp16 is what it computes fast")
+
+
+def _run_one(target: "Target", search: dict[str, Any], output: RunOutput) -> bool:
+    """Tune a shape or a call and show what came of it; returns whether the user cut it short."""
     from blocktune.cli.tune.target import tune_target
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.shape import AttentionShape
@@ -198,21 +206,15 @@ def _run_one(target: "Target", db: str | None, as_json: bool, search: dict[str, 
     device, known = search["device"], None
     if isinstance(target, AttentionShape):
         require_possible(target, device, search["regime"], search["objective"])
-    with ResultStore.open(db) as store, farm_for(device) as compiler:
+    with ResultStore.open(output.db) as store, farm_for(device) as compiler:
         if isinstance(target, AttentionShape):
-            known = None if is_present(device) else known_result(store, db, device, target)
-            if known is not None and not as_json:
-                show_known(known, compiler)
+            known = None if is_present(device) else known_result(store, output.db, device, target)
+            if known is not None:
+                output.show_known(known, compiler)
             note(wait_text(search["budget"], present=is_present(device), exhaustive=search["exhaustive"]))
         with shown_progress() as show:
             report = tune_target(target, search, store, show, compiler)
-        place = store.label
-    if as_json:
-        print_json(report.to_json() | {"known": None if known is None else known.to_json()})
-        return report.interrupted
-    show_report(report, place)
-    if known is not None:
-        say("the measurement above outranks this prediction: it is what calls get and `tune best` shows")
+        output.show_end(report, known, store)
     return report.interrupted
 
 

@@ -234,8 +234,10 @@ def line(report: Mapping[str, Any], *, with_device: bool = False) -> str:
 
     best, gain = report["best"], report["speedup_over_default"]
     time_us = best["predicted_us"] if best["time_us"] is None else best["time_us"]
+    config, default = config_from(best["config"]), report.get("default")
     against = "" if gain is None else f", {speedup_text(**gain)} over the default"
-    config = config_from(best["config"])
+    if default is not None and default["config"] == best["config"]:
+        against = ", the default"
     where = f" on {report['device']['name']}" if with_device else ""
     return (
         f"{report['shape']['label']}{where}: {best['origin']} {microseconds(time_us)} {config.label}{against}; "

@@ -23,7 +23,8 @@ def live_page() -> str:
     """Return the HTML text."""
     return filled(
         {
-            "TITLE": "blocktune",
+            "TITLE": "blocktune live",
+            "NAME": "blocktune live",
             "POLICY": POLICY.split("; frame-ancestors")[0],  # which a page cannot say of itself
             "STYLE": '<link rel="stylesheet" href="page.css">',
             "DATA": "",

@@ -59,11 +59,12 @@ class PageText:
     def _data(self, winners: Sequence[Best]) -> dict[str, Any]:
         named = self._sources
         sources = Sources(
-            winners=[*winners, *named.winners, *shipped_winners()],
+            winners=[*winners, *named.winners],
             documents=[*named.documents, *shipped_documents()],
             misses=named.misses,
             counters={**named.counters, **shipped_counters()},
         )
+        sources.add_shipped(list(shipped_winners()))
         data = page_data(sources, self._layers(winners), now=datetime.now(UTC))
         return data | {"fields": shape_fields()}
 

@@ -39,7 +39,7 @@ def ui(
     tune ui --db postgresql+psycopg://user@host/tuning
     tune ui results --port 8050
     """
-    require_charts("tune ui")
+    require_charts("tune ui", "ui")
     _require_server()
     from blocktune.db.tables.location import StoreTarget
 

@@ -18,7 +18,7 @@ from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
 from blocktune.kernels.files.file_path import short_stem
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.features import NO_FEATURES
 from blocktune.kernels.values.shape import AttentionShape, Direction
 
@@ -57,7 +57,7 @@ def exported_files(document: Document, format_: ExportFormat, kernel_bests: Sequ
 
     Raises:
         UsageError: the format is our own.
-        NoFeasibleConfigError: the document holds no winner that the format can tell.
+        NothingMeasuredError: the document holds no winner that the format can tell.
         ImportRejectedError: the document is not in order.
     """
     bests, trials = records_from(document)
@@ -73,7 +73,7 @@ def exported_files(document: Document, format_: ExportFormat, kernel_bests: Sequ
         )
     files = writers[format_]()
     if not files:
-        raise NoFeasibleConfigError(
+        raise NothingMeasuredError(
             f"No winner of the {len(bests)} on {device.name} can be written: `--format {format_}` takes "
             f"{_taken(format_)}. `--format triton` takes every winner."
         )

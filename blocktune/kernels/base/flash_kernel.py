@@ -116,7 +116,7 @@ class FlashKernel(AttentionKernel):
         barriers.
 
         Read off the allocations of Triton 3.6: equal to them below compute capability 8.0 and on 9.0 and nearly always
-        elsewhere, never above them, so that no config is dropped that would run (docs/models/shared_memory.md has
+        elsewhere, never above them, so that no config is dropped that would run (notes/models/shared_memory.md has
         figures and exceptions).
         """
         unit = product_unit(config, limits)

@@ -1,6 +1,6 @@
 """Bounds of what the tiles of a forward take where the compiler decides: shared memory at most, and tensor memory.
 
-Read off the allocations of Triton 3.6 (docs/models/shared_memory.md). Widths are the padded columns of Q and K, and of
+Read off the allocations of Triton 3.6 (notes/models/shared_memory.md). Widths are the padded columns of Q and K, and of
 V.
 """
 

@@ -111,13 +111,13 @@ def entry_by_driver_name(name: str) -> CatalogueEntry | None:
 
 
 def entry_named(name: str) -> CatalogueEntry:
-    """Return the row with this id, driver name or alias, whatever its case and separators. Never a substring: A10 is no
-    A100.
+    """Return the row with this id, driver name or alias, whatever its case and separators, or with the four digits that
+    one id alone ends with, such as 4090. Never another substring: A10 is no A100.
 
     Raises:
         UnknownDeviceError: no row has this name; the message lists the nearest ones.
     """
-    entry = _by_any_name().get(_squashed(name))
+    entry = _by_any_name().get(_squashed(name)) or _entry_by_number(name)
     if entry is None:
         raise UnknownDeviceError(
             f"No such device: {name!r}. {_nearest(name)} `tune devices` lists all of them; a new one is a line in "
@@ -126,7 +126,15 @@ def entry_named(name: str) -> CatalogueEntry:
     return entry
 
 
+def _entry_by_number(name: str) -> CatalogueEntry | None:
+    """Return the row whose id ends with a number of four digits, if that is one row."""
+    found = [entry for entry in catalogue() if re.fullmatch(r"\d{4}", name) and entry.id.endswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
 def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(_squashed(name), _by_any_name(), n=6, cutoff=0.5)
-    ids = tuple(dict.fromkeys(_by_any_name()[key].id for key in close))
+    asked = _squashed(name).removeprefix("nvidia")
+    close = [key for key in _by_any_name() if asked and key.startswith(asked)]
+    close += difflib.get_close_matches(asked, _by_any_name(), n=6, cutoff=0.5)
+    ids = list(dict.fromkeys(_by_any_name()[key].id for key in close))[:6]
     return f"The nearest names are {', '.join(ids)}." if ids else "No name there is close to it."

@@ -14,6 +14,7 @@
     │   ├── StoreCorruptError             5   not a database, or a damaged one
     │   ├── ForeignStoreError             5   a database of another program
     │   └── SchemaTooNewError             5   written by a newer blocktune
+    ├── NothingMeasuredError              6   no result yet to show or write
     ├── VerificationError                 7   a result that differs from the reference
     └── RankError                         1   another rank of a group does not take part
 
@@ -94,6 +95,12 @@ class ForeignStoreError(StoreError):
 
 class SchemaTooNewError(StoreError):
     """The database was written by a newer blocktune."""
+
+
+class NothingMeasuredError(BlocktuneError):
+    """There is no result yet that a command could show or write."""
+
+    exit_code = 6
 
 
 class VerificationError(BlocktuneError):

@@ -3,7 +3,7 @@
 Rates come from the device; these are the same for all devices, in cycles, iterations and shares. They were chosen
 within what is physically plausible so that the model ranks recorded sweeps of an H200, and rounded, since the ranking
 hardly depends on any of them. `python -m tools.lab.calibrate` fits them again and tests the fit on head
-dimensions that were left out (docs/models/search.md has the figures).
+dimensions that were left out (notes/models/search.md has the figures).
 """
 
 from dataclasses import dataclass

@@ -24,7 +24,7 @@
    which is to know every config equally well, has no race.
 8. Of contenders in the same rounds, the first in a fixed order within `TIE_BAND` of the fastest wins, by the mean of
    the middle half of their shares of a round. A ratio is beyond noise if it is so by `SETTLED` standard errors. This
-   rule decides finals and the race of an autotuned call (tuner/launches/race.py); docs/models/search.md has its regret
+   rule decides finals and the race of an autotuned call (tuner/launches/race.py); notes/models/search.md has its regret
    on recorded rounds. It changes no time, so it is no part of the version.
 
 Whoever changes any of this increases `PROTOCOL_VERSION`: times of different versions are not comparable. Version 1 had
@@ -60,7 +60,7 @@ REST_SECONDS = 0.01
 """Rest before every round of a burst; too short for the clocks to fall."""
 
 DEFAULT_REGIME = Regime.SUSTAINED
-"""What attention works under in training and in a server that is worth its GPU; docs/models/search.md has the
+"""What attention works under in training and in a server that is worth its GPU; notes/models/search.md has the
 figures."""
 
 CANDIDATE_US = 25_000.0

@@ -10,7 +10,7 @@ earlier. `tcgen05` keeps the accumulator and the probabilities in tensor memory.
 spread over the threads through shared memory, as float32, at the moment it is needed.
 
 The sum of the shared tiles is what the compiler allocates for `wgmma`, without tensor cores, and nearly always for
-`mma`; else it may allocate more, for conversions between layouts (docs/models/shared_memory.md has figures). Barriers
+`mma`; else it may allocate more, for conversions between layouts (notes/models/shared_memory.md has figures). Barriers
 are not counted.
 """
 

@@ -1,6 +1,6 @@
 """The search strategies by name. All ask and tell an Optuna study; see `studies.py` for how each is made.
 
-`tune run` uses `DEFAULT`, and `tune lab replay` compares them on recorded sweeps; docs/models/search.md has what came
+`tune run` uses `DEFAULT`, and `tune lab replay` compares them on recorded sweeps; notes/models/search.md has what came
 of it. This file imports no Optuna, so that a command line which only names them stays fast.
 """
 

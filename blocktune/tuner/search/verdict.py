@@ -9,7 +9,7 @@ from blocktune.db.records.records import ConfigT, Objective
 from blocktune.tuner.measure.protocol import TIE_BAND, middle, surely, within
 
 PREDICTED_TIE = 0.02
-"""Predictions this close say nothing about who is faster: the model is off by more (docs/models/search.md)."""
+"""Predictions this close say nothing about who is faster: the model is off by more (notes/models/search.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

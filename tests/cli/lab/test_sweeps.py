@@ -57,7 +57,7 @@ def test_a_whole_sweep_is_written_and_a_part_only_on_request(tune, winner, tmp_p
 
 def test_wrong_places_are_said_before_anything_is_written(tune, winner, tmp_path: Path) -> None:
     result = tune("lab", "sweeps", tmp_path / "out")
-    assert result.exit_code == 3
+    assert result.exit_code == 6
     assert not (tmp_path / "out").exists()
     tune.store(winner())
     (tmp_path / "file").write_text("")

@@ -28,7 +28,7 @@ from tests.support.stores.filled_stores import filled
 from tests.support.stores.sample_records import sample_trials, winner
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
-EXIT_CODES = (0, 2, 3, 4, 5, 7)
+EXIT_CODES = (0, 2, 3, 4, 5, 6, 7)
 SIGNS = string.ascii_letters + string.digits + string.punctuation.replace("/", "")
 RUNS = 5000 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 40
 

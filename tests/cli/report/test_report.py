@@ -190,6 +190,7 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
     result = tune("report", "--out", tmp_path / "r.html")
     assert result.exit_code == 2
     assert 'pip install "blocktune[report]"' in result.stderr
+    assert 'pip install "blocktune[ui]"' in tune("ui").stderr
     assert not (tmp_path / "r.html").exists()
 
 
@@ -231,3 +232,12 @@ def test_a_place_may_be_the_url_of_a_database(tune: Any, winner: Any) -> None:
     sources = Sources()
     sources.add(f"sqlite:///{tune.db}")
     assert [best.config for best in sources.winners] == [winner().config]
+
+
+def test_a_report_of_many_sweeps_keeps_those_with_the_most_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = min((RESULTS / "dense-sweeps").glob("*.sweep.json.gz"), key=lambda path: path.stat().st_size)
+    monkeypatch.setattr("blocktune.cli.report.report.MAX_SWEEPS", 1)
+    (sweep,) = blocks(write_report(tmp_path / "r.html", small, DENSE))["data"]["sweeps"]
+    assert sweep["shape_label"] == load_sweep(DENSE).shape.label

@@ -1,4 +1,4 @@
-"""What a person who never read the documentation finds with a mouse: the clicks of docs/guide/report.md."""
+"""What a person who never read the documentation finds with a mouse: the clicks of docs/guide/explaining.md."""
 
 import re
 from collections.abc import Iterator

@@ -30,10 +30,10 @@ def test_many_files_are_counted_in_one_line(tune, winner, tmp_path: Path) -> Non
     assert result.stderr == f"wrote 2 files into {tmp_path / 'configs'}\n"
 
 
-def test_nothing_to_write_is_3_with_the_reason(tune, winner, tmp_path: Path) -> None:
+def test_nothing_to_write_is_6_with_the_reason(tune, winner, tmp_path: Path) -> None:
     tune.store(winner(origin=Origin.PREDICTED, time_us=None, default_time_us=None, speedup_over_default=None))
     result = tune("export", tmp_path / "flex.json", "--format", "flex")
-    assert result.exit_code == 3
+    assert result.exit_code == 6
     assert "`--format flex` takes measured forwards without features of flash_fwd and flash_fwd_tma" in result.stderr
 
 

@@ -25,7 +25,7 @@ def test_without_a_database_the_list_shows_what_ships_and_creates_none(tune) -> 
 
 @pytest.mark.parametrize(
     ("words", "exit_code"),
-    [("list", 0), ("gc", 0), ("freeze h200.json", 3), ("export h200.json", 3), ("export - --format flex", 3)],
+    [("list", 0), ("gc", 0), ("freeze h200.json", 6), ("export h200.json", 6), ("export - --format flex", 6)],
 )
 def test_a_database_that_is_not_there_yet_is_no_fault(tune, words: str, exit_code: int) -> None:
     result = tune(*words.split())
@@ -126,7 +126,7 @@ def test_an_export_to_stdout_is_the_document_itself(tune, winner) -> None:
 
 def test_an_export_of_a_missing_database_creates_none(tune, tmp_path: Path) -> None:
     result = tune("export", tmp_path / "out.json")
-    assert result.exit_code == 3
+    assert result.exit_code == 6
     assert "tune run" in result.stderr
     assert not tune.db.exists()
     assert not (tmp_path / "out.json").exists()
@@ -213,7 +213,7 @@ def test_trials_go_to_optunas_storage_and_come_back(tune, tmp_path: Path) -> Non
 def test_without_trials_there_is_no_study(tune, winner, tmp_path: Path) -> None:
     tune.store(winner())
     result = tune("export", tmp_path / "studies.db", "--format", "optuna")
-    assert result.exit_code == 3
+    assert result.exit_code == 6
     assert "tune run" in result.stderr
 
 

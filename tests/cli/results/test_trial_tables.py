@@ -55,7 +55,7 @@ def test_parquet_goes_to_a_file(tune: Any, sweep: Sweep, tmp_path: Path) -> None
 def test_what_cannot_be_written_is_said(tune: Any, winner: Any, tmp_path: Path) -> None:
     tune.store(winner())
     empty = tune("export", tmp_path / "t.csv", "--format", "csv")
-    assert empty.exit_code == 3
+    assert empty.exit_code == 6
     assert "The database has no trials" in empty.stderr
 
 
@@ -105,5 +105,5 @@ def test_a_device_of_any_name_has_files(tune: Any, winner: Any, tmp_path: Path, 
 def test_files_of_kernel_tuner_need_trials(tune: Any, winner: Any, tmp_path: Path) -> None:
     tune.store(winner())
     empty = tune("export", tmp_path / "out", "--format", "t4")
-    assert empty.exit_code == 3
+    assert empty.exit_code == 6
     assert "has no measured trials" in empty.stderr

@@ -86,11 +86,11 @@ def test_freezing_all_devices_makes_a_file_for_each(tune, winner, tmp_path: Path
     assert (tmp_path / "all" / names[1]).read_bytes() == (tmp_path / "one.json").read_bytes()
 
 
-def test_nothing_to_freeze_is_exit_code_3(tune, winner, tmp_path: Path) -> None:
-    assert tune("freeze", tmp_path / "out.json").exit_code == 3
+def test_nothing_to_freeze_is_exit_code_6(tune, winner, tmp_path: Path) -> None:
+    assert tune("freeze", tmp_path / "out.json").exit_code == 6
     assert not tune.db.exists()
     tune.store(winner())
-    assert tune("freeze", tmp_path / "out.json", "--device", "a100").exit_code == 3
+    assert tune("freeze", tmp_path / "out.json", "--device", "a100").exit_code == 6
     assert tune("freeze", tmp_path / "no" / "folder.json").exit_code == 2
     assert not (tmp_path / "out.json").exists()
 

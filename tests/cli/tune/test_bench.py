@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from blocktune.cli.tune.bench import geometric_mean
+from blocktune.cli.tune.bench_verdicts import _verdict
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.kernels.values.shape import AttentionShape
+from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compare.report import Comparison, Entry, SpeedRatio, Timing
 from blocktune.tuner.compare.stock_autotune import StockTuning
 
@@ -107,7 +109,8 @@ def test_all_peers_have_lines_and_versions(tune, fake: FakeCompare, monkeypatch:
     assert lines[0].startswith("NVIDIA H200 with triton 3.6.0, torch 2.13, cudnn ")
     assert lines[0].endswith(", driver 580, fa3-fwd 0.0.3, flash-attn-4 4.0.0b36")
     assert lines[1] == "b32 h32 s512 d64 bf16, burst, 21 rounds, fastest rival FlashAttention-3"
-    assert [line.split()[0] for line in lines if "µs" in line] == ["tuned", "cudnn", "triton_autotune", "fa3", "fa4"]
+    timed = [line.split()[0] for line in lines if "µs" in line]
+    assert timed == ["tuned", "cudnn", "triton_autotune", "fa3", "fa4", "b32"], "the last one is the verdict"
 
 
 def test_a_tuned_config_with_a_wrong_result_ends_with_7_after_all_rows(tune, fake: FakeCompare, tmp_path: Path) -> None:
@@ -173,3 +176,34 @@ def test_without_a_gpu_it_ends_with_4(tune, fake: FakeCompare, monkeypatch: pyte
 
 def test_the_geometric_mean_is_that_of_the_ratios() -> None:
     assert geometric_mean([0.5, 2.0]) == pytest.approx(1.0)
+
+
+def test_each_shape_has_a_verdict(tune, fake: FakeCompare) -> None:
+    assert "b32 h32 s512 d64 bf16 100.0 µs cuDNN 200.0 µs level, 2.000x" in " ".join(
+        tune("bench", *GRID).stdout.split()
+    )
+    row = {"label": "s", "contenders": [vars_of("tuned", 100.0, 0.9, 0.95), vars_of("cudnn", 90.0, 1.0, 1.0)]}
+    assert _verdict(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "slower, 0.925x")
+    row["contenders"][0] = vars_of("tuned", 100.0, 1.01, 1.05)
+    assert _verdict(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "faster, 1.030x")
+    assert _verdict({"label": "s", "contenders": row["contenders"][:1]}) is None
+
+
+def vars_of(name: str, median_us: float, low: float, high: float) -> dict[str, Any]:
+    """A contender as a bench writes it."""
+    return {
+        "name": name,
+        "timing": {"median_us": median_us, "over_best": {"median": (low + high) / 2, "low": low, "high": high}},
+    }
+
+
+def test_shapes_come_from_a_file_or_from_what_the_program_called(
+    tune, fake: FakeCompare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shapes.toml").write_text("[mine]\nseq = [512, 640]\ndim = 64\n")
+    assert tune("bench", "--shapes", tmp_path / "shapes.toml").exit_code == 0
+    assert fake.compiled == ["b32 h32 s512 d64 bf16", "b25 h32 s640 d64 bf16"]
+    missed = complete_shape(777, 64)
+    monkeypatch.setattr("blocktune.cli.tune.bench.missed_shapes", lambda device, db: (missed,))
+    assert tune("bench", "--from-misses").exit_code == 0
+    assert fake.compiled[2:] == [missed.label]

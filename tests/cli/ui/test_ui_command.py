@@ -32,7 +32,7 @@ def test_it_prints_its_address_and_serves_until_ctrl_c(db: Path) -> None:
             lines = [process.stdout.readline() for _ in range(4)]
             url = json.loads("".join(lines))["url"]
             with urllib.request.urlopen(url, timeout=60) as answer:
-                assert b"blocktune report" in answer.read()
+                assert b"<h1>blocktune live</h1>" in answer.read()
         finally:
             process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

@@ -16,7 +16,7 @@ from blocktune.db.exchange.foreign_formats import ExportFormat, exported_files
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
 from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
+from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
@@ -218,7 +218,7 @@ def test_flex_attention_takes_the_options(best: Best) -> None:
 def test_nothing_to_tell_is_said(best: Best, format_: ExportFormat) -> None:
     predicted = replace(best, shape=SHAPE, config=TILE, origin=Origin.PREDICTED)
     words = {ExportFormat.VLLM: "takes what was measured", ExportFormat.FLEX: "flash_fwd and flash_fwd_tma"}
-    with pytest.raises(NoFeasibleConfigError, match=f"No winner of the 1 on NVIDIA H200 .*{words[format_]}"):
+    with pytest.raises(NothingMeasuredError, match=f"No winner of the 1 on NVIDIA H200 .*{words[format_]}"):
         exported_files(document(predicted), format_)
 
 

@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def documented(role: str) -> tuple[str, ...]:
-    """Return the statements of docs/guide/postgresql.md that make a role."""
-    page = (ROOT / "docs/guide/postgresql.md").read_text()
+    """Return the statements of docs/guide/results.md that make a role."""
+    page = (ROOT / "docs/guide/results.md").read_text()
     block = page.split(f"-- {role}\n")[1].split("```")[0].split("\n--")[0]
     return tuple(statement.strip() for statement in block.split(";") if statement.strip())
 

@@ -59,7 +59,7 @@ def drawn(dice: random.Random, dtypes: tuple[str, ...]) -> Case:
 
 def is_followed(config: KernelConfig, limits: ComputeLimits) -> bool:
     """Return whether the formulas are this Triton's, too: where `mma` runs ahead, later versions than 3.6 may let Q go
-    (docs/models/shared_memory.md)."""
+    (notes/models/shared_memory.md)."""
     ahead = config.parameters.get("schedule", IN_ORDER) != IN_ORDER
     return TRITON <= (3, 6) or not ahead or product_unit(config, limits) != "mma"
 
@@ -306,7 +306,7 @@ def test_running_ahead_with_a_fixed_reference_is_refused_where_the_accumulator_i
 
 FLOAT32_DEFAULTS = [
     (cc, *wanted)
-    for cc in ((8, 0), (9, 0), *(((10, 0),) if TRITON <= (3, 6) else ()), (12, 0))  # see docs/models/shared_memory.md
+    for cc in ((8, 0), (9, 0), *(((10, 0),) if TRITON <= (3, 6) else ()), (12, 0))  # see notes/models/shared_memory.md
     for wanted in (
         ("flash_fwd", 256, 256),
         ("flash_fwd_tma", 256, 16),

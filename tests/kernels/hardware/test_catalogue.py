@@ -74,6 +74,18 @@ def test_no_name_matches_by_substring(name: str) -> None:
         entry_named(name)
 
 
+def test_a_number_of_four_digits_is_enough_where_one_row_ends_with_it() -> None:
+    assert entry_named("4090").id == "rtx4090"
+    for name in ("090", "a100 4090", "2024"):
+        with pytest.raises(UnknownDeviceError):
+            entry_named(name)
+
+
+def test_a_model_of_several_rows_names_them_first() -> None:
+    with pytest.raises(UnknownDeviceError, match="The nearest names are a100_sxm4_40, a100_sxm4_80, "):
+        entry_named("NVIDIA A100")
+
+
 def test_the_error_lists_near_names_and_the_file() -> None:
     with pytest.raises(UnknownDeviceError, match=r"'h20'.*h200_sxm.*kernels/hardware/gpus\.csv"):
         entry_named("h20")

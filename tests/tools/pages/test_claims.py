@@ -15,6 +15,7 @@ from blocktune.tuner.search.finals import CHALLENGER_BAND
 from blocktune.tuner.search.verdict import PREDICTED_TIE
 from blocktune.tuner.subject.launch import AT_THE_LIMIT
 from tools import ROOT
+from tools.pages.pages import pages
 from tools.pages.recorded.facts import FACTS, fact, over_the_best, sweeps
 
 RESULTS = ROOT / "results"
@@ -27,9 +28,6 @@ MEASURED = re.compile(
 )
 """What reads like a measured figure."""
 
-HISTORY = "docs/kernels/lab_diary.md"
-"""The one page of figures that no file holds: of code that is gone, as it says itself."""
-
 
 def prose(page: Path) -> str:
     """A page without what is generated, without code, and with single spaces."""
@@ -39,45 +37,21 @@ def prose(page: Path) -> str:
 RULES: tuple[tuple[str, str], ...] = (
     ("docs/guide/own_kernels.md", f"within {100 * (TIE - 1):.1f} % of the fastest"),
     ("docs/guide/own_kernels.md", f"no more than {100 * (AT_THE_LIMIT - 1):.0f} % above the least time"),
-    ("docs/models/search.md", f"less than {100 * PREDICTED_TIE:.0f} % ahead of it"),
-    ("docs/models/search.md", f"within {100 * (CHALLENGER_BAND - 1):.0f} % of the best. In every round"),
-    ("docs/models/search.md", f"the tie band ({100 * TIE_BAND:.1f} %) of the fastest"),
-    ("docs/models/search.md", f"tie band of {100 * TIE_BAND:.1f} % is wider than the noise"),
-    ("docs/models/search.md", f"by {SETTLED:.0f} standard errors; of fewer than {FEW_ROUNDS} rounds"),
-    ("docs/models/search.md", f"by more than {SETTLED:.0f} standard errors"),
-    ("docs/models/search.md", f"then {100 * (RACE_MARGIN - 1):.0f} % slower than the best so far"),
-    ("docs/models/search.md", f"wider than the {100 * (CHALLENGER_BAND - 1):.0f} % within which"),
+    ("docs/how/search.md", f"less than {100 * PREDICTED_TIE:.0f} % ahead of it"),
+    ("docs/how/search.md", f"those within {100 * (CHALLENGER_BAND - 1):.0f} % of the best"),
+    ("docs/how/search.md", f"the tie band ({100 * TIE_BAND:.1f} %) of the fastest"),
+    ("docs/how/search.md", f"by {SETTLED:.0f} standard errors; of fewer than {FEW_ROUNDS} rounds"),
+    ("docs/how/search.md", f"is {100 * (RACE_MARGIN - 1):.0f} % slower than the best so far"),
 )
 """What a page says of the code's own bounds."""
-
-EXECUTED = {"docs/models/worked_numbers.md"}
-"""Pages whose figures are computed where they stand: see tests/test_docs.py."""
-
-OTHERS: tuple[tuple[str, str, str], ...] = (
-    ("docs/guide/production.md", "0.2 % at scores of 10^4", "follows from the number before it"),
-    ("docs/guide/results.md", "1.000x where the winner is that default", "a ratio of equal configs"),
-    ("docs/kernels/decoding.md", "33.6 MB, 7 µs at the memory's 4800 GB/s", "computed below"),
-    ("docs/kernels/decoding.md", "14 µs of memory", "twice the time before it"),
-    ("docs/kernels/decoding.md", "4500 GB/s over about 1 µs", "an estimate"),
-    ("docs/kernels/hopper_forward.md", "over 4 % more rows", "a rule of the default"),
-    ("docs/models/ladder.md", "62.5 % occupancy", "tests/cli/explain/test_ladder.py"),
-    ("docs/models/ladder.md", "64 % of them are bank conflicts", "tests/tuner/occupancy/test_shared_accesses.py"),
-    ("docs/models/search.md", "within 2 % of the best of a synthetic space", "tests/tuner/search/test_strategies.py"),
-    ("docs/models/search.md", "apart in 95 % of", "what a column of the table is"),
-    ("docs/models/search.md", "the configs within 2 % of the best", "what a column of the table is"),
-    ("docs/models/search.md", "Most configs within 2 % of the best would therefore be missing", "the table of races"),
-)
-"""Figures that are no measurements or have a test elsewhere, and which."""
 
 
 def spoken_for(page: str) -> Iterator[str]:
     """The parts of a page whose figures are known."""
     yield from (text for name, text in RULES if name == page)
-    yield from (text for name, text, _ in OTHERS if name == page)
 
 
-ALL = {str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))}
-PAGES = sorted(ALL - EXECUTED - {HISTORY})
+PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -90,12 +64,12 @@ def test_no_figure_is_typed_by_hand(page: str) -> None:
 
 
 def test_every_fact_stands_on_a_page() -> None:
-    text = "".join((ROOT / page).read_text(encoding="utf-8") for page in ALL)
-    assert sorted(re.findall(r"<!-- results facts#(\w+) -->", text)) == sorted(FACTS)
+    text = "".join(page.read_text(encoding="utf-8") for page in pages(ROOT))
+    assert sorted(set(re.findall(r"<!-- results facts#(\w+) -->", text))) == sorted(FACTS)
 
 
 def test_defaults_are_counted_as_the_table_of_winners_does() -> None:
-    shipped = (ROOT / "docs" / "benchmarks" / "shipped_winners.md").read_text(encoding="utf-8")
+    shipped = (ROOT / "docs" / "benchmarks" / "index.md").read_text(encoding="utf-8")
     winners = re.search(r"\| `flash_fwd_hopper` \| (\d+) \|", shipped)
     assert winners is not None
     assert f" of {winners[1]} are the default." in fact("hopper_defaults", RESULTS)
@@ -134,11 +108,7 @@ def test_the_memory_of_decoding_is_the_catalogue_s() -> None:
     assert gigabytes is not None
     moved = 2 * 8 * 8192 * 128 * 2  # keys and values of 8 heads of 8192 keys of 128 elements of 2 bytes
     sentence = f"{moved / 1e6:.1f} MB, {moved / gigabytes / 1e3:.0f} µs at the memory's {gigabytes:.0f} GB/s"
-    assert sentence in prose(ROOT / "docs" / "kernels" / "decoding.md")
-
-
-def test_the_diary_says_that_no_file_holds_its_figures() -> None:
-    assert "no file holds" in " ".join((ROOT / HISTORY).read_text(encoding="utf-8").split()[:120])
+    assert sentence in prose(ROOT / "notes" / "kernels" / "decoding.md")
 
 
 def test_a_typed_figure_is_seen() -> None:

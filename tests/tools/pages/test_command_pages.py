@@ -12,13 +12,13 @@ from tools.pages.command_reference import leaf_commands, reference, with_command
 from tools.pages.pages import pages
 
 ROOT = Path(__file__).parents[3]
-COMMANDS_PAGE = ROOT / "docs" / "guide" / "commands.md"
+COMMANDS_PAGE = ROOT / "docs" / "reference" / "commands.md"
 SHOWING = [path for path in pages(ROOT) if BLOCK.search(path.read_text())]
 
 
 def without_provenance(page: str) -> list[str]:
     """The lines of a page, but for those that depend on the Triton and ptxas of this environment."""
-    return [line for line in page.splitlines() if not line.startswith(("exact: ", "other_"))]
+    return [line for line in page.splitlines() if not line.startswith("time ")]
 
 
 def test_the_reference_of_the_commands_is_up_to_date() -> None:
@@ -58,13 +58,11 @@ def test_the_pages_show_what_the_commands_print(page: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(present_devices()), reason="the page shows a machine without a GPU, which predicts")
-def test_the_first_search_predicts_what_the_page_shows() -> None:
+def test_the_first_search_shows_what_the_page_shows() -> None:
     page = (ROOT / "docs" / "guide" / "getting_started.md").read_text()
-    shown = page.split("$ tune run --seq 8192 --dim 64 --device h200\n")[1].split("```")[0].split(", predicted\n")[1]
-    printed = output("run --seq 8192 --dim 64 --device h200 --trials 2").split(", predicted\n")[1]
-    rivals = [line.split() for line in shown.splitlines() if line.startswith(("default ", "paper rule "))]
-    assert len(rivals) == 2
-    assert [line for line in rivals if line not in map(str.split, printed.splitlines())] == []
+    shown = page.split("$ tune best --seq 8192 --dim 64 --device h200\n")[1].split("```")[0]
+    printed = output("run --seq 8192 --dim 64 --device h200 --trials 2")
+    assert without_provenance(printed) == without_provenance(shown)
 
 
 def test_a_block_is_filled_with_the_command_and_its_output() -> None:

@@ -61,7 +61,7 @@ DOCUMENT = {
 }
 
 
-@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: path.name)
+@pytest.mark.parametrize("page", pages(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_pages_show_the_measured_files(page: Path) -> None:
     text = page.read_text()
     assert with_results(text, ROOT / "results") == text, "run `make results`"
@@ -73,8 +73,8 @@ def test_the_pictures_show_the_measured_files(picture: Path) -> None:
 
 
 def test_the_readme_shows_a_picture_that_is_drawn_here() -> None:
-    (shown,) = re.findall(r"!\[[^]]*\]\((\S+)\)", (ROOT / "README.md").read_text())
-    assert ROOT / shown in pictures(ROOT)
+    first, *_ = re.findall(r"!\[[^]]*\]\((\S+)\)", (ROOT / "README.md").read_text())
+    assert ROOT / first in pictures(ROOT)
 
 
 def test_the_readme_has_results() -> None:

@@ -19,7 +19,7 @@ from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 pytestmark = pytest.mark.triton_free
 
 ARCHITECTURES = [(7, 5), (8, 0), (9, 0), (12, 0)]
-"""On tcgen05 kernels predict a lower bound (docs/models/shared_memory.md)."""
+"""On tcgen05 kernels predict a lower bound (notes/models/shared_memory.md)."""
 
 
 def shape_for(kernel: AttentionKernel, dim: int, dtype: str) -> AttentionShape:

@@ -16,6 +16,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.lab.racing import CLOSE
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import RACE_MARGIN, TIE_BAND
+from tools.pages.front_page import attention_speed, tuner_speed
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import sweeps_in
 
@@ -133,7 +134,10 @@ def gp_sampler(results: Path) -> str:
 
 FACTS: dict[str, Callable[[Path], str]] = {
     each.__name__: each
-    for each in (hopper_defaults, hopper_and_portable, backward_kernels, best_defaults, gp_sampler, noise, race)
+    for each in (
+        *(attention_speed, tuner_speed, hopper_defaults, hopper_and_portable),
+        *(backward_kernels, best_defaults, gp_sampler, noise, race),
+    )
 }
 
 

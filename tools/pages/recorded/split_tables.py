@@ -1,4 +1,4 @@
-"""Tables of split counts for docs/kernels/decoding.md: what the decision takes, and what another count costs."""
+"""Tables of split counts for notes/kernels/decoding.md: what the decision takes, and what another count costs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

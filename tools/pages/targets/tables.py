@@ -26,20 +26,26 @@ TOPICS = {
 }
 FILES = "files"
 """The part that names the files."""
+LOSSES = "losses"
+"""The part that names every shape for which a rival is faster."""
 
 OVERVIEW = ("topic", "targets met", "cells at their target", "mean over the fastest rival", "furthest below its target")
 COLUMNS = ("what", "target", "GPU", "next to", "cells", "lowest", "mean", "highest", "below")
 MISSES = ("below its target", "target", "GPU", "shape", "measured", "next to")
 REASONS = ("what", "what limits it, and what was tried")
 SOURCES = ("file", "GPU", "day", "commit", "cells")
+LOST = ("topic", "kind", "GPU", "shape", "speed over the rival", "rival")
 
 NOT_PROFILED = "Not profiled."
 
 
 def block(part: str | None, results: Path) -> str:
-    """Return a part of the page, made of a folder of results: a topic, the files, or without a name the overviews."""
+    """Return a part of the page, made of a folder of results: a topic, the files, the losses, or without a name the
+    overviews."""
     if part is None:
         return _overview(results)
+    if part == LOSSES:
+        return _losses(results)
     return _files(results) if part == FILES else _topic(TOPICS[part], results)
 
 
@@ -68,7 +74,7 @@ def _overview_line(topic: Topic, found: Sequence[Standing]) -> tuple[str, ...]:
     over_best = [ratio for each in found if each.target.ratio == OVER_BEST for ratio in each.ratios]
     worst = min(found, key=lambda each: each.lowest.ratio / each.target.least)
     return (
-        topic.link,
+        topic.title,
         f"{sum(each.is_met for each in found)} of {len(found)}",
         f"{cells - below} of {cells}",
         f"{geometric_mean(over_best):.3f}" if over_best else "-",
@@ -111,6 +117,18 @@ def _line(standing: Standing) -> tuple[str, ...]:
         highest,
         str(len(standing.below)),
     )
+
+
+def _losses(results: Path) -> str:
+    """Return one line for every shape for which a rival is faster, the slowest of each topic first."""
+    lines = [
+        (topic.title, each.target.kind, each.measured.device, cell.label, f"{cell.ratio:.3f}", cell.rival)
+        for topic in TOPICS.values()
+        for each in standings(topic.targets, results)
+        for cell in sorted(each.measured.cells, key=lambda cell: cell.ratio)
+        if each.target.ratio == OVER_BEST and cell.ratio < 1
+    ]
+    return markdown_table(LOST, lines, words=(0, 1, 2, 3, 5))
 
 
 def _not_measured(target: Target) -> tuple[str, ...]:

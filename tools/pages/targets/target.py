@@ -65,10 +65,6 @@ class Topic:
     title: str
     targets: tuple[Target, ...]
 
-    @property
-    def link(self) -> str:
-        return f"[{self.title}](#{self.title.lower().replace(' ', '-')})"
-
 
 def benches(suffix: str, chosen: Chosen, rivals: Collection[str] = RIVALS) -> tuple[Source, ...]:
     """Return the bench of each device with a suffix, next to some contenders."""

@@ -1,4 +1,4 @@
-// Part of view 3: counters of Nsight Compute next to what the models predict of the same config.
+// Part of view 4: counters of Nsight Compute next to what the models predict of the same config.
 BT.counted = null; // the index of the file that is shown; null for the one that fits the sweep
 
 BT.counterFile = () => {

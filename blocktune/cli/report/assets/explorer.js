@@ -1,4 +1,4 @@
-// View 1: one kernel on two GPUs, its resources as sliders.
+// View 2: one kernel on two GPUs, its resources as sliders.
 BT.explorer = { registers: 128, shared_bytes: 65536, num_warps: 4, stages: null, carveout: null, source: null };
 
 BT.limitsOf = (gpu) => BT.data.limits[BT.data.devices.find((device) => device.id === gpu).cc];
@@ -104,7 +104,7 @@ BT.carveoutSlider = () => {
     }),
   );
 };
-BT.carveoutWords = () => (BT.explorer.carveout === null ? "the most" : `${BT.explorer.carveout} %`);
+BT.carveoutWords = () => (BT.explorer.carveout === null ? "maximum" : `${BT.explorer.carveout} %`);
 
 BT.gpuChoice = (letter) =>
   BT.selectOf(
@@ -145,11 +145,14 @@ BT.drawExplorer = () => {
     BT.el(
       "div",
       { class: "grid" },
-      Object.keys(BT.CURVES).map((name) => BT.el("div", { class: "chart small", id: `curve-${name}` })),
+      BT.shownCurves().map((name) => BT.el("div", { class: "chart small", id: `curve-${name}` })),
     ),
   );
   BT.showExplored();
 };
+
+// Stages are those of compiled configs: without a sweep there is nothing to draw.
+BT.shownCurves = () => Object.keys(BT.CURVES).filter((name) => name !== "stages" || BT.explorer.source);
 
 BT.takeConfig = (letter) => {
   if (BT.state[letter] === null) return;

@@ -1,4 +1,4 @@
-// View 2: the tiles of the chosen sweep, a set of maps for every kernel.
+// View 3: the tiles of the chosen sweep, a set of maps for every kernel.
 BT.MEASURES = { tflops: "TFLOP/s", share: "% of the best", predicted: "predicted", error: "model's error" };
 BT.LISTED = 12;
 

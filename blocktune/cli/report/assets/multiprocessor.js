@@ -95,7 +95,7 @@ BT.CURVES = {
 BT.range = (low, high, step) => Array.from({ length: Math.round((high - low) / step) + 1 }, (_, index) => low + index * step);
 
 BT.drawCurves = () => {
-  for (const name of Object.keys(BT.CURVES)) {
+  for (const name of BT.shownCurves()) {
     const curve = [];
     const here = [];
     for (const gpu of ["A", "B"]) {

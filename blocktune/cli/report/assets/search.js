@@ -1,4 +1,4 @@
-// View 4: how the search went, who was close, and the state of the GPU.
+// View 5: how the search went, the runners-up, and the state of the GPU.
 BT.FINALISTS = 12;
 BT.replay = 0;
 

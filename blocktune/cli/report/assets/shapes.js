@@ -1,4 +1,4 @@
-// View 5: many shapes at once, the ladder, block sizes, and what changed.
+// View 6: many shapes at once, the ladder, block sizes, and what changed.
 BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "rung of the ladder", misses: "misses" };
 BT.fleet = { measure: "peer", bench: 0 };
 

@@ -30,7 +30,7 @@ BT.chooseSweep = async (index) => {
   BT.change({ sweep: index, a: order[0] ?? null, b: BT.rival(order), brush: null });
 };
 
-// Why views 2 to 4 have nothing to show; empty where they have something.
+// Why views 3 to 5 have nothing to show; empty where they have something.
 BT.nothing = () => {
   if (!BT.table) return BT.NO_SWEEP;
   if (BT.state.a !== null) return "";

@@ -1,4 +1,4 @@
-// View 3: lanes by unit of the compared configs, and the roofline.
+// View 4: lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
   BT.fill("times-body", BT.nothing() ? BT.message(BT.nothing()) : BT.timeParts(), BT.counterParts());
   if (!BT.nothing()) BT.drawTimeCharts();

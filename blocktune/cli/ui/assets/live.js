@@ -89,6 +89,7 @@ BT.takeStatus = (status) => {
   const { winner } = status;
   if (!winner) return;
   BT.data.winners = [winner, ...BT.data.winners.filter((each) => each.label !== winner.label || each.device !== winner.device)];
+  if (BT.isDrawn("runs")) BT.drawRuns();
   if (BT.isDrawn("search") && !BT.nothing()) BT.fill("winners", BT.winnerTable() ?? []);
 };
 

@@ -44,7 +44,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
-query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, docs/kernels/decoding.md)."""
+query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
 
 IDLE_TILES = MULTIPROCESSORS // 2
 """Tiles of 64 queries up to which half of a large GPU has none."""

@@ -1,0 +1,103 @@
+"""The short answer of `tune run` and `tune best`: the GPU, the shape, the config, its time, how it compares, what next.
+
+`-v` shows the rest.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from blocktune.cli.output.render import microseconds, say
+from blocktune.cli.output.winners import Predictions, is_default, speedup_text
+from blocktune.kernels.values.shape import AttentionShape
+
+if TYPE_CHECKING:
+    from blocktune.cli.shared.lookup import Answer
+    from blocktune.db.records.records import AnyBest
+    from blocktune.kernels.hardware.device import DeviceSpec
+
+DEFAULT_WINS = "the default, which a call gets without tuning"
+MORE = "`-v` shows all that is known"
+
+
+def show_winner(best: "AnyBest", predicted: Predictions, assumed: str = "") -> None:
+    """Print the end of a search in six lines."""
+    _print(best.device, best.shape, assumed, best.config.label, _time(best), _comparison(best, predicted))
+
+
+def show_short(answer: "Answer", assumed: str = "") -> None:
+    """Print what a call gets in six lines."""
+    config, time, compared = _of_answer(answer)
+    _print(answer.device, answer.shape, assumed, config, time, compared)
+
+
+def _print(device: "DeviceSpec", shape: Any, assumed: str, config: str, time: str, compared: str) -> None:
+    label = f"{getattr(shape, 'kernel', '')} {shape.label}".strip()
+    lines = {
+        "GPU": _gpu(device),
+        "shape": f"{label}; {assumed}" if assumed else label,
+        "config": config,
+        "time": time,
+        "compared": compared,
+        "next": _next(device, shape),
+    }
+    say("\n".join(f"{name:9} {text}" for name, text in lines.items()))
+
+
+def _gpu(device: "DeviceSpec") -> str:
+    from blocktune.kernels.hardware.device import present_devices
+    from blocktune.tuner.measure.device_choice import is_present
+
+    if is_present(device):
+        return device.name
+    return f"{'another one' if present_devices() else 'none'} here: this is for {device.name}"
+
+
+def _time(best: "AnyBest") -> str:
+    if best.time_us is None:
+        return f"{microseconds(best.predicted_us)} by the cost model, not measured"
+    chosen = "" if best.objective == "time" else f", chosen by {best.objective}"
+    return (
+        f"{microseconds(best.time_us)}, {best.origin} {best.environment.regime} on {best.created_at:%Y-%m-%d}{chosen}"
+    )
+
+
+def _comparison(best: "AnyBest", predicted: Predictions) -> str:
+    """Return how the winner compares with what a call gets without tuning."""
+    if is_default(best):
+        return f"{DEFAULT_WINS}; {'nothing measured' if best.time_us else 'nothing predicted'} is faster"
+    if best.speedup_over_default is not None:
+        speed = speedup_text(best.speedup_over_default, best.speedup_low, best.speedup_high)
+        return f"{speed} the speed of the default"
+    default_us = None if best.default is None else predicted.get(best.default)
+    if best.time_us is None and default_us and best.predicted_us:
+        return f"{default_us / best.predicted_us:.2f}x the speed of the default by the cost model, not measured"
+    return "not timed next to today's default"
+
+
+def _of_answer(answer: "Answer") -> tuple[str, str, str]:
+    """Return config, time and comparison of an answer."""
+    from blocktune.runtime.selection.reasons import explain_candidate
+
+    found = answer.candidate
+    if found is None:
+        return "PyTorch's scaled_dot_product_attention", "not known", "no kernel of ours computes this shape"
+    reason = explain_candidate(found, answer.shape, device=answer.device).reason
+    if answer.winner is not None:
+        shipped = "; ships with blocktune" if answer.is_shipped else ""
+        time, compared = f"{_time(answer.winner)}; {reason}{shipped}", _comparison(answer.winner, answer.predicted)
+    else:
+        time, compared = "not measured", reason
+    if answer.pytorchs is None:
+        return found.config.label, time, compared
+    return f"PyTorch's attention; the best known of ours is {found.config.label}", time, answer.pytorchs
+
+
+def _next(device: "DeviceSpec", shape: Any) -> str:
+    """Return what to type next: the comparison where the GPU is here, the explanation in any case."""
+    from blocktune.runtime.selection.reasons import flags_of
+    from blocktune.tuner.measure.device_choice import is_present
+
+    if not isinstance(shape, AttentionShape):
+        return f"`tune explain {shape.kernel}` says why; {MORE}"
+    flags = flags_of(shape, device)
+    bench = f"`tune bench {flags}` compares with PyTorch, cuDNN and FlashAttention; " if is_present(device) else ""
+    return f"{bench}`tune explain {flags}` says why; {MORE}"
