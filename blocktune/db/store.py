@@ -148,6 +148,14 @@ class ResultStore(ConnectedStore):
         found = self._linked_bests(device, BestRow.shape_id.in_(_KERNEL_PROBLEMS))
         return sorted(found, key=_kernel_order)
 
+    def all_bests(self, device: DeviceSpec | None = None) -> list[AnyBest]:
+        """Return the winners of all kernels, on one device or on all."""
+        return [*self.bests(device), *self.kernel_bests(device)]
+
+    def all_trials(self, device: DeviceSpec | None = None) -> list[AnyTrial]:
+        """Return the trials of all kernels, on one device or on all, oldest first."""
+        return self._read(_on(device, select(TrialRow)).order_by(TrialRow.created_at, TrialRow.id), trial_of)
+
     def nearest(self, device: DeviceSpec, shape: AttentionShape, *, limit: int = 4) -> list[Best]:
         """Return winners of shapes that run the same code on this device (equal direction, data type, head dimensions,
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
@@ -180,27 +188,24 @@ class ResultStore(ConnectedStore):
         return self._read(select(DeviceRow).order_by(DeviceRow.key), whole_device)
 
     def export_json(self, device: DeviceSpec | None = None, *, trials: bool = False) -> Document:
-        """Return the winners of one device with what they compete against today, and on request all trials, in the
-        format of `db/exchange/document.py`. The device may be left out when the store knows one only.
+        """Return the winners of one device, those of attention with what they compete against today, and on request all
+        trials, in the format of `db/exchange/document.py`. The device may be left out when the store knows one only.
 
         Raises:
             UsageError: no device was named and the store knows none or several.
         """
         chosen = device or self._only_device()
-        bests = map(with_todays_rivals, self.bests(chosen))
-        return document_from(chosen, bests, self.trials(chosen) if trials else None)
+        bests = map(with_todays_rivals, self.all_bests(chosen))
+        return document_from(chosen, bests, self.all_trials(chosen) if trials else None)
 
     def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
-        """Store what `export_json` gave, in one transaction: all of it or, when anything is wrong, nothing. Which
-        winners stay is the rule of `merge`. Winners of autotuned kernels, which only a frozen document has, are taken
-        from a trusted one alone: production takes every stored one for a measurement.
+        """Store what `export_json` gave as `merge` does: all of it or, when anything is wrong, nothing.
 
         Raises:
             ImportRejectedError: a field is unknown, missing or absurd; the message names its place in the document.
         """
-        found = records_in(document)
-        taken: tuple[AnyBest, ...] = (*found.bests, *found.kernel_bests) if trust else tuple(found.bests)
-        return self.merge([Results(bests=taken, trials=tuple(found.trials))], trust=trust)
+        bests, trials = records_in(document)
+        return self.merge([Results(bests=tuple(bests), trials=tuple(trials))], trust=trust)
 
     def merge(self, sources: Iterable[Results], *, trust: bool = False) -> ImportCounts:
         """Take in results from elsewhere, in one transaction. `winner_of` in db/exchange/merging.py says which winner
@@ -208,8 +213,7 @@ class ResultStore(ConnectedStore):
 
         Args:
             sources: what is taken in.
-            trust: believe what was measured there. Else winners count as borrowed until they are measured here, and
-                trials do not count as made here.
+            trust: believe what was measured there. Else `unverified` says what of it is believed.
         """
         believed = [source if trust else unverified(source) for source in sources]
         return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))

@@ -129,9 +129,10 @@ def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
 
 
 def _winners_at(place: str) -> list[Any]:
+    from blocktune.db.records.records import of_attention
     from blocktune.db.sources import read_results
 
-    return list(read_results(place, trials=False).bests)
+    return of_attention(read_results(place, trials=False).bests)
 
 
 def _layers(store: "ResultStore | None", db: str | None) -> "list[ConfigSource]":
