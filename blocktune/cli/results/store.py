@@ -52,10 +52,9 @@ def list_bests(
     from blocktune.db.rivals import with_todays_default, with_todays_rivals
 
     only = choose_device(device) if device else None
-    found = [] if shipped else _stored(db, only)
+    found, kernels = ([], []) if shipped else _stored(db, only)
     source = "database" if found else "shipped"
     found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
-    kernels = [] if shipped else _stored_kernels(db, only)
     if as_json:
         listed = [winner_json(with_todays_rivals(best)) | {"source": source} for best in found]
         print_json({"bests": listed, "kernels": [winner_json(best) for best in kernels]})
@@ -73,15 +72,10 @@ def _row(source: str, best: "AnyBest") -> tuple[str, ...]:
     return source, best.device.name, problem, best.config.label, str(best.origin), time, speedup(best)
 
 
-def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
+def _stored(db: str | None, only: "DeviceSpec | None") -> "tuple[list[Best], list[KernelBest]]":
+    """Return the winners of attention and of autotuned kernels, on this device or on all."""
     with existing_store(db) as store:
-        return store.bests(only) if store else []
-
-
-def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[KernelBest]":
-    """Return the winners of autotuned kernels on this device, or on all."""
-    with existing_store(db) as store:
-        return store.kernel_bests(only) if store else []
+        return (store.bests(only), store.kernel_bests(only)) if store else ([], [])
 
 
 def export(
