@@ -13,8 +13,9 @@ from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Candidate, Offer, Rung, WinnerTable
 from blocktune.runtime.store_reader.provenance import Reuse
-from blocktune.runtime.store_reader.sources import autotuned_rows, origin_of, parsed_rows, reuse_here, time_us_of
+from blocktune.runtime.store_reader.sources import autotuned_rows
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
+from blocktune.runtime.store_reader.usable_rows import origin_of, parsed_rows, reuse_here, time_us_of
 
 logger = logging.getLogger("blocktune")
 
