@@ -1,4 +1,4 @@
-"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's rungs.
+"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's sources.
 
 What was measured with another source of the kernel is left out: its parameters may mean something else now.
 """
@@ -33,7 +33,7 @@ _ABSENCES = {
 }
 
 ACCEPTED = (*map(Rung, _ABSENCES), Rung.NEAREST)
-"""The rungs down to which a call may be served without measuring."""
+"""The sources down to which a call may be served without measuring."""
 
 
 def stored_winners(

@@ -1,8 +1,8 @@
 """Attention for production: PyTorch's scaled_dot_product_attention, with tuned kernels where they can run.
 
 A call builds a key, finds its plan and launches. A key that is new is resolved once, down the ladder of `ladder.py`,
-and remembered. Nothing that is wrong with a store, a config or a kernel reaches the caller: the next rung computes the
-same.
+and remembered. Nothing that is wrong with a store, a config or a kernel reaches the caller: the next source
+computes the same.
 """
 
 from collections import Counter
