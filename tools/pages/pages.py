@@ -21,6 +21,7 @@ from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, unt
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
+from blocktune.kernels.files import known_hashes
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
 from blocktune.tuner.lab.model_fit import fit_rows
@@ -59,6 +60,7 @@ from tools.pages.recorded import (
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from tools.pages.room_maps import room_maps
+from tools.pages.source_hashes import hashes_text
 from tools.pages.targets import tables as target_tables
 
 BLOCK = re.compile(r"<!-- results (?P<place>(?P<file>[^\s#]+)(#(?P<part>\w+))?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -197,6 +199,7 @@ def main() -> None:
         _write(path, drawn(results))
     for path, text in room_maps(Path()):
         _write(path, text)
+    _write(known_hashes.FILE, hashes_text())
 
 
 def _write(path: Path, text: str) -> None:

@@ -16,6 +16,8 @@ from functools import cache
 from types import ModuleType
 from typing import Annotated, Any
 
+from blocktune.kernels.files.known_hashes import known_hash
+
 TritonTrait = Annotated[Any, "a constant that says what the present Triton is like"]
 """The annotation of a global constexpr that does not count: `COPIED: TritonTrait = gl.constexpr(hasattr(tma, "x"))`."""
 
@@ -29,6 +31,11 @@ def hash_of_sources(*functions: Any) -> str:
     Args:
         functions: jitted functions, or objects that hold a host function which launches some as `fn`.
     """
+    return known_hash(functions) or computed_hash(functions)
+
+
+def computed_hash(functions: tuple[Any, ...]) -> str:
+    """Return `hash_of_sources` by the sources themselves."""
     parts = sorted(_parts(functions))
     return hashlib.sha256("\n".join(text for _, text in parts).encode()).hexdigest()[:16]
 

@@ -18,9 +18,9 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED, bounded_side
 from blocktune.kernels.values.shape import Causal
 from blocktune.runtime.api.flash_arguments import whole_number
-from blocktune.runtime.dispatch.call_checks import check_sinks
+from blocktune.runtime.dispatch.call_checks import check_mask, check_sinks
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
-from blocktune.runtime.dispatch.sdpa_arguments import scale_of
+from blocktune.runtime.dispatch.sdpa_arguments import mask_of_scores, scale_of
 
 DEFAULT_NAME = "blocktune"
 
@@ -179,11 +179,18 @@ def _attended(
     diagonal: Causal,
 ) -> Tensor:
     """Return the output of a call with a window, a soft cap or sinks; way: its options, by which the next one is
-    served."""
+    served.
+
+    Raises:
+        UsageError: the mask does not fit the scores.
+    """
     query, key, value, mask, sinks = tensors
     bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
     if bound is not None:
-        return bound(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
+        masks = () if mask is None else (mask_of_scores(mask, key.shape[2]),)
+        return bound(query, key, value, *masks, *(() if sinks is None else (sinks,)))[0]
+    if mask is not None:
+        check_mask(mask, query, key)
     *_, scaling, window, softcap, dropout = way
     out, _ = dispatcher.attend(
         query,
@@ -195,7 +202,7 @@ def _attended(
         softcap=softcap or 0.0,
         dropout_p=dropout,
         deterministic=torch.are_deterministic_algorithms_enabled(),
-        mask=mask,
+        mask=None if mask is None else mask_of_scores(mask, key.shape[2]),
         sinks=check_sinks(sinks, query.shape[1], query),
         remember=lambda fast_path, bound: fast_path.add(way, tensors, bound),
     )

@@ -18,6 +18,7 @@ from blocktune.runtime.dispatch.call import Call, PlanUse
 from blocktune.runtime.dispatch.fast_path import FastPath
 from blocktune.runtime.dispatch.launches.launch_trial import LaunchTrial
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
+from blocktune.runtime.dispatch.launches.triton_key import begin_triton_key
 from blocktune.runtime.dispatch.obstacles import is_capturing
 from blocktune.runtime.dispatch.snapshot import Snapshot
 from blocktune.runtime.dispatch.torch_attention import has_fused_kernel
@@ -121,6 +122,7 @@ class Resolver:
         While a CUDA graph is captured this runs on another stream, so that none of it becomes part of the graph. What
         the captured kernels will compute is not in memory yet: the trial has blank tensors then, and is not compared.
         """
+        begin_triton_key()
         device, shape = self.device(trial.device_index), trial.shape
         found = self._climb(
             shape, device, trial.call, lambda step: self._try_config(step, trial), competes=use.competes

@@ -95,6 +95,27 @@ def test_an_entry_point_reads_the_configs_of_the_dispatcher_that_it_is_given(
     assert source.reads == 1
 
 
+@pytest.mark.parametrize("sizes", [(1, 1, LENGTH, 1), (1, HEADS, 1, 1), (LENGTH, 1), (1, LENGTH)])
+def test_a_mask_of_transformers_may_be_shared_by_all_keys(kernel: FeatureForward, sizes: tuple[int, ...]) -> None:
+    mask = torch.where(torch.rand(sizes) > 0.3, torch.randn(sizes), float("-inf"))
+    query, key, value = heads(), heads(), heads()
+    ranked = mask[(None,) * (4 - mask.dim())]
+    scores = 2.0 * torch.tanh(query @ key.mT * DIM**-0.5 / 2.0) + ranked
+    expected = (scores.softmax(-1).nan_to_num() @ value).transpose(1, 2)
+    for _ in range(2):  # the second call comes by the fast path
+        with torch.no_grad():
+            found, _ = transformers_attention(SimpleNamespace(), query, key, value, mask, softcap=2.0)
+        torch.testing.assert_close(found, expected)
+    assert len(kernel.seen) >= 2
+
+
+def test_a_mask_of_transformers_that_does_not_fit_is_refused(kernel: FeatureForward) -> None:
+    for sizes in ((1, 1, LENGTH, LENGTH + 1), (1, 1, LENGTH, LENGTH - 1), (1, 1, 2, LENGTH), (3, 1, LENGTH, LENGTH)):
+        with pytest.raises(UsageError, match="must broadcast to"):
+            transformers_attention(SimpleNamespace(), heads(), heads(), heads(), torch.zeros(sizes), softcap=2.0)
+    assert kernel.seen == []
+
+
 @pytest.mark.parametrize("name", ["flash_attn_func", "flash_attn_func, window"])
 def test_a_compiled_graph_keeps_to_its_dispatcher(name: str, kernel: FeatureForward) -> None:
     sources = ListSource(), ListSource()

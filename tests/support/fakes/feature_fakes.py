@@ -67,6 +67,7 @@ class FeatureForward(PlainKernel):
             raise RuntimeError("out of resource: shared memory")
         if extras.block_mask is not None and extras.block_mask.block_q < self.smallest_block:
             raise UsageError("the tiles do not divide the blocks")
+        assert extras.mask is None or extras.mask.shape[3] == shape.seqlen_k  # kernels read as many keys
         self.launched.append(config)
         self.seen.append((shape, extras))
 

@@ -26,6 +26,7 @@ LAYOUTS = (
     "SwizzledSharedLayout",
 )
 FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "abs": torch.abs,
     "exp2": torch.exp2,
     "log2": torch.log2,
     "permute": torch.permute,

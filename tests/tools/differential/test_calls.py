@@ -27,7 +27,7 @@ def kind_of(entry: Entry, **options: Any) -> CompileClass:
 
 
 def outcome(case: Case, subject: Any = blocktune) -> Outcome:
-    return run_case(case, CPU, subject)
+    return run_case(case, CPU, subject, lambda message: None)
 
 
 def a_case(entry: Entry, **options: Any) -> Case:

@@ -14,7 +14,7 @@ from tools.differential.__main__ import fuzz, main
 from tools.differential.cases.case import Case, CompileClass, class_to_json
 from tools.differential.cases.enums import Entry
 from tools.differential.cases.strategies import drawn_cases
-from tools.differential.runs.parent import Pool, Setup
+from tools.differential.runs.parent import Ended, Pool, Setup
 from tools.differential.runs.report import Report
 from tools.differential.truth import planted
 from tools.pages.checks.differential_tables import read_differential
@@ -81,6 +81,36 @@ def test_the_rest_of_a_class_runs_after_a_death() -> None:
 
 
 @pytest.mark.exhaustive
+class DyingWorker:
+    """Answers what it is given, and has ended then."""
+
+    def __init__(self, *answers: dict[str, Any]) -> None:
+        self._answers = list(answers)
+
+    def send(self, document: dict[str, Any]) -> None:
+        assert document["number"] == 7
+
+    def answer(self, timeout_s: float) -> dict[str, Any]:
+        if not self._answers:
+            raise Ended("dead", "the process ended with -11: ")
+        return self._answers.pop(0)
+
+
+def test_a_death_within_pytorchs_call_is_not_ours() -> None:
+    begun = [{"begin": index, "case": {"kind": {}}} for index in range(2)]
+    raised = {"raised": 0, "message": "UsageError: no"}
+    for answers, verdict in (
+        ((begun[0], raised), "pytorch_dead"),
+        ((begun[0], raised, {"end": 0, "verdict": "refused"}, begun[1]), "dead"),
+    ):
+        records: list[dict[str, Any]] = []
+        worker: Any = DyingWorker(*answers)
+        left = Pool(PLANTED, 1, monotonic() + 5, records.append)._run(worker, {"kind": {}, "number": 7})
+        assert records[-1]["verdict"] == verdict
+        assert left == {"kind": {}, "number": 7, "first": len(records)}
+        assert ("UsageError: no" in records[-1]["message"]) == (verdict == "pytorch_dead")
+
+
 def test_workers_that_cannot_start_are_named_and_end_the_run() -> None:
     records, problems = outcomes(Setup(device="cpu", subject="no_such_module"), [{"case": calls(None)[0]}])
     assert records == []

@@ -52,6 +52,9 @@ def test_a_search_around_the_list_finds_the_fastest(gpu: FakeGpu) -> None:
     kernel[grid](x, 1000, 2.0)
     assert torch.equal(x, torch.full((1000,), 2.0))
     assert (kernel.best_config.kwargs["BLOCK"], kernel.best_config.num_warps) == (256, 1)
+    (choice,) = kernel.kernel.choices.values()
+    assert min(choice.times_us, key=choice.times_us.__getitem__) == choice.config
+    assert len(choice.times_us) > len(LIST)
     timed = len(gpu.timed)
     again = decorated(expand=True)
     again[grid](x, 1000, 2.0)

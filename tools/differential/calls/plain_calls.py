@@ -87,7 +87,13 @@ def transformers_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:
             seen = distances(query.shape[2], key.shape[2], query.device) > -sliding
         return Problem(query, key, value, scale_of(case), seen, bias, case.softcap, inputs.sinks)
 
-    return Calls(ours, None, problem)
+    def default(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return scaled_dot_product_attention(
+            query, key, value, mask, scale=case.scale, enable_gqa=query.shape[1] > key.shape[1]
+        )
+
+    has_own = mask is not None and not case.softcap and inputs.sinks is None
+    return Calls(ours, None, problem, default if has_own else None)
 
 
 def merge_calls(case: Case, inputs: Inputs, subject: Subject) -> Calls:

@@ -127,6 +127,13 @@ class Worker:
         return Ended("dead", f"the process ended with {code}: {said[-MESSAGE_CHARACTERS:]}")
 
 
+def _outcome_of_death(ended: Ended, raised: Record | None) -> Record:
+    """How a case has ended whose worker has: raised is what ours raised before PyTorch was asked."""
+    if raised is None or ended.verdict != "dead":
+        return {"verdict": ended.verdict, "message": str(ended)}
+    return {"verdict": "pytorch_dead", "message": f"ours {raised['message']}; PyTorch: {ended}"}
+
+
 def _gpus() -> list[str]:
     """The GPUs that workers take in turns; none where the user has chosen some, or there is one."""
     nvml = None if VISIBLE in os.environ else Nvml.open()
@@ -197,6 +204,7 @@ class Pool:
         """
         worker.send(job)
         begun: Record | None = None
+        raised: Record | None = None
         while True:
             try:
                 answer = worker.answer(self._setup.timeout_s)
@@ -205,10 +213,12 @@ class Pool:
             except Ended as ended:
                 if begun is None or ended.verdict == "stopped":
                     raise
-                self._say(job, begun, {"verdict": ended.verdict, "message": str(ended)})
+                self._say(job, begun, _outcome_of_death(ended, raised))
                 return job | {"first": begun["begin"] + 1}
             if "begin" in answer:
-                begun = answer
+                begun, raised = answer, None
+            elif "raised" in answer:
+                raised = answer
             elif "end" in answer:
                 assert begun is not None
                 self._say(job, begun, answer)

@@ -46,10 +46,13 @@ class Outcome:
         return document
 
 
-def run_case(case: Case, device: torch.device, subject: Subject) -> Outcome:
-    """Calls, computes the truth and compares. Errors of CUDA that end its context are raised."""
+def run_case(case: Case, device: torch.device, subject: Subject, on_error: Callable[[str], None]) -> Outcome:
+    """Calls, computes the truth and compares. Errors of CUDA that end its context are raised.
+
+    on_error: gets what ours has raised, before PyTorch is asked for the same call.
+    """
     if case.kind.refusals:
-        return _refused(case, device, subject)
+        return _refused(case, device, subject, on_error)
     inputs = inputs_of(case, device)
     calls = calls_of(case, inputs, with_tools(case, subject))
     try:
@@ -61,6 +64,7 @@ def run_case(case: Case, device: torch.device, subject: Subject) -> Outcome:
             raise
         if case.mode in COMPILED:
             torch.compiler.reset()  # what it has begun to capture would meet the next case
+        on_error(_named(error))
         return Outcome(_verdict_of_error(case, inputs, calls, error), _named(error))
     outcome = _judged(case, inputs, calls, results)
     if outcome.verdict is Verdict.WRONG and _is_pytorchs(case, inputs, calls, results):
@@ -104,13 +108,15 @@ def _verdict_of_error(case: Case, inputs: Inputs, calls: Calls, error: Exception
     return Verdict.REFUSED if isinstance(error, type(theirs)) else Verdict.OTHER_ERROR
 
 
-def _refused(case: Case, device: torch.device, subject: Subject) -> Outcome:
+def _refused(case: Case, device: torch.device, subject: Subject, on_error: Callable[[str], None]) -> Outcome:
     """A wrong call: PyTorch's default and ours must both raise, or neither.
 
     PyTorch's fused backends take the number of keys from the key alone: a value of another length is its mathematics'.
     """
     arguments, options = refusal(case, inputs_of(case, device))
     ours = _error_of(lambda: subject.attention(*arguments, **options), device)
+    if ours is not None:
+        on_error(_named(ours))
     with sdpa_kernel(SDPBackend.MATH) if case.wrong == "length" else nullcontext():
         theirs = _error_of(lambda: scaled_dot_product_attention(*arguments, **options), device)
     said = f"{case.wrong}: ours {_named(ours)}; PyTorch {_named(theirs)}"

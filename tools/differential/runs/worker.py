@@ -1,8 +1,9 @@
 """A process that runs cases: jobs come in as lines of JSON, and what became of every case goes out as lines of JSON.
 
 A job is {"kind": class, "seed": number, "count": cases} or {"case": case}, and may have a "first": cases before that
-one have run. Out go {"begin": index, "case": ...} before a case, {"end": index, ...outcome} after it, and
-{"done": count} after a job. An error that ends the CUDA context is the last line: {"dead": index, "message": ...}.
+one have run. Out go {"begin": index, "case": ...} before a case, {"raised": index, "message": ...} where ours raises
+and PyTorch is asked, {"end": index, ...outcome} after the case, and {"done": count} after a job. An error that ends the
+CUDA context is the last line: {"dead": index, "message": ...}.
 """
 
 import importlib
@@ -92,6 +93,9 @@ class Server:
             count += 1
         self.say({"done": count})
 
+    def _say_raised(self, message: str) -> None:
+        self.say({"raised": self.index, "message": message})
+
     def _run(self, case: Any) -> Any:
         import torch
 
@@ -99,7 +103,7 @@ class Server:
         from tools.differential.truth.verdict import Verdict
 
         try:
-            outcome = run_case(case, self._device, self._subject)
+            outcome = run_case(case, self._device, self._subject, self._say_raised)
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()
             return Outcome(Verdict.OUT_OF_MEMORY, str(error)[:200])

@@ -15,6 +15,7 @@ class Verdict(StrEnum):
     OTHER_ERROR = "other_error"  # both raise, ours an error of another class
     OUT_OF_MEMORY = "out_of_memory"
     DEAD = "dead"  # the process or its CUDA context ended
+    PYTORCH_DEAD = "pytorch_dead"  # ours raises, and PyTorch's call ends the process
     HUNG = "hung"  # no answer in time
     BROKEN = "broken"  # the check itself raised
 

@@ -83,6 +83,7 @@ _VERDICTS = {
     "wrong": "wrong:",
     "raised": "raised where PyTorch computes:",
     "dead": "ended the process:",
+    "pytorch_dead": "raised where PyTorch's call ends the process:",
     "hung": "hung:",
     "broken": "the check itself failed:",
 }

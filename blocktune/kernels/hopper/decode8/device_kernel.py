@@ -28,6 +28,7 @@ from blocktune.kernels.hopper.decode.tiles import (
 from blocktune.kernels.hopper.decode8.numbers import in_order, keys_of, values_of
 from blocktune.kernels.hopper.decode8.tiles import (
     in_range,
+    largest_height,
     load_queries,
     load_scales,
     load_words,
@@ -157,10 +158,10 @@ def flash_decode8_hopper_kernel(
         scores = visible_scores(scores, last, tile, W, KEYS)
         if OF_TOKENS:
             heights = scores + magnitude_log2(v_scales)[:, :, None]
-            p, maximum, sums, factor = weights_step(scores, heights, maximum, sums)
+            p, maximum, sums, factor = weights_step(scores, largest_height(heights), maximum, sums)
             p *= (v_scales * 16384.0)[:, :, None]
         else:
-            p, maximum, sums, factor = weights_step(scores, scores, maximum, sums)
+            p, maximum, sums, factor = weights_step(scores, gl.max(scores, 1), maximum, sums)
             p *= 16384.0
         p = gl.convert_layout(p.to(gl.float16), P_B)
         # [W, WIDTH_V, ROWS]

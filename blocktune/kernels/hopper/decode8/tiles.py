@@ -96,15 +96,24 @@ def visible_scores(scores, last, tile, W: gl.constexpr, KEYS: gl.constexpr):
 
 
 @gluon.jit
-def weights_step(scores, heights, maximum, sums):
-    """One step of the online softmax, in base 2: the probabilities [W, keys, rows], the new reference and sum, and the
-    factor of what was accumulated, all [W, rows].
+def largest_height(heights):
+    """Return the largest height [W, rows] of heights [W, keys, rows], rounded up: `largest_height` of
+    kernels/portable/decode8/tiles.py says why."""
+    height = gl.max(heights, 1)
+    above = gl.maximum(height * 1.00000011920929, height * 0.99999988079071)  # one number of float32
+    return gl.where(gl.abs(height) < 268435456.0, above, height)
 
-    The reference is the largest of the heights [W, keys, rows]: the scores, plus log2 of the scales that probabilities
-    will be multiplied with.
+
+@gluon.jit
+def weights_step(scores, largest, maximum, sums):
+    """Take one step of the online softmax, in base 2. Return the probabilities [W, keys, rows], the new reference and
+    sum, and the factor of what was accumulated, all [W, rows].
+
+    The reference is the largest of the heights [W, rows] of all tiles: the scores, plus log2 of the scales that
+    probabilities will be multiplied with.
     """
     # [W, rows]
-    new = gl.maximum(maximum, gl.max(heights, 1))
+    new = gl.maximum(maximum, largest)
     base = finite(new)
     # [W, keys, rows]
     p = gl.exp2(scores - base[:, None, :])

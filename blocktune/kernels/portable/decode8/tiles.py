@@ -43,15 +43,27 @@ def magnitude_log2(scales):
 
 
 @triton.jit
-def weights_step(scores, heights, m_i, l_i):
+def largest_height(heights):
+    """Return the largest height [BLOCK_M] of heights [BLOCK_M, BLOCK_N], rounded up.
+
+    From 2^25 on the sum of a score and a magnitude is rounded by 2 or more, and a reference that is too low makes
+    float16 overflow. From 2^28 on it is rounded by 16 or more: a reference above the largest score would leave nothing.
+    """
+    height = tl.max(heights, 1)
+    above = tl.maximum(height * 1.00000011920929, height * 0.99999988079071)  # one number of float32
+    return tl.where(tl.abs(height) < 268435456.0, above, height)
+
+
+@triton.jit
+def weights_step(scores, largest, m_i, l_i):
     """Take one tile of the online softmax, and return the probabilities [BLOCK_M, BLOCK_N], the new reference and sums,
     and the factor [BLOCK_M] for what was accumulated.
 
     scores [BLOCK_M, BLOCK_N] have the base 2, a masked one is -inf. m_i [BLOCK_M], the reference, is the largest of the
-    heights [BLOCK_M, BLOCK_N]: the scores, plus log2 of the scales that probabilities will be multiplied with. l_i are
-    the sums of the rows, or [BLOCK_M, BLOCK_N] what these are the sums of.
+    heights [BLOCK_M] of all tiles: the scores, plus log2 of the scales that probabilities will be multiplied with. l_i
+    are the sums of the rows, or [BLOCK_M, BLOCK_N] what these are the sums of.
     """
-    m_new = tl.maximum(m_i, tl.max(heights, 1))
+    m_new = tl.maximum(m_i, largest)
     p = tl.exp2(scores - m_new[:, None])
     factor = tl.exp2(m_i - m_new)
     if len(l_i.shape) == 2:
@@ -171,10 +183,10 @@ def decode8_split(
         if OF_TOKENS:
             token_scales = load_scales(scales.v, entry, v_scale_entry, places, scales.v_row, inside)
             heights = scores + magnitude_log2(token_scales)[None, :]
-            p, m_i, l_i, factor = weights_step(scores, heights, m_i, l_i)
+            p, m_i, l_i, factor = weights_step(scores, largest_height(heights), m_i, l_i)
             p *= (token_scales * 16384.0)[None, :]
         else:
-            p, m_i, l_i, factor = weights_step(scores, scores, m_i, l_i)
+            p, m_i, l_i, factor = weights_step(scores, tl.max(scores, 1), m_i, l_i)
             p *= 16384.0
         p = p.to(tl.float16)
         v_even, v_odd = two_columns(v, INT8)

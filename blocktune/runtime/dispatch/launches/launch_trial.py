@@ -14,6 +14,7 @@ from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.launches.plans import adds_sinks, takes_extras
 from blocktune.runtime.dispatch.launches.results import new_gradients, new_results
+from blocktune.runtime.dispatch.launches.triton_key import await_triton_key
 from blocktune.runtime.selection import canary
 
 
@@ -68,6 +69,7 @@ class LaunchTrial:
 
     def launched(self, kernel: AttentionKernel, config: KernelConfig) -> Launch:
         """Return the shortest launcher of a kernel with a config, after it has computed the call."""
+        await_triton_key()
         sunk = adds_sinks(self.call, self.shape.direction)
         own = kernel.bind_with_sinks(config, self.shape) if sunk else None
         if own is not None:

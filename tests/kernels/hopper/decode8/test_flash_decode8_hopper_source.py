@@ -19,7 +19,15 @@ from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.short_numbers import as_factor
 from tests.kernels.portable.decode.test_flash_decode import assert_close, expected
-from tests.kernels.portable.decode8.test_flash_decode8 import KINDS, SCALES, Short, in_pages, short_of, words
+from tests.kernels.portable.decode8.test_flash_decode8 import (
+    KINDS,
+    SCALES,
+    Short,
+    in_pages,
+    of_far_scores,
+    short_of,
+    words,
+)
 from tests.support.gluon import tensors as gluon_tensors
 
 pytestmark = [pytest.mark.triton_free, pytest.mark.usefixtures("decodes_on_the_cpu")]
@@ -118,6 +126,13 @@ def test_scales_of_values_far_from_one(scales: str, times: float, monkeypatch: p
     extras = replace(short.extras, scale_v=scale * times)
     wide = replace(short.wide, v=short.wide.v * times)
     check(config_of(), replace(short, extras=extras, wide=wide), monkeypatch)
+
+
+@pytest.mark.parametrize("exponent", [24, 25, 26, 27, 28])
+def test_scores_that_float32_rounds_by_more_than_the_scales(exponent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = short_of(shape_of("int8", "token_scales", batch=1, dtype="float16"), None, "token")
+    for magnitude in (-6, -5, 0):
+        check(config_of(), of_far_scores(short, exponent, magnitude), monkeypatch)
 
 
 def test_16_bits_are_left_to_others() -> None:

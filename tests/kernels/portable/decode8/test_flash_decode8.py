@@ -1,6 +1,7 @@
 """Decoding over 8-bit caches against float64 of the numbers that they stand for: in Triton's interpreter on the CPU,
 compiled where a GPU is."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -284,6 +285,30 @@ def test_scales_of_tokens_next_to_each_other_may_differ_by_millions() -> None:
         ),
     )
     check(config_of(splits=1), short)
+
+
+def of_far_scores(short: Short, exponent: int, magnitude: int) -> Short:
+    """Return a case in which each query sees one key far above the others, with a score of about 2 to the exponent, and
+    scales of values of 2 to the magnitude."""
+    wide, scale = short.wide, short.extras.scale_v
+    assert scale is not None
+    keys = torch.randint(-100, 100, wide.k.shape, device=wide.k.device).double()
+    keys[:, :, 5] = 127.0
+    score = wide.q.shape[3] * 127.0 * wide.q.shape[3] ** -0.5 / math.log(2.0)  # of ones, in base 2
+    factor, step = 2.0**exponent * 1.3 / score, 2.0**magnitude
+    extras = replace(short.extras, scale_k=torch.full_like(scale, factor), scale_v=torch.full_like(scale, step))
+    factor = torch.tensor(factor).float().double()
+    truth = replace(wide, q=torch.ones_like(wide.q), k=keys * factor, v=short.v.double() * step)
+    return replace(short, k=keys.to(torch.int8), extras=extras, wide=truth)
+
+
+@runs
+@pytest.mark.parametrize("exponent", [20, 24, 25, 26, 27, 28, 30])
+@pytest.mark.parametrize("magnitude", [-6, -5, -3, 0])
+def test_scores_that_float32_rounds_by_more_than_the_scales(exponent: int, magnitude: int) -> None:
+    sizes = {"batch": 1, "num_heads": 2, "num_heads_kv": 1, "seqlen_k": 32, "dtype": "float16"}
+    short = short_of(short_shape("int8", "token_scales", **sizes), None, "token")
+    check(config_of(splits=1), of_far_scores(short, exponent, magnitude))
 
 
 @runs
