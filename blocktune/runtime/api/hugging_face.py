@@ -187,8 +187,7 @@ def _attended(
     query, key, value, mask, sinks = tensors
     bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
     if bound is not None:
-        masks = () if mask is None else (mask_of_scores(mask, key.shape[2]),)
-        return bound(query, key, value, *masks, *(() if sinks is None else (sinks,)))[0]
+        return bound(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
     if mask is not None:
         check_mask(mask, query, key)
     *_, scaling, window, softcap, dropout = way

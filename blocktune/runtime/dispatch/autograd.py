@@ -26,6 +26,7 @@ from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.memory_layout import dense
 from blocktune.runtime.dispatch.launches.plans import KernelPlan
 from blocktune.runtime.dispatch.launches.results import new_gradients
+from blocktune.runtime.dispatch.sdpa_arguments import mask_of_scores
 
 CallValues = tuple[BlockMask | None, int, int]
 """Per-call values besides tensors and options: block mask, dropout seed, dropout offset."""
@@ -42,7 +43,8 @@ OFFSET_STEP = 4
 class KernelCall:
     """Compute calls of one kind by our kernels: bound(query, key, value, *tensors) returns output and log-sum-exp.
 
-    The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`; a block mask comes by its name. The
+    The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`, a mask as the entry point got it; a
+    block mask comes by its name. The
     log-sum-exp is None unless it is wanted or there are gradients. Pairs to drop are drawn in every call.
 
     Args:
@@ -58,6 +60,7 @@ class KernelCall:
         "_backward_replays",
         "_extras",
         "_forward_replay",
+        "_mask",
         "_names",
         "_numbers",
         "_repeats",
@@ -87,6 +90,8 @@ class KernelCall:
         given = zip(EXTRA_TENSORS, call.tensors, strict=True)
         self._names = tuple(name for name, tensor in given if tensor is not None)
         self._sinks = self._names.index("sinks") if "sinks" in self._names else None
+        mask = call.extras.mask
+        self._mask = None if mask is None else (self._names.index("mask"), mask.shape[3])
         self._numbers = call.extras.softcap, call.extras.dropout_p
         changes = self._names or self.drops or call.extras.block_mask is not None
         self._extras = None if changes else call.extras  # what is the same in every call; tensors are not kept
@@ -124,6 +129,7 @@ class KernelCall:
         if replay is not None:
             words = drawn_words(*call_values[1:]) if self.drops else ()
             return self._forward_replay.replay(replay, (query, key, value), tensors, words)
+        tensors = self._with_whole_mask(tensors)
         extras, plan = self.extras_of(tensors, *call_values), self.forward
         q, k, v = self.layout.to_heads_first(query, key, value)
         out, lse = plan.new_results(q, v)
@@ -162,7 +168,7 @@ class KernelCall:
         plan = self.backward
         assert plan is not None  # or autograd would not have recorded the call
         *inputs, dout = self.layout.to_heads_first(*saved[:4], grad)
-        given = *inputs, *saved[5:], saved[4]
+        given = *inputs, *self._with_whole_mask(saved[5:]), saved[4]
         planned = *plan.as_planned(*given[:-1]), dense(saved[4])
         (q, k, v, out, *tensors, lse), is_restored = planned, any(map(is_not, planned, given))
         extras = self.extras_of(tensors, *call_values).with_grad_lse(grad_lse)
@@ -178,6 +184,14 @@ class KernelCall:
             made.learn(replay, outside, packed=plan.is_packed)
         self._backward_replays = (made, *self._backward_replays)
         return outside
+
+    def _with_whole_mask(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the tensors of one of the calls with a mask [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]. A
+        replay needs its address alone."""
+        if self._mask is None:
+            return tensors
+        place, seqlen_k = self._mask
+        return *tensors[:place], mask_of_scores(tensors[place], seqlen_k), *tensors[place + 1 :]
 
     def extras_of(
         self, tensors: Sequence[Tensor], block_mask: BlockMask | None = None, seed: int = 0, offset: int = 0

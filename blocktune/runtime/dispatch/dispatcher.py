@@ -31,10 +31,10 @@ from blocktune.runtime.dispatch.launches.dtensors import attend_locally, is_dist
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.plans import TorchCall, TorchPlan
 from blocktune.runtime.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
+from blocktune.runtime.dispatch.padding import needs_padding, padded
 from blocktune.runtime.dispatch.sdpa_arguments import (
     SdpaArguments,
     make_call,
-    mask_of_scores,
     plain_call,
     rescale,
     type_obstacle,
@@ -102,8 +102,7 @@ class Dispatcher(Engine):
             options = (_SDPA, len(tensors), dropout_p, is_causal, scale, enable_gqa)
             bound = self._resolver.fast_path.find(options, tensors)
             if bound is not None:
-                masks = () if attn_mask is None else (mask_of_scores(attn_mask, key.shape[2]),)
-                return bound(query, key, value, *masks)[0]
+                return bound(*tensors)[0]
         given = SdpaArguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         tensors = given[:3] if attn_mask is None else given[:4]
         way = (_SDPA, len(tensors), *given[4:])
@@ -179,7 +178,10 @@ class Dispatcher(Engine):
         given, call = make_call(given)
         if isinstance(call, str):
             return Explanation(rung=Rung.SDPA, reason=call)
-        plans = self.plans(*given[:3], call)
+        query, key, value, *_ = given
+        if needs_padding(query, value, call):
+            query, key, value = padded(query), padded(key), padded(value)
+        plans = self.plans(query, key, value, call)
         return plans.explanation if isinstance(plans, TorchPlan) else plans[0].explanation
 
     def warmup(self, shapes: Iterable[AttentionShape]) -> list[Explanation]:

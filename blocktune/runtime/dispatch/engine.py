@@ -26,6 +26,7 @@ from blocktune.runtime.dispatch.obstacles import (
     is_symbolic,
     needs_gradients,
 )
+from blocktune.runtime.dispatch.padding import needs_padding, padded
 from blocktune.runtime.dispatch.resolver import MAX_PLANS
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.runtime.dispatch.sourced_engine import SourcedEngine
@@ -140,6 +141,9 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
         computes the call, which has no `call_obstacle`."""
+        if needs_padding(query, value, call):
+            found = self.serve(padded(query), padded(key), padded(value), call, lse=lse)
+            return found if isinstance(found, TorchPlan) else (found[0][..., : value.shape[3]], found[1])
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
             return plans

@@ -174,4 +174,4 @@ def mask_of_scores(mask: Tensor, seqlen_k: int) -> Tensor:
     """Return the mask as [batch or 1, heads or 1, seqlen_q or 1, seqlen_k]."""
     if mask.dim() == 4 and mask.shape[3] == seqlen_k:
         return mask
-    return mask[(None,) * (4 - mask.dim())].expand(-1, -1, -1, seqlen_k)
+    return mask.expand(*(1,) * (4 - mask.dim()), *mask.shape[:-1], seqlen_k)

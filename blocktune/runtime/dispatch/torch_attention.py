@@ -77,6 +77,20 @@ def torch_attention(given: SdpaArguments) -> Tensor:
         return sound_attention(given)
 
 
+def is_sound(given: SdpaArguments) -> bool:
+    """Return whether PyTorch's attention answers calls with such tensors right as it is, without copies of them and by
+    all of its backends."""
+    query, key, value, mask, *_, scale, _ = given
+    return (
+        mask is None
+        and query.device.type == FUSED_DEVICE
+        and (scale is None or scale > 0)
+        and all(tensor.numel() for tensor in (query, key, value))
+        and not _differ_in_keys(key, value)
+        and all(kept is own for kept, own in zip(_realign(query, key, value), given, strict=False))
+    )
+
+
 def has_fused_kernel(given: SdpaArguments) -> bool:
     """Return whether PyTorch computes a call without all of its scores in memory."""
     query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given

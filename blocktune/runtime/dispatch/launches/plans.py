@@ -15,7 +15,7 @@ from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.memory_layout import copy_to_layout, fits_layout, is_given, memory_layout
 from blocktune.runtime.dispatch.launches.results import new_gradients, new_results
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments
-from blocktune.runtime.dispatch.torch_attention import torch_attention
+from blocktune.runtime.dispatch.torch_attention import call_sdpa, is_sound, torch_attention
 from blocktune.runtime.selection.explanation import Explanation
 
 
@@ -123,14 +123,20 @@ Plan = KernelPlan | TorchPlan
 
 
 class TorchCall:
-    """Calls of one kind without a mask, served by PyTorch's attention with these options."""
+    """Calls of one kind without a mask, served by PyTorch's attention.
 
-    __slots__ = ("_layout", "_options", "_plan")
+    Args:
+        plan: counts them.
+        given: one of them; sizes, strides, types and alignment are those of all.
+    """
+
+    __slots__ = ("_attend", "_layout", "_options", "_plan")
     drops = False  # PyTorch draws the pairs itself
 
-    def __init__(self, plan: TorchPlan, options: SdpaArguments) -> None:
+    def __init__(self, plan: TorchPlan, given: SdpaArguments) -> None:
         self._plan = plan
-        self._options = options[3:]  # the tensors are not kept
+        self._options = given[3:]  # the tensors are not kept
+        self._attend = call_sdpa if is_sound(given) else torch_attention
         self._layout = Layout.HEADS_FIRST
 
     def with_layout(self, layout: Layout) -> "TorchCall":
@@ -142,7 +148,7 @@ class TorchCall:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
         query, key, value = self._layout.to_heads_first(query, key, value)
-        out = torch_attention(SdpaArguments(query, key, value, *self._options))
+        out = self._attend(SdpaArguments(query, key, value, *self._options))
         return self._layout.from_heads_first(out), None
 
 

@@ -1,0 +1,35 @@
+"""Heads whose dimension 8 does not divide, in copies with zeros up to the next multiple.
+
+Rows of such heads begin at odd addresses: kernels load them two bytes at a time, and Hopper's copy engine reads none. A
+copy takes as long as a few per cent of attention; PyTorch's own attention makes one too, and returns a view of the
+padded output as well.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from blocktune.runtime.dispatch.call import Call
+
+MULTIPLE = 8
+HALVES = (torch.float16, torch.bfloat16)
+LARGEST = 256
+"""The largest head dimension that the fast kernels take."""
+
+
+def needs_padding(query: Tensor, value: Tensor, call: Call) -> bool:
+    """Return whether a call is computed from copies with zeros."""
+    dims = query.shape[3], value.shape[3]
+    is_dense = call.lengths is None and not call.features.varlen and not call.features.cached
+    return is_dense and query.dtype in HALVES and max(dims) <= LARGEST and any(dim % MULTIPLE for dim in dims)
+
+
+def padded(tensor: Tensor) -> Tensor:
+    """Return [batch, heads, length, dim] with columns of zeros up to a multiple of 8, in the same order of
+    dimensions; differentiable."""
+    missing = -tensor.shape[3] % MULTIPLE
+    if not missing:
+        return tensor
+    order = sorted(range(3), key=tensor.stride, reverse=True)
+    places = [order.index(dimension) for dimension in range(3)]
+    return pad(tensor.permute(*order, 3), (0, missing)).permute(*places, 3)

@@ -1,0 +1,69 @@
+"""Head dimensions that 8 does not divide are served from copies with zeros."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from blocktune import Dispatcher, flash_attn_func
+from blocktune.runtime.dispatch.padding import padded
+from tests.support.fakes.dispatch_fakes import ListSource
+from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
+
+pytestmark = pytest.mark.triton_free
+
+Kernels = tuple[FeatureForward, FeatureBackward]
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    return pretend_features(monkeypatch)
+
+
+def heads(count: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(2, length, count, dim).to(dtype).transpose(1, 2).requires_grad_()
+
+
+@pytest.mark.parametrize(("dim", "dim_v"), [(67, 67), (64, 10), (121, 128), (1, 1)])
+def test_results_and_gradients_are_those_of_the_heads_themselves(dim: int, dim_v: int, kernels: Kernels) -> None:
+    tensors = heads(4, 20, dim), heads(2, 30, dim), heads(2, 30, dim_v)
+    options: dict[str, Any] = {"is_causal": True, "enable_gqa": True}
+    out = Dispatcher(ListSource())(*tensors, **options)
+    expected = scaled_dot_product_attention(*(tensor.float() for tensor in tensors), **options)
+    grad = torch.randn(out.shape).to(out.dtype)
+    assert out.shape == (2, 4, 20, dim_v)
+    assert out.stride(2) > out.stride(1)  # ordered as the query
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)
+    found, wanted = (torch.autograd.grad(one, tensors, grad.to(one.dtype)) for one in (out, expected))
+    for ours, own in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, own, rtol=5e-2, atol=5e-2)
+    for kernel in kernels:
+        assert {(shape.head_dim % 8, shape.head_dim_v % 8) for shape, _ in kernel.seen} == {(0, 0)}
+
+
+@pytest.mark.usefixtures("kernels")
+def test_the_log_sum_exp_and_the_scale_are_of_the_heads_themselves() -> None:
+    query, key, value = (heads(2, 12, 50).transpose(1, 2) for _ in range(3))
+    out, sums, _ = flash_attn_func(query, key, value, return_attn_probs=True, dispatcher=Dispatcher(ListSource()))
+    scores = torch.einsum("bqhd,bkhd->bhqk", query.float(), key.float()) * 50**-0.5
+    assert out.shape == (2, 12, 2, 50)
+    torch.testing.assert_close(sums, scores.logsumexp(-1), rtol=1e-3, atol=1e-3)
+
+
+def test_what_needs_no_copy_gets_none(kernels: Kernels) -> None:
+    forward, _ = kernels
+    dispatcher = Dispatcher(ListSource())
+    for tensor in (heads(2, 8, 72), heads(2, 8, 67, torch.float32)):
+        with torch.no_grad():
+            dispatcher(tensor, tensor, tensor)
+        assert forward.seen[-1][0].head_dim == tensor.shape[3]
+        assert padded(tensor) is tensor or tensor.dtype is torch.float32
+
+
+def test_explain_says_what_serves_the_copies(kernels: Kernels) -> None:
+    query = heads(2, 8, 67)
+    explanation = Dispatcher(ListSource()).explain(query, query, query)
+    assert explanation.shape is not None
+    assert explanation.shape.head_dim == 72
