@@ -185,7 +185,7 @@ def _attended(
         UsageError: the mask does not fit the scores.
     """
     query, key, value, mask, sinks = tensors
-    bound = None if is_compiling() else dispatcher.find_call(way, *tensors)
+    bound = None if is_compiling() else dispatcher.find_dense_call(way, *tensors)
     if bound is not None:
         return bound(query, key, value, *(tensor for tensor in (mask, sinks) if tensor is not None))[0]
     if mask is not None:

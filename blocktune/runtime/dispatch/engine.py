@@ -13,6 +13,7 @@ from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.autograd import KernelCall, draw
 from blocktune.runtime.dispatch.call import EXTRA_TENSORS, Call, PlanUse
 from blocktune.runtime.dispatch.call_checks import check_capture, check_values
+from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
@@ -26,7 +27,7 @@ from blocktune.runtime.dispatch.obstacles import (
     is_symbolic,
     needs_gradients,
 )
-from blocktune.runtime.dispatch.padding import needs_padding, padded
+from blocktune.runtime.dispatch.padding import PaddedCall, needs_padding, padded
 from blocktune.runtime.dispatch.resolver import MAX_PLANS
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.runtime.dispatch.sourced_engine import SourcedEngine
@@ -54,6 +55,11 @@ class Engine(SourcedEngine):
         """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
         bound = self._resolver.fast_path.find(options, tensors)
         return bound if isinstance(bound, KernelCall) else None
+
+    def find_dense_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | PaddedCall | None:
+        """Return what `find_call` returns, or what serves a call by copies of its tensors."""
+        bound = self._resolver.fast_path.find(options, tensors)
+        return bound if isinstance(bound, KernelCall | PaddedCall) else None
 
     def attend(
         self,
@@ -142,8 +148,7 @@ class Engine(SourcedEngine):
         """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
         computes the call, which has no `call_obstacle`."""
         if needs_padding(query, value, call):
-            found = self.serve(padded(query), padded(key), padded(value), call, lse=lse)
-            return found if isinstance(found, TorchPlan) else (found[0][..., : value.shape[3]], found[1])
+            return self._serve_padded(query, key, value, call, lse, remember)
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
             return plans
@@ -157,6 +162,19 @@ class Engine(SourcedEngine):
         outside = layout.all_from_heads_first((query, key, value))
         out, sums = bound(*outside, *tensors, block_mask=call.extras.block_mask)
         return *layout.to_heads_first(out), sums
+
+    def _serve_padded(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, lse: bool, remember: Remember | None
+    ) -> Results | TorchPlan:
+        """Return `serve` of copies with zeros."""
+
+        def remember_padded(fast_path: FastPath, bound: BoundCall) -> None:
+            if remember is not None:
+                remember(fast_path, PaddedCall(bound))
+
+        copies = padded(query), padded(key), padded(value)
+        found = self.serve(*copies, call, lse=lse, remember=remember_padded)
+        return found if isinstance(found, TorchPlan) else (found[0][..., : value.shape[3]], found[1])
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.

@@ -5,11 +5,15 @@ copy takes as long as a few per cent of attention; PyTorch's own attention makes
 padded output as well.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from blocktune.runtime.dispatch.call import Call
+from blocktune.runtime.dispatch.fast_path import BoundCall
+from blocktune.runtime.dispatch.launches.layout import Layout
 
 MULTIPLE = 8
 HALVES = (torch.float16, torch.bfloat16)
@@ -33,3 +37,28 @@ def padded(tensor: Tensor) -> Tensor:
     order = sorted(range(3), key=tensor.stride, reverse=True)
     places = [order.index(dimension) for dimension in range(3)]
     return pad(tensor.permute(*order, 3), (0, missing)).permute(*places, 3)
+
+
+class PaddedCall:
+    """Calls of one kind that are computed from copies with zeros.
+
+    Args:
+        bound: computes the calls of the copies.
+        layout: of query, key, value and output.
+    """
+
+    __slots__ = ("_bound", "_layout", "drops")
+
+    def __init__(self, bound: BoundCall, layout: Layout = Layout.HEADS_FIRST) -> None:
+        self._bound, self._layout, self.drops = bound, layout, bound.drops
+
+    def with_layout(self, layout: Layout) -> "PaddedCall":
+        """Return the same calls with tensors of another layout."""
+        return PaddedCall(self._bound, layout)
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, *tensors: Tensor, **call_values: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        query, key, value = self._layout.to_heads_first(query, key, value)
+        out, sums = self._bound(padded(query), padded(key), padded(value), *tensors, **call_values)
+        return self._layout.from_heads_first(out[..., : value.shape[3]]), sums

@@ -10,9 +10,9 @@ from torch import Tensor
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.dispatch.autograd import KernelCall
 from blocktune.runtime.dispatch.call import Call
-from blocktune.runtime.dispatch.fast_path import FastPath
+from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 
-Remember = Callable[[FastPath, KernelCall], None]
+Remember = Callable[[FastPath, BoundCall], None]
 """Adds a bound call to the fast path."""
 
 

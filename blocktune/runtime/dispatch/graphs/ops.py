@@ -28,8 +28,7 @@ from blocktune.runtime.dispatch.graphs.graph_call import graph_call
 from blocktune.runtime.dispatch.launches.results import empty_output, new_gradients
 
 if TYPE_CHECKING:
-    from blocktune.runtime.dispatch.autograd import KernelCall
-    from blocktune.runtime.dispatch.fast_path import FastPath
+    from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 
 LIBRARY = torch.library.Library("blocktune", "DEF")
 DEVICES = ("CPU", "CUDA")
@@ -74,7 +73,7 @@ def _options(op: str, lengths: Sequence[int] | None, text: str) -> tuple[Any, ..
     return op, text, None if lengths is None else tuple(lengths)
 
 
-def _remember(options: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Callable[["FastPath", "KernelCall"], None]:
+def _remember(options: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> Callable[["FastPath", "BoundCall"], None]:
     return lambda fast_path, bound: fast_path.add(options, tensors, bound)
 
 

@@ -62,6 +62,27 @@ def test_what_needs_no_copy_gets_none(kernels: Kernels) -> None:
         assert padded(tensor) is tensor or tensor.dtype is torch.float32
 
 
+def test_the_second_call_takes_the_fast_path(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, backward = kernels
+    dispatcher, query = Dispatcher(ListSource()), heads(2, 12, 50)
+    rows = query.transpose(1, 2)
+    calls: list[Any] = [
+        lambda: dispatcher(query, query, query, is_causal=True),
+        lambda: flash_attn_func(rows, rows, rows, causal=True, dispatcher=dispatcher).transpose(1, 2),
+    ]
+    for call in calls:
+        first = call()
+        with monkeypatch.context() as patch:
+            patch.setattr(Dispatcher, "serve", None)
+            second = call()
+        assert second.shape == query.shape
+        torch.testing.assert_close(second, first)
+        (gradient,) = torch.autograd.grad(second, query, torch.ones_like(second))
+        assert gradient.shape == query.shape
+    assert len(backward.seen) >= len(calls)
+    assert all(shape.head_dim == 56 for shape, _ in forward.seen)
+
+
 def test_explain_says_what_serves_the_copies(kernels: Kernels) -> None:
     query = heads(2, 8, 67)
     explanation = Dispatcher(ListSource()).explain(query, query, query)
