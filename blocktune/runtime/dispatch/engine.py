@@ -18,7 +18,7 @@ from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
-from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
+from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
     call_obstacle,
@@ -36,9 +36,6 @@ from blocktune.runtime.store_reader.sources import ConfigSource
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
-
-FOR_KERNELS = PlanUse(sums=True)
-"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
@@ -210,26 +207,6 @@ class Engine(SourcedEngine):
         use = PlanUse(sums=sums, competes=competes)
         forward = self.plan(query, key, value, call, Direction.FORWARD, use)
         return forward if isinstance(forward, TorchPlan) else (forward, backward)
-
-    def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
-    ) -> Plan:
-        """Return the plan of one direction."""
-        place = call.plan_key(query, key, value, direction, use)
-        plan = self._resolver.plans.get(place)
-        if plan is None:
-            with self._miss_lock():
-                resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
-        return plan
-
-    def torch_plan(self, reason: str) -> TorchPlan:
-        """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
-        plan = self._resolver.plans.get(reason)
-        if isinstance(plan, TorchPlan):
-            return plan
-        with self._miss_lock():
-            return self._resolver.torch_plan(reason)
 
     def forward(
         self,

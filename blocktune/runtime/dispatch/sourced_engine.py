@@ -4,12 +4,20 @@ import os
 import threading
 from typing import Any
 
+from torch import Tensor
+
 from blocktune.kernels.files.signature import trusted_key, warn_of_unused_key
 from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.kernels.values.shape import Direction
+from blocktune.runtime.dispatch.call import Call, PlanUse
+from blocktune.runtime.dispatch.launches.plans import Plan, TorchPlan
 from blocktune.runtime.dispatch.resolver import Resolver
 from blocktune.runtime.dispatch.snapshot import Snapshot
 from blocktune.runtime.store_reader.background import MAX_SECONDS
 from blocktune.runtime.store_reader.sources import ConfigSource, default_source, require_source
+
+FOR_KERNELS = PlanUse(sums=True)
+"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 
 class SourcedEngine:
@@ -93,6 +101,26 @@ class SourcedEngine:
         if configs is not None:
             configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
             self._renew(snapshot)
+
+    def plan(
+        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
+    ) -> Plan:
+        """Return the plan of one direction."""
+        place = call.plan_key(query, key, value, direction, use)
+        plan = self._resolver.plans.get(place)
+        if plan is None:
+            with self._miss_lock():
+                resolver = self._resolver
+                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
+        return plan
+
+    def torch_plan(self, reason: str) -> TorchPlan:
+        """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
+        plan = self._resolver.plans.get(reason)
+        if isinstance(plan, TorchPlan):
+            return plan
+        with self._miss_lock():
+            return self._resolver.torch_plan(reason)
 
     def _miss_lock(self) -> threading.RLock:
         """Return the lock that only misses take. A forked child may have inherited it locked by a thread that it does
