@@ -1,32 +1,58 @@
 """What PyTorch calls at the end of `import torch`, as an entry point of the group `torch.backends`.
 
-It does nothing unless BLOCKTUNE_AUTOTUNE is 1. Then every `@triton.autotune` of the process is tuned by blocktune, as
-after `blocktune.install()`, and no program has to be changed for it.
+It registers the name `blocktune` of `torch.nn.attention.activate_flash_attention_impl`, and acts by the environment
+alone. With BLOCKTUNE_AUTOTUNE=1 every `@triton.autotune` of the process is tuned by blocktune, as after
+`blocktune.install()`; with BLOCKTUNE_SDPA=1 PyTorch's attention calls our kernels. No program has to be changed for it.
 """
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
-from blocktune.kernels.files.variables import AUTOTUNE
+from blocktune.kernels.files.variables import AUTOTUNE, SDPA
 
 logger = logging.getLogger("blocktune")
 
+PROVIDER = "blocktune"
+
 
 def install_by_environment() -> None:
-    """Install the tuner where the environment says so.
+    """Register the provider of attention, and do what the environment asks for.
 
-    Every process inherits the variable, and most launch no kernel: what goes wrong is a warning, and torch is imported.
+    Every process inherits the variables, and most launch no kernel: what goes wrong is a warning, and torch is
+    imported.
     """
-    if not AUTOTUNE.is_on():
-        return
+    _attempt("PyTorch does not know blocktune's attention", _register)
+    if AUTOTUNE.is_on():
+        _attempt(f"Autotuned kernels are not tuned by blocktune, although {AUTOTUNE.name}=1", _install)
+    if SDPA.is_on():
+        _attempt(f"PyTorch's attention does not call blocktune's kernels, although {SDPA.name}=1", _activate)
+
+
+def _attempt(consequence: str, act: Callable[[], None]) -> None:
     try:
-        _install()
+        act()
     except Exception as error:
-        logger.warning(
-            "Autotuned kernels are not tuned by blocktune, although %s=1: %s: %s",
-            AUTOTUNE.name,
-            type(error).__name__,
-            error,
-        )
+        logger.warning("%s: %s: %s", consequence, type(error).__name__, error)
+
+
+def _register() -> None:
+    from torch.nn.attention import register_flash_attention_impl
+
+    register_flash_attention_impl(PROVIDER, register_fn=_replace_ops)
+
+
+def _replace_ops() -> Any:
+    """Replace PyTorch's ops when the provider is activated: most processes do not load what does it."""
+    from blocktune.runtime.provider.registration import replace_ops
+
+    return replace_ops()
+
+
+def _activate() -> None:
+    from torch.nn.attention import activate_flash_attention_impl
+
+    activate_flash_attention_impl(PROVIDER)
 
 
 def _install() -> None:

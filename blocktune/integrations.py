@@ -4,11 +4,11 @@ from blocktune.integrations import register_with_transformers, replace_sdpa_flas
 
 model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=register_with_transformers())
 
-replace_sdpa_flash()  # torch.nn.functional.scaled_dot_product_attention, where it would call FlashAttention
+replace_sdpa_flash()  # as torch.nn.attention.activate_flash_attention_impl("blocktune")
 restore_sdpa_flash()
 """
 
 from blocktune.runtime.api.hugging_face import register_with_transformers
-from blocktune.runtime.api.sdpa_override import replace_sdpa_flash, restore_sdpa_flash
+from blocktune.runtime.provider.registration import replace_sdpa_flash, restore_sdpa_flash
 
 __all__ = ["register_with_transformers", "replace_sdpa_flash", "restore_sdpa_flash"]

@@ -73,7 +73,7 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
     "db/recovery/salvage.py": {"sqlite3.connect": "a database in memory"},
     "db/recovery/drill.py": {"sqlite3.connect": "copies of its own"},
     "db/recovery/restoring.py": {"fresh.open": "writes"},
-    "db/exchange/document.py": {"path.open": "writes", "os.fdopen": "writes"},
+    "db/exchange/document.py": {"path.open": "writes", "os.fdopen": "writes", "os.open": "a pipe, to write"},
     "db/spool.py": {"os.fdopen": "writes as well, and locks; opened without waiting", "os.open": "of the same file"},
     "db/tables/backups.py": {"os.open": "makes a file"},
     "tuner/compile/answers.py": {"os.fdopen": "its own standard output"},
@@ -105,6 +105,12 @@ def test_every_file_is_read_by_one_door() -> None:
         if not (name := str(path.relative_to(PACKAGE))).startswith(HOME) and (doors := other_doors(path.read_text()))
     }
     assert found == {name: set(doors) for name, doors in OTHER_DOORS.items()}
+
+
+def test_commands_print_by_one_door() -> None:
+    """It says what is wrong where the output cannot be written."""
+    found = [str(path.relative_to(PACKAGE)) for path in SOURCES if "typer.echo" in path.read_text()]
+    assert found == ["cli/output/render.py"]
 
 
 WHOLE_ENVIRONMENTS = {

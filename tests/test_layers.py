@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "kernels": {"kernels", "results"},
     "runtime": {"kernels", "results", "runtime"},
     "blocktune": {"kernels", "runtime", "results", "tuner", "cli"},  # the public names and `python -m blocktune`
+    "flash_attn": {"kernels", "runtime", "flash_attn"},
     "db": {"kernels", "runtime", "db"},
     "tuner": {"kernels", "runtime", "db", "results", "tuner"},
     "cli": {"kernels", "runtime", "db", "results", "tuner", "cli"},
@@ -32,7 +33,7 @@ TIERS = {
         ("hopper", "historical"),
         (".",),  # registry.py
     ),
-    "runtime": (("store_reader",), ("selection",), ("dispatch",), ("autotuned",), ("api",), ("parallel",)),
+    "runtime": (("store_reader",), ("selection",), ("dispatch",), ("autotuned",), ("api",), ("parallel", "provider")),
     "kernels/portable": (("forward",), ("backward", "decode")),
     "kernels/hopper": (("common",), ("biases",), ("forward", "backward", "decode"), ("fp8",)),
     "db": (("tables",), ("records", "migrations"), ("exchange",), (".",), ("recovery",)),

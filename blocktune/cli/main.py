@@ -22,7 +22,7 @@ from typer.core import TyperGroup
 
 from blocktune.cli.explain import devices, doctor, explain, ladder, occupancy, profile, roofline
 from blocktune.cli.lab import commands as lab
-from blocktune.cli.output.render import INTERRUPTED, note
+from blocktune.cli.output.render import INTERRUPTED, note, print_content
 from blocktune.cli.report import report
 from blocktune.cli.results import best, buckets, diff, freeze, gc, kernels, merge, store, verify
 from blocktune.cli.tune import bench, run
@@ -105,7 +105,7 @@ def _print_version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
 
-        typer.echo(f"blocktune {version('blocktune')}")
+        print_content(f"blocktune {version('blocktune')}\n")
         raise typer.Exit
 
 

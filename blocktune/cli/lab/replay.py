@@ -17,7 +17,7 @@ from blocktune.cli.lab.replay_file import (
 )
 from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, replay_untuned
 from blocktune.cli.output.json_files import writable, write_atomically
-from blocktune.cli.output.render import note, percent, print_json, print_table
+from blocktune.cli.output.render import note, percent, print_json, print_table, say
 
 
 def replay(
@@ -83,9 +83,9 @@ def replay(
 
 def _show(report: dict[str, Any]) -> None:
     print_table(STRATEGY_COLUMNS, (strategy_cells(name, row) for name, row in report["strategies"].items()))
-    typer.echo("")
+    say("")
     print_table(MODEL_COLUMNS, (model_cells(row) for row in report["model"]))
-    typer.echo("")
+    say("")
     print_table(RACING_COLUMNS, map(racing_cells, report["racing"]))
     for name in report["random_as_good"]:
         note(f"random configs are as good as the default strategy after 20 measurements on {name}")

@@ -32,6 +32,11 @@ def print_json(data: Mapping[str, Any]) -> None:
     _write(json.dumps({"schema": SCHEMA} | dict(data), indent=2, allow_nan=False), sys.stdout)
 
 
+def print_content(text: str) -> None:
+    """Print what would be the content of a file on stdout, as it is."""
+    _write(text, sys.stdout, ends_line=False)
+
+
 def note(message: str) -> None:
     """Print a message for the person at the terminal on stderr, out of the way of the data."""
     _write(_fitted(shown(message), sys.stderr), sys.stderr)
@@ -77,7 +82,7 @@ def terminal_width(usual: int = 80) -> int:
     return _width(sys.stdout) or usual
 
 
-def _write(text: str, stream: TextIO | None) -> None:
+def _write(text: str, stream: TextIO | None, *, ends_line: bool = True) -> None:
     """Print a text on one of the two streams, unless it is closed.
 
     Raises:
@@ -86,7 +91,7 @@ def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:
         return
     try:
-        typer.echo(text, file=stream)
+        typer.echo(text, file=stream, nl=ends_line)
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
-from blocktune.cli.output.render import note, print_json
+from blocktune.cli.output.render import note, print_content, print_json
 from blocktune.cli.results.studies import write_stored_studies
 from blocktune.cli.results.trial_tables import write_table
 from blocktune.db.exchange.document import Document, save_text
@@ -89,7 +87,7 @@ def write_files(files: Files, place: Path, *, in_folder: bool, as_json: bool) ->
     """
     if str(place) == "-":
         tables = {name: json.loads(text) for name, text in files.items()} if in_folder else {}
-        typer.echo(json.dumps(tables, indent=1) if tables else next(iter(files.values())), nl=bool(tables))
+        print_content(json.dumps(tables, indent=1) + "\n" if tables else next(iter(files.values())))
         return
     try:
         written = _write(files, place, in_folder=in_folder)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.render import microseconds, note, print_json, print_table
+from blocktune.cli.output.render import microseconds, note, print_content, print_json, print_table
 from blocktune.cli.output.winners import speedup, winner_json
 from blocktune.cli.results.foreign_exports import write_configs, write_trials
 from blocktune.cli.results.studies import read_studies
@@ -119,7 +119,7 @@ def export(
         write_configs(document, format_, Path(file), as_json=as_json)
         return
     if file == "-":
-        typer.echo(json.dumps(document, indent=1, sort_keys=True, allow_nan=False))
+        print_content(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
         return
     try:
         save_document(document, file)

@@ -3,9 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import typer
-
-from blocktune.cli.output.render import note, print_json
+from blocktune.cli.output.render import note, print_content, print_json
 from blocktune.db.exchange.foreign_formats import ExportFormat
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.kernels.values.text import counted
@@ -31,7 +29,7 @@ def write_table(trials: "Sequence[Trial]", format_: ExportFormat, place: str, *,
     rows = trial_rows(trials)
     content = parquet_bytes(rows) if format_ is ExportFormat.PARQUET else csv_text(rows).encode()
     if place == "-":
-        typer.echo(content.decode(), nl=False)
+        print_content(content.decode())
         return
     try:
         save_bytes(content, place)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from blocktune.cli.shared.options import ShapeFlags
+from blocktune.cli.shared.shapes_file import bounded_shapes
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import DEFAULT_TOKENS, DEFAULT_WIDTH
@@ -71,7 +72,7 @@ class Grid:
                 f"A shape needs --seq and --dim, or a --grid with both. Missing: {' and '.join(missing)}. {EXAMPLE}"
             )
         combinations = itertools.product(*lists.values())
-        flags = tuple(ShapeFlags(**given | dict(zip(lists, values, strict=True))) for values in combinations)
+        flags = bounded_shapes(ShapeFlags(**given | dict(zip(lists, values, strict=True))) for values in combinations)
         return cls(flags, many=text is not None)
 
     @classmethod

@@ -3,12 +3,13 @@
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from blocktune.cli.shared.shapes_file import bounded_shapes
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.config import Plain
 
@@ -73,10 +74,15 @@ def choices(words: Sequence[str]) -> dict[str, list[Plain]]:
     return found
 
 
-def grid_of(text: str | None) -> list[Sizes]:
-    """Return every combination of a grid, the last name changing fastest; one without sizes where there is no grid."""
+def grid_of(text: str | None) -> tuple[Sizes, ...]:
+    """Return every combination of a grid, the last name changing fastest; one without sizes where there is no grid.
+
+    Raises:
+        UsageError: there are too many.
+    """
     named = choices((text or "").split())
-    return [dict(zip(named, values, strict=True)) for values in itertools.product(*named.values())]
+    sizes: Iterator[Sizes] = (dict(zip(named, values, strict=True)) for values in itertools.product(*named.values()))
+    return bounded_shapes(sizes)
 
 
 def importable_from_here() -> "AbstractContextManager[None]":

@@ -14,7 +14,7 @@ kv-heads = 8
 
 import itertools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +26,12 @@ from blocktune.kernels.values.errors import UsageError
 T = TypeVar("T")
 
 NEEDED = ("seq", "dim")
+
+MAX_SHAPES = 10_000
+"""Of a file or grid: lists multiply, and a search of 10,000 takes weeks."""
+
+MAX_DOTS = 500
+"""Of a line: keys of a shape have none, and a list of fractions one each."""
 
 _TEXT, _SWITCH, _COUNT = (str, "a text"), (bool, "true or false"), (int, "an integer")
 _KINDS: dict[str, tuple[type, str]] = {
@@ -45,10 +51,22 @@ def flags_of_file(path: Path) -> tuple[ShapeFlags, ...]:
         UsageError: the file is missing or is no TOML, holds no table, or a table's key or value is not of a shape;
             the message names the table and the key.
     """
-    flags = tuple(flags for where, table in _tables(path) for flags in _flags(where, table))
+    flags = bounded_shapes(flags for where, table in _tables(path) for flags in _flags(where, table))
     if not flags:
         raise UsageError(f"{path} has no table, and so no shape. Write [name] with seq and dim.")
     return flags
+
+
+def bounded_shapes(shapes: Iterable[T]) -> tuple[T, ...]:
+    """Return shapes whose number is bearable.
+
+    Raises:
+        UsageError: there are too many.
+    """
+    found = tuple(itertools.islice(shapes, MAX_SHAPES + 1))
+    if len(found) > MAX_SHAPES:
+        raise UsageError(f"At most {MAX_SHAPES:,} shapes are taken at once, but there are more. Split them.")
+    return found
 
 
 def sizes_of_file(path: Path) -> tuple[Mapping[str, Any], ...]:
@@ -57,25 +75,26 @@ def sizes_of_file(path: Path) -> tuple[Mapping[str, Any], ...]:
     Raises:
         UsageError: the file is missing or is no TOML, or holds no table, or a size is no plain value.
     """
-    found: list[Mapping[str, Any]] = []
-    for where, table in _tables(path):
-        lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
-        for name, values in lists.items():
-            if not values or any(not isinstance(value, bool | int | float | str) for value in values):
-                raise UsageError(
-                    f"A size must be a number or a text, but {where} has {name:.80} = {table[name]!r:.80}."
-                )
-        found += [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
+    found = bounded_shapes(sizes for where, table in _tables(path) for sizes in _sizes(where, table))
     if not found:
         raise UsageError(f"{path} has no table, and so no size. Write [name] with the sizes that --args takes.")
-    return tuple(found)
+    return found
+
+
+def _sizes(where: str, table: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    lists = {name: value if isinstance(value, list) else [value] for name, value in table.items()}
+    for name, values in lists.items():
+        if not values or any(not isinstance(value, bool | int | float | str) for value in values):
+            raise UsageError(f"A size must be a number or a text, but {where} has {name:.80} = {table[name]!r:.80}.")
+    for chosen in itertools.product(*lists.values()):
+        yield dict(zip(lists, chosen, strict=True))
 
 
 def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the tables with their place in the file, such as `shapes.toml [prefill]`; `[[name]]` may stand several
     times."""
     try:
-        document = tomllib.loads(read_text(path, SHAPES_BYTES))
+        document = tomllib.loads(_with_short_keys(read_text(path, SHAPES_BYTES)))
     except OSError as error:
         raise UsageError(
             f"{error.strerror}: {path}. `--shapes` names a TOML file with a table for each shape."
@@ -91,6 +110,17 @@ def _tables(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             )
         else:
             raise UsageError(f"{path} has `{name:.80}` outside of any table. Write [name] above it.")
+
+
+def _with_short_keys(text: str) -> str:
+    """Return a text of TOML, whose parser needs time that grows with the square of a dotted key's length.
+
+    Raises:
+        ValueError: a line has more dots than a key of a shape may have.
+    """
+    if any(line.count(".") > MAX_DOTS for line in text.split("\n")):
+        raise ValueError(f"a line has more than {MAX_DOTS} dots")
+    return text
 
 
 def _flags(where: str, table: Mapping[str, Any]) -> Iterator[ShapeFlags]:

@@ -1,7 +1,7 @@
 """The server's paths: the page and its files, the data of the views, events, and compiles that a page asks for."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from fastapi.routing import APIRoute
 
 from blocktune.cli.report.page import json_text
 from blocktune.cli.ui.broadcast import MAX_STREAMS, Broadcast
@@ -16,6 +17,7 @@ from blocktune.cli.ui.forms import ConfigForm, KernelsForm, ShapeForm, chosen_de
 from blocktune.cli.ui.live_page import FILES, file_text, live_page
 from blocktune.cli.ui.live_store import LiveStore
 from blocktune.cli.ui.what_if import WhatIfs
+from blocktune.kernels.files.reading import json_value
 from blocktune.kernels.values.errors import BlocktuneError, StoreError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -34,6 +36,27 @@ class Ui:
     what_ifs: WhatIfs
     broadcast: Broadcast
     data_text: Callable[[], str]
+
+
+class _Body(Request):  # type: ignore[misc]
+    """A request whose JSON is read as that of files is: two members of one name are refused."""
+
+    async def json(self) -> Any:
+        """Return the value in the body."""
+        return json_value(await self.body())
+
+
+class _Route(APIRoute):  # type: ignore[misc]
+    """A path whose body is read as `_Body` does."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return what answers a request."""
+        answer = super().get_route_handler()
+
+        async def answer_to(request: Request) -> Response:
+            return await answer(_Body(request.scope, request.receive))
+
+        return answer_to
 
 
 class Routes:
@@ -117,7 +140,7 @@ def make_app(ui: Ui, token: str) -> FastAPI:
 
 
 def _router(paths: Routes) -> APIRouter:
-    router = APIRouter()
+    router = APIRouter(route_class=_Route)
     for path, answer in {
         "/": paths.page,
         "/data": paths.data,

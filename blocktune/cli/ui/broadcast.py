@@ -54,10 +54,13 @@ class Broadcast:
             name: of the sweep that it follows; empty for none.
             seen: the numbers of the last events that it has, of the store and of the sweep.
         """
-        logs = [self._store.log, await asyncio.to_thread(self._store.log_of, name)]
-        numbers = [min(number, log.number) for number, log in zip(seen, logs, strict=True)]
+        if self.is_full:  # many pages came at once
+            yield f"retry: {1000 * HEARTBEAT_SECONDS:.0f}\n\n"
+            return
         self._followed[name] += 1
         try:
+            logs = [self._store.log, await asyncio.to_thread(self._store.log_of, name)]
+            numbers = [min(number, log.number) for number, log in zip(seen, logs, strict=True)]
             yield "retry: 1000\n\n"
             while not self._is_ending():
                 numbers, texts = _missed(logs, numbers)

@@ -1,4 +1,4 @@
-"""Connections that cannot hold the server up: few at once, and none that sends no request for long."""
+"""Connections that cannot hold the server up: few at once, and none that sends no whole request for long."""
 
 import asyncio
 import time
@@ -10,11 +10,14 @@ MAX_CONNECTIONS = 160
 """A browser opens about six for a page; each takes a file of the process."""
 
 IDLE_SECONDS = 5.0
-"""How long a connection may take for the head of a request. It is looked at as often."""
+"""How long a connection may take for a request. It is looked at as often."""
+
+MAX_ACCEPTED = 16
+"""Connections that are accepted at once, before those that are too many are closed: there are 256 files at least."""
 
 
 class BoundedConnection(H11Protocol):  # type: ignore[misc]
-    """A connection that is closed if no whole head of a request comes in time.
+    """A connection that is closed if no whole request comes in time.
 
     Where there are too many, the one that has waited longest makes room. One whose request is being answered stays, as
     streams of events do: `MAX_STREAMS` bounds those.
@@ -42,8 +45,8 @@ class BoundedConnection(H11Protocol):  # type: ignore[misc]
 
     @property
     def is_waiting(self) -> bool:
-        """Whether no request is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether no whole request is being answered."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def _close_if_idle(self) -> None:
         """Close a connection that has waited since it was looked at last."""

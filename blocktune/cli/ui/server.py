@@ -12,7 +12,7 @@ import uvicorn
 from blocktune.cli.ui.address import ServerAddress
 from blocktune.cli.ui.app import Ui, make_app
 from blocktune.cli.ui.broadcast import POLL_SECONDS, Broadcast
-from blocktune.cli.ui.connection import BoundedConnection
+from blocktune.cli.ui.connection import MAX_ACCEPTED, BoundedConnection
 from blocktune.cli.ui.guard import Guard
 from blocktune.cli.ui.live_page import file_text
 from blocktune.cli.ui.live_store import LiveStore
@@ -57,11 +57,12 @@ def make_server(settings: ServerSettings, what_ifs: WhatIfs, address: ServerAddr
     app = make_app(Ui(store, what_ifs, broadcast, data.text), address.token)
     config = uvicorn.Config(
         Guard(app, address.token, address.port),
-        log_level="warning",
+        log_level="error",  # anyone on this machine can send what it would warn of
         access_log=False,  # a line of it would hold the token
         server_header=False,
         ws="none",
         http=BoundedConnection,
+        backlog=MAX_ACCEPTED,
         timeout_graceful_shutdown=END_SECONDS,
     )
     server = uvicorn.Server(config)

@@ -34,14 +34,16 @@ Reading (db/exchange/importing.py) takes an absent optional field as null and re
 is data: nothing in a document is ever run.
 """
 
+import errno
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from blocktune.db.records.records import AnyBest, AnyTrial, Environment
 from blocktune.kernels.files.checksums import CHECKSUM
@@ -54,6 +56,8 @@ from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.autotuned.config import KernelProblem
 from blocktune.runtime.store_reader.export_file import RESULTS_FORMAT, exported_checksum, seal_of
+
+logger = logging.getLogger("blocktune")
 
 FORMAT, FORMAT_VERSION = RESULTS_FORMAT
 
@@ -178,7 +182,7 @@ def save_bytes(content: bytes, path: str | Path) -> None:
     """
     path = file_path(path)
     if _is_stream(path):
-        with path.open("wb") as stream:
+        with _opened_stream(path) as stream:
             stream.write(content)
         return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name:.100}.")
@@ -199,6 +203,19 @@ def _is_stream(path: Path) -> bool:
         return True
     links = (os.path.realpath(path.parent), os.readlink(path) if path.is_symlink() else "")
     return any(link.startswith("/proc/") for link in links)
+
+
+def _opened_stream(path: Path) -> BinaryIO:
+    """Return what is no file, opened for writing; a pipe without a reader is waited for, and a warning says so."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENXIO or not path.is_fifo():
+            raise
+        logger.warning("%s is a pipe that nothing reads yet: waiting for its reader.", path)
+        return path.open("wb")
+    os.set_blocking(descriptor, True)
+    return os.fdopen(descriptor, "wb")
 
 
 def load_document(path: str | Path) -> Any:

@@ -13,17 +13,25 @@ MAX_CHARACTERS = 4000
 
 _MAX_PASSWORD = 1024
 
+_PORT = r"(?!\d{1,5}(?:[\s'\"/?#,.;)\]]|$)(?!\S*@))"
 _PASSWORDS = (
-    re.compile(rf"(?<![\w+.-])([A-Za-z][\w+.-]*:/{{1,2}}[^\s:/@'\"]*:)[^\s/]{{1,{_MAX_PASSWORD}}}(?=@)"),
-    re.compile(rf"((?:password|passwd|pwd)=)[^\s&'\";]{{1,{_MAX_PASSWORD}}}", re.IGNORECASE),
+    # up to the last @, whatever stands in between; where a message was cut before it, to the end of the word
+    re.compile(
+        rf"(?<![\w+.])([A-Za-z][\w+.-]{{0,40}}:/+[^\s:/'\"[]*:){_PORT}"
+        rf"(?:(?:(?!://)[^\n]){{1,{_MAX_PASSWORD}}}(?=@)|\S+)"
+    ),
+    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@[\w.-]+[:/])"),
+    re.compile(
+        r"""((?:password|passwd|pwd)(?:\s*=\s*|["']\s*:\s*))("[^"\n]*"?|'[^'\n]*'?|[^\s&'",;]+)""", re.IGNORECASE
+    ),
 )
-"""Of URLs, also where a path has taken one of their slashes, and of their options."""
+"""Of URLs, also of one that has lost its scheme or slashes, and of options of URLs, of libpq and of JSON."""
 
 
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text as people may see it: lines and tabs stay, other control characters are spelt, passwords hidden."""
     cut = text[: most + _MAX_PASSWORD]
-    if "@" in cut or "=" in cut:
+    if ":" in cut or "=" in cut:
         for password in _PASSWORDS:
             cut = password.sub(r"\1***", cut)
     cut = cut[:most]

@@ -69,7 +69,7 @@ def _store(text: str, shape: AttentionShape) -> None:
         if path is not None:
             append_line(path, json.dumps(asdict(Incident(error=text, shape=shape.label, time=time))), MAX_BYTES)
     except OSError as error:
-        logger.info("An incident is not stored: %s cannot be written (%s).", path, error.strerror)
+        logger.info("An incident is not stored: %s", error)
 
 
 def stored_incidents() -> list[Incident]:

@@ -5,7 +5,7 @@ for a file that means it. Here the items of the outermost arrays and objects are
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from json.decoder import WHITESPACE  # type: ignore[attr-defined]
 from typing import Any
 
@@ -17,15 +17,34 @@ PIECE_CHARACTERS = (1 << 13, 1 << 16)
 
 MAX_PIECES = 200_000
 
-_raw_decode = json.JSONDecoder().raw_decode
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+def unique_members(members: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON from its members.
+
+    Python alone would take the last of two members with one name, where other readers take the first.
+
+    Raises:
+        ValueError: two members have one name.
+    """
+    found: dict[str, Any] = {}
+    for name, value in members:
+        if name in found:
+            raise ValueError(f"an object has two members with the name {name!r:.100}")
+        found[name] = value
+    return found
+
+
+_raw_decode = json.JSONDecoder(object_pairs_hook=unique_members).raw_decode
 
 
 def loads_in_pieces(text: str) -> Any:
     """Return the JSON value of a text.
 
     Raises:
-        ValueError: the text is no JSON, has more pieces than `MAX_PIECES`, or one that takes too many characters.
+        ValueError: the text is no JSON, has more pieces than `MAX_PIECES`, one that takes too many characters, or an
+            object with two members of one name.
         RecursionError: an item is nested too deeply.
     """
     reader = _Reader(text)
@@ -75,7 +94,7 @@ class _Reader:
             raise ValueError(f"it has more than {MAX_PIECES} values")
         sign = self._text[self._at : self._at + 1]
         if depth and sign == "{":
-            return dict(self._members(depth - 1))
+            return unique_members(self._members(depth - 1))
         return list(self._items(depth - 1)) if depth and sign == "[" else self._piece()
 
     def end(self) -> None:

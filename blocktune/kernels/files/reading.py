@@ -15,6 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from blocktune.kernels.files.json_pieces import unique_members
 from blocktune.kernels.files.ownership import require_trusted
 
 KEY_BYTES = 16 << 10
@@ -119,7 +120,7 @@ def read_json(path: Path, max_bytes: int = DOCUMENT_BYTES) -> Any:
 
     Raises:
         OSError: it cannot be opened, or is too large.
-        ValueError: it is no JSON, or is nested too deeply.
+        ValueError: it is no JSON, is nested too deeply, or has an object with two members of one name.
     """
     return json_value(read_bytes(path, max_bytes))
 
@@ -152,10 +153,10 @@ def json_value(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or is nested too deeply.
+        ValueError: it is no JSON, is nested too deeply, or has an object with two members of one name.
     """
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, object_pairs_hook=unique_members)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     level = [value]

@@ -168,6 +168,9 @@ TRUSTED_KEY = File(
     "The public key whose signed files alone a strict dispatcher takes, and frozen winners of autotuned kernels.",
 )
 AUTOTUNE = Switch("BLOCKTUNE_AUTOTUNE", "0", "Whether `import torch` has every `@triton.autotune` tuned by blocktune.")
+SDPA = Switch(
+    "BLOCKTUNE_SDPA", "0", "Whether `import torch` has PyTorch's attention call blocktune's kernels (the provider)."
+)
 STRICT = Switch(
     "BLOCKTUNE_STRICT", "0", "Whether an autotuned kernel without a known winner raises an error instead of measuring."
 )
@@ -197,6 +200,7 @@ VARIABLES: dict[str, Variable] = {
         TRUST_OWNER,
         TRUSTED_KEY,
         AUTOTUNE,
+        SDPA,
         STRICT,
         FROZEN_KERNELS,
         SUMMARY,

@@ -152,7 +152,7 @@ def flash_attn_varlen_func(
         return (out, lse, None) if return_attn_probs else out
     check_dimensions("[tokens, heads, dim]", q=q)
     query = q.transpose(0, 1)[None]
-    batch = _count(query, cu_seqlens_q, cu_seqlens_k)
+    batch = count_sequences(query, cu_seqlens_q, cu_seqlens_k)
     asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
     asked["remember"] = lambda fast_path, bound: fast_path.add(way, tensors, bound)
@@ -189,7 +189,7 @@ def attend_packed(
     Raises:
         UsageError: the tensors do not fit each other, or bounds or tables are wrong.
     """
-    query, batch = q.transpose(0, 1)[None], _count(q, *bounds)
+    query, batch = q.transpose(0, 1)[None], count_sequences(q, *bounds)
     asked = asked | {"cu_seqlens_q": bounds[0], "cu_seqlens_k": bounds[1]}
     if table is not None:
         refuse_distributed(q, "Packed sequences over pages")
@@ -253,7 +253,7 @@ def _is_deterministic(asked: bool) -> bool:
     return asked or torch.are_deterministic_algorithms_enabled()
 
 
-def _count(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
+def count_sequences(query: Tensor, bounds_q: Tensor, bounds_k: Tensor) -> int:
     """Return how many sequences there are.
 
     Raises:

@@ -62,9 +62,7 @@ def varlen_attn(
     bounds_k, longest_k = cu_seq_k, length_of("max_k", max_k)
     if seqused_k is not None:
         refuse_distributed(query, "Packed sequences with seqused_k")
-        bounds_k = torch.nn.functional.pad(_lengths(seqused_k, cu_seq_q).cumsum(0, dtype=torch.int32), (1, 0))
-        if block_table is None:
-            key, value = _used(key, value, cu_seq_k, bounds_k)
+        key, value, bounds_k = used_keys(key, value, cu_seq_q, cu_seq_k, seqused_k, block_table)
     elif block_table is not None:
         raise UsageError("`block_table` needs seqused_k, but got none. Give the number of keys of every sequence.")
     if bounds_k is None:
@@ -84,6 +82,20 @@ def varlen_attn(
         query, key, value, (cu_seq_q, bounds_k), longest, asked, lse=wants_lse, table=block_table, dispatcher=dispatcher
     )
     return (out, lse) if wants_lse else out
+
+
+def used_keys(
+    key: Tensor, value: Tensor, begins_q: Tensor, begins_k: Tensor | None, used: Tensor, table: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the keys and values of which `used` take part, and where each sequence of these begins.
+
+    Raises:
+        UsageError: `used` is not int32 [sequences], or nothing says where the sequences begin.
+    """
+    bounds = torch.nn.functional.pad(_lengths(used, begins_q).cumsum(0, dtype=torch.int32), (1, 0))
+    if table is None:
+        key, value = _used(key, value, begins_k, bounds)
+    return key, value, bounds
 
 
 def _lengths(used: Tensor, bounds: Tensor) -> Tensor:

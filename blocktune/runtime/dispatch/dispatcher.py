@@ -19,19 +19,19 @@ from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape, Direction, require_shape
 from blocktune.runtime.dispatch.engine import Engine
-from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
-from blocktune.runtime.dispatch.graphs.sdpa import traced_attention
-from blocktune.runtime.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
-from blocktune.runtime.dispatch.launches.example_call import (
+from blocktune.runtime.dispatch.example_call import (
     example_options,
     example_tensors,
     require_callable,
     require_gpu,
 )
+from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
+from blocktune.runtime.dispatch.graphs.sdpa import traced_attention
+from blocktune.runtime.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
+from blocktune.runtime.dispatch.launches.padding import needs_padding, padded
 from blocktune.runtime.dispatch.launches.plans import TorchCall, TorchPlan
 from blocktune.runtime.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
-from blocktune.runtime.dispatch.padding import needs_padding, padded
 from blocktune.runtime.dispatch.sdpa_arguments import (
     SdpaArguments,
     make_call,

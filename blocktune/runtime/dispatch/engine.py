@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.autograd import KernelCall, draw
 from blocktune.runtime.dispatch.call import EXTRA_TENSORS, Call, PlanUse
@@ -18,6 +19,7 @@ from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
+from blocktune.runtime.dispatch.launches.padding import PaddedCall, needs_padding, padded
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
@@ -27,7 +29,6 @@ from blocktune.runtime.dispatch.obstacles import (
     is_symbolic,
     needs_gradients,
 )
-from blocktune.runtime.dispatch.padding import PaddedCall, needs_padding, padded
 from blocktune.runtime.dispatch.resolver import MAX_PLANS
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
 from blocktune.runtime.dispatch.sourced_engine import SourcedEngine
@@ -39,6 +40,10 @@ Plans = tuple[KernelPlan, KernelPlan | None]
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
+
+
+class NotServedError(BlocktuneError):
+    """None of our kernels serves a call that is to be theirs alone."""
 
 
 class Engine(SourcedEngine):
@@ -67,6 +72,7 @@ class Engine(SourcedEngine):
         lse: bool = False,
         layout: Layout = Layout.HEADS_FIRST,
         remember: Remember | None = None,
+        only_ours: bool = False,
         **arguments: Any,
     ) -> Results:
         """Return the output, laid out like the query, and the log-sum-exp, which without `lse` may be missing or wrong.
@@ -76,9 +82,11 @@ class Engine(SourcedEngine):
             layout: of the entry point's tensors. Autograd keeps those, as in calls by the fast path:
                 checkpoints compare the two.
             remember: gets what serves the call, where our kernels do, to add it to the fast path.
+            only_ours: PyTorch must not compute the call.
             arguments: the arguments of `Call.of`.
 
         Raises:
+            NotServedError: only our kernels are allowed, and none serves the call.
             UsageError: values of the call point outside the tensors, or the call is new while a CUDA graph is captured.
         """
         if is_distributed(query):
@@ -101,6 +109,8 @@ class Engine(SourcedEngine):
             if not isinstance(found, TorchPlan):
                 return found
             found.calls += 1
+        if only_ours:
+            raise NotServedError("none of our kernels serves this call")
         # PyTorch's own attention draws the pairs to drop itself, when a graph is replayed too
         if lse or not is_sdpa_call(query, key, call):
             if is_capturing(query):

@@ -66,8 +66,10 @@ class FastPath:
         Returns:
             None where there is no entry yet, or where something else decides about the call (`is_watched`).
         """
-        if is_watched():
-            return None
+        return None if is_watched() else self.known(options, tensors)
+
+    def known(self, options: tuple[Any, ...], tensors: Sequence[Any]) -> BoundCall | None:
+        """Return `find` of a call that what `is_watched` sees has left behind: the kernel of one of PyTorch's ops."""
         address, are_all = 0, True
         try:
             for tensor in tensors:
@@ -105,8 +107,13 @@ class FastPath:
 
     def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], bound: BoundCall) -> None:
         """Remember what has served a call with these options and tensors, unless something else decides about it."""
+        if not is_watched():
+            self.keep(options, tensors, bound)
+
+    def keep(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], bound: BoundCall) -> None:
+        """Remember what has served a call that `known` is to find."""
         given = [tensor for tensor in tensors if tensor is not None]
-        if is_watched() or not all(map(_is_constant, options)) or not all(map(_has_memory, given)):
+        if not all(map(_is_constant, options)) or not all(map(_has_memory, given)):
             return
         if len(given) < len(tensors):
             options = options, tuple([tensor is not None for tensor in tensors])

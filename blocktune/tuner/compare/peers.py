@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, current_flash_attention_impl, sdpa_kernel
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.values.errors import UsageError
@@ -118,6 +118,12 @@ def sdpa_forward(shape: AttentionShape, backend: str, extras: Extras = NO_EXTRAS
 
 def sdpa_problem(shape: AttentionShape) -> str | None:
     """Return why scaled_dot_product_attention cannot be compared for this shape, whatever its back end; or None."""
+    provider = current_flash_attention_impl()
+    if provider is not None:
+        return (
+            f"scaled_dot_product_attention calls the kernels of {provider} in this process. Compare in one where no "
+            "provider is active: unset BLOCKTUNE_SDPA, or call torch.nn.attention.restore_flash_attention_impl()."
+        )
     if shape.dtype == FP8:
         return "scaled_dot_product_attention takes no 8-bit tensors. Compare another data type."
     unknown = sorted(shape.features.names - KNOWN_FEATURES)

@@ -11,13 +11,19 @@ from blocktune.runtime.autotuned.frozen import frozen_winners
 from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung, climb
 
+KernelCandidate = Candidate[LaunchProblem, LaunchConfig]
+
 
 def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
     """Return the choice that is known of a call, no further down than a source."""
     given = frozen_winners(call.name, call.source_hash, device)
     offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
     passed_over: list[Rejection] = []
-    for step in climb(offers, last=last, refusal=f"nothing below `{last}` is accepted"):
+
+    def fit(candidate: KernelCandidate) -> KernelCandidate | str:
+        return candidate if call.takes(candidate.config) else f"{candidate.config.label} is no config of this call"
+
+    for step in climb(offers, last=last, refusal=f"nothing below `{last}` is accepted", fit=fit):
         if isinstance(step, Candidate):
             return choice_of(call, step, device, passed_over)
         passed_over.append(step)
@@ -31,7 +37,7 @@ def default_choice(call: AutotunedCall, device: DeviceSpec) -> KernelExplanation
 
 def choice_of(
     call: AutotunedCall,
-    candidate: Candidate[LaunchProblem, LaunchConfig],
+    candidate: KernelCandidate,
     device: DeviceSpec,
     passed_over: Sequence[Rejection] = (),
 ) -> KernelExplanation:
@@ -50,7 +56,7 @@ def choice_of(
     )
 
 
-def _reason(candidate: Candidate[LaunchProblem, LaunchConfig]) -> str:
+def _reason(candidate: KernelCandidate) -> str:
     if candidate.rung is Rung.DEFAULT:
         return "the first config of the list, not measured"
     reason = "frozen for this call" if candidate.rung is Rung.FROZEN else measured_reason(candidate, "call")

@@ -47,7 +47,7 @@ def require_own(url: str) -> None:
         engine = create_engine(url)
         tables = inspect(engine).get_table_names()
         engine.dispose()
-    except (SQLAlchemyError, ImportError) as error:
+    except (SQLAlchemyError, ImportError, ValueError) as error:  # the last of a port that is no number
         raise _unusable(url, error) from error
     if tables and OWN_TABLE not in tables:
         raise StoreError(
@@ -68,5 +68,5 @@ def _without_password(url: str | None) -> str:
     """Return a URL as messages show it; what is no URL is shown as it is."""
     try:
         return make_url(url or "").render_as_string(hide_password=True)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         return str(url)

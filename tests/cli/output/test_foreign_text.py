@@ -5,6 +5,7 @@ import logging
 import os
 import random
 import sqlite3
+import string
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from blocktune.cli.main import app
 from blocktune.db.exchange.document import document_from
@@ -21,9 +24,12 @@ from blocktune.db.exchange.importing import records_from
 from blocktune.kernels.files.foreign_text import MAX_CHARACTERS, shown
 from blocktune.kernels.values.errors import ImportRejectedError
 from tests.support.command_line import CliRunner
+from tests.support.stores.filled_stores import filled
+from tests.support.stores.sample_records import sample_trials, winner
 
 TITLE = "\x1b]0;owned\x07\x1b[31m\u202e\x9b"
 EXIT_CODES = (0, 2, 3, 4, 5, 7)
+SIGNS = string.ascii_letters + string.digits + string.punctuation.replace("/", "")
 RUNS = 5000 if os.environ.get("BLOCKTUNE_FAULTS") == "full" else 40
 
 
@@ -150,9 +156,14 @@ def test_a_refusal_is_short(spoil: Callable[[dict[str, Any]], None], winner) -> 
 COMMAND = [sys.executable, "-P", "-m", "blocktune", "list", "--shipped"]
 
 
-def test_a_full_disk_behind_the_output_is_said() -> None:
+@pytest.mark.parametrize("options", ["", "--json", "--format csv", "--format triton", "--format vllm"])
+def test_a_full_disk_behind_the_output_is_said(options: str, tmp_path: Path) -> None:
+    command = [*COMMAND, *options.split()]
+    if "--format" in options:
+        filled(tmp_path / "s.db", winner(), sample_trials(1)[0], 3)
+        command = [*COMMAND[:4], "export", "-", *options.split(), "--db", str(tmp_path / "s.db")]
     with Path("/dev/full").open("w") as full:
-        result = subprocess.run(COMMAND, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=120)
     assert result.returncode == 2
     assert result.stderr == "error: The output cannot be written: No space left on device. " + (
         "Send it to another place.\n"
@@ -182,6 +193,23 @@ def test_words_of_the_command_line_are_spelt(tune) -> None:
         "postgresql://user:p:hunter2@@host/name",
         "sqlite:///o.db?password=hunter2",
         "postgresql://host/name?x=1&PASSWORD=hunter2&y=2",
+        "postgresql://user:hun/hunter2/x@host/name",
+        "postgresql://user:a hunter2 b@host/name",
+        "postgresql://user:!://hunter2@host/name",
+        "postgresql://user:1234;hunter2@host/name",
+        "postgresql://me@corp.com:hunter2@host/name",
+        "postgresql:///user:hunter2@host/name",
+        "//user:hunter2@host/name",
+        "user:hunter2@host/name",
+        "user:a/@hunter2@host/name",
+        "--postgresql://user:hunter2@host/name",
+        "postgresql://user:" + "2" * 2000 + "hunter2@host/name",
+        "postgresql://user:hunter2...",  # what a message has cut
+        "'postgresql://user:a'hunter2",
+        "host=h password='hunter2' user=u",
+        'host=h password = "a hunter2" user=u',
+        "host=h password = hunter2",
+        '{"password": "hunter2"}',
         "x" * (MAX_CHARACTERS - 30) + " postgresql://user:hunter2" + "2" * 100 + "@host/name",
     ],
 )
@@ -191,6 +219,12 @@ def test_passwords_of_urls_are_hidden(url: str) -> None:
     assert "***" in text or len(text) > MAX_CHARACTERS
 
 
+@given(before=st.text(SIGNS, max_size=9), after=st.text(SIGNS, max_size=9))
+def test_no_sign_of_a_password_makes_it_seen(before: str, after: str) -> None:
+    for text in ("postgresql://u:{}@h/x", "got 'postgresql+psycopg://me@corp.com:{}@10.0.0.1:5432/x?y=z'. Correct it."):
+        assert "hunter2" not in shown(text.format(f"{before}hunter2{after}"))
+
+
 def test_what_is_no_password_stays() -> None:
     for text in (
         "https://example.org:8080/x",
@@ -198,13 +232,22 @@ def test_what_is_no_password_stays() -> None:
         "a:b@c",
         "n=5 @ 3",
         "postgresql://user@host:5432/name",
+        "http://[::1]:8080/ and http://127.0.0.1:8000, mail me@example.org",
+        "error:/tmp/x:12: without a password: see module.x:fn",
     ):
         assert shown(text) == text
 
 
 def test_hiding_takes_no_long_time() -> None:
     began = time.process_time()
-    for text in ("a://b:" * 40_000, "a" * 200_000 + "@=", "password=" * 30_000 + "@"):
+    for text in (
+        "a://b:" * 40_000,
+        "a" * 200_000 + "@=",
+        "a://b:c " * 25_000,
+        "a:b@" * 50_000,
+        "pwd='" * 40_000,
+        "password=" * 30_000 + "@",
+    ):
         shown(text, 200_000)
     assert time.process_time() - began < 5
 

@@ -142,3 +142,9 @@ def test_a_shape_without_a_result_does_not_stop_the_others(tune, runs: ManyRuns)
     assert "nothing fits" in result.stderr
     data = json.loads(result.stdout)
     assert [run["shape"]["head_dim"] for run in data["runs"]] == [64]
+
+
+def test_a_grid_of_too_many_shapes_is_refused_at_once() -> None:
+    many = ",".join(map(str, range(8, 1008)))
+    with pytest.raises(UsageError, match="At most 10,000 shapes"):
+        Grid.of(NONE_GIVEN, f"seq={many} dim={many} batch={many} heads={many}")

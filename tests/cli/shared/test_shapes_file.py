@@ -1,12 +1,14 @@
 """`--shapes FILE`: which shapes it holds, and what it refuses."""
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from blocktune.cli.shared.grid import Grid
 from blocktune.cli.shared.options import ShapeFlags
-from blocktune.cli.shared.shapes_file import flags_of_file
+from blocktune.cli.shared.shapes_file import flags_of_file, sizes_of_file
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -82,6 +84,27 @@ def test_what_is_no_shape_is_refused_with_its_table_and_key(tmp_path: Path, text
     with pytest.raises(UsageError) as caught:
         shapes_of_file(written(tmp_path, text))
     assert all(reason in str(caught.value) for reason in reasons), str(caught.value)
+
+
+@pytest.mark.parametrize("read", [flags_of_file, sizes_of_file])
+def test_lists_that_make_too_many_shapes_are_refused_at_once(read: Any, tmp_path: Path) -> None:
+    path = tmp_path / "shapes.toml"
+    names = ("seq", "dim", "batch", "heads")
+    path.write_text("[many]\n" + "".join(f"{name} = {list(range(8, 1008))}\n" for name in names))
+    began = time.process_time()
+    with pytest.raises(UsageError, match="At most 10,000 shapes"):
+        read(path)
+    assert time.process_time() - began < 5
+
+
+def test_a_key_of_many_parts_is_refused_at_once(tmp_path: Path) -> None:
+    """Python's parser takes seconds for 20,000 parts, and hours for as many as a file may have."""
+    path = tmp_path / "shapes.toml"
+    path.write_text("a" + ".a" * 1_000_000 + " = 1")
+    began = time.process_time()
+    with pytest.raises(UsageError, match="a line has more than 500 dots"):
+        flags_of_file(path)
+    assert time.process_time() - began < 5
 
 
 def test_a_missing_file_is_wrong_use(tune, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """What a program may send to the server by hand: odd request lines, endless bodies, connections that say nothing."""
 
 import logging
+import os
+import resource
 import socket
+import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -12,6 +15,7 @@ import pytest
 from blocktune.cli.ui.guard import MAX_BODY_BYTES
 from tests.cli.ui.conftest import filled_store
 from tests.support.stores.live_servers import LiveServer, live_server
+from tools import python
 
 pytest.importorskip("uvicorn", reason="`tune ui` needs uvicorn")
 
@@ -80,6 +84,49 @@ def test_connections_that_say_nothing_keep_nobody_out(server: LiveServer, monkey
         assert time.monotonic() - start < 5
 
 
+MANY = """
+import resource, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+kept = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(400)]
+print(flush=True)
+time.sleep(60)
+"""
+
+
+def test_connections_that_come_at_once_do_not_take_all_files(
+    server: LiveServer, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 230, most))
+    try:
+        with subprocess.Popen([*python(MANY), str(server.port)], stdout=subprocess.PIPE) as client:
+            assert client.stdout is not None
+            client.stdout.readline()
+            assert server.send(server.path)[0] == 200
+            client.kill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+    assert "accept" not in caplog.text + capfd.readouterr().err
+
+
+def test_an_object_with_two_members_of_one_name_is_refused(server: LiveServer) -> None:
+    body = b'{"device": "h200", "device": "h100", "flags": {"seq": 1024, "dim": 64}}'
+    head = "POST {path}shape HTTP/1.1\r\nOrigin: {origin}\r\nContent-Type: application/json\r\n"
+    assert b"400" in answered(server, f"{head}Content-Length: {len(body)}\r\n\r\n", body)
+
+
+@pytest.mark.parametrize("length", ["Content-Length: 60000", "Transfer-Encoding: chunked"])
+def test_a_connection_whose_body_does_not_come_is_closed(
+    length: str, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
+    head = f"POST {{path}}shape HTTP/1.1\r\nOrigin: {{origin}}\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
+    began = time.monotonic()
+    assert answered(server, head) == b""
+    assert time.monotonic() - began < 5
+
+
 def test_a_connection_that_sends_no_whole_head_is_closed(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "IDLE_SECONDS", 0.2)
     with opened(server, "GET / HTTP/1.1\r\nX: ") as slow:
@@ -97,3 +144,20 @@ def test_pages_that_follow_are_bounded(tmp_path: Path, monkeypatch: pytest.Monke
             status, _, body = server.send(f"{server.path}events?seen=0.0")
             assert status == 503
             assert b"Close one" in body
+
+
+def test_pages_that_come_at_once_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcast, "MAX_STREAMS", 2)
+    with live_server(filled_store(tmp_path / "search.db")) as server, ExitStack() as pages:
+        head = f"GET {server.path}events?seen=0.0 HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n\r\n"
+        streams = [pages.enter_context(opened(server, head)) for _ in range(40)]
+        heard = [_heard(each) for each in streams]
+        assert sum(b"retry: 1000\n" in each for each in heard) == 2
+
+
+def _heard(stream: socket.socket) -> bytes:
+    """What comes until an answer says when to come back, or that there are too many."""
+    heard = b""
+    while b"retry" not in heard and b"Close one" not in heard:
+        heard += stream.recv(1024)
+    return heard

@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,24 @@ def test_a_device_stays_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_pipe_is_written_into(tmp_path: Path) -> None:
+def test_a_pipe_is_written_into(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     writer = threading.Thread(target=save_text, args=("{}", pipe))
     writer.start()
+    while "is a pipe that nothing reads yet" not in caplog.text:
+        time.sleep(0.01)
     assert pipe.read_text() == "{}"
     writer.join()
     assert pipe.is_fifo()
+    caplog.clear()
+    content = "{}" * 200_000  # more than a pipe holds
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        time.sleep(0.5)
+        writer = threading.Thread(target=save_text, args=(content, pipe))
+        writer.start()
+        assert reader.communicate()[0].decode() == content
+        writer.join()
 
 
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])

@@ -113,6 +113,21 @@ def test_a_place_that_cannot_be_written_costs_no_call(
     assert incidents.stored_incidents() == []
 
 
+def test_a_place_that_cannot_be_found_costs_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise PermissionError("the state directory")
+
+    monkeypatch.setattr(incidents, "incidents_path", fail)
+    assert "an error" in incidents.reason_of(_raised("an error"), shape_like(32))
+
+
+def _raised(text: str) -> Exception:
+    try:
+        raise TypeError(text)
+    except TypeError as error:
+        return error
+
+
 def test_memory_that_the_call_lacks_is_no_incident(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver.LaunchTrial, "of", failing(torch.OutOfMemoryError("no memory")))
     with pytest.raises(torch.OutOfMemoryError):

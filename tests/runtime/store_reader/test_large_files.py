@@ -22,6 +22,7 @@ from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files import json_pieces
 from blocktune.kernels.files.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
+from blocktune.kernels.files.reading import json_value
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.errors import ForeignStoreError, StoreCorruptError, StoreError
 from blocktune.runtime.store_reader import export_file, store_file
@@ -306,12 +307,22 @@ def test_a_broken_text_is_refused_as_the_whole_text_is(value: Any, data: st.Data
     at = data.draw(st.integers(0, len(text) - 1))
     broken = text[:at] + data.draw(st.sampled_from(["", ",", "]", "}", '"', "1", ":", "[", "x"])) + text[at + 1 :]
     try:
-        wanted = json.loads(broken)
+        wanted = json_value(broken)
     except ValueError:
         with pytest.raises(ValueError, match=r"."):
             loads_in_pieces(broken)
     else:
         assert loads_in_pieces(broken) == wanted
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a":1,"b":2,"a":1}', '{"a":{"b":1,"b":2}}', '[[{"a":1,"\\u0061":2}]]', '[[[{"a":1,"a":1}]]]']
+)
+@pytest.mark.parametrize("read", [json_value, loads_in_pieces])
+def test_an_object_with_two_members_of_one_name_is_refused(read: Callable[[str], Any], text: str) -> None:
+    """Readers do not agree on which of them counts."""
+    with pytest.raises(ValueError, match="two members with the name"):
+        read(text)
 
 
 def test_a_number_is_not_cut_where_a_piece_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
+from blocktune.tuner.compare import peers
 from blocktune.tuner.compare.compare import compare
 from blocktune.tuner.compare.flash_peers import FLASH_PEERS
 from blocktune.tuner.compare.peers import sdpa_problem
@@ -156,3 +157,8 @@ def test_a_single_query_sees_all_keys_but_more_do_not() -> None:
     one, two = (replace(SHAPE, seqlen_q=queries, causal=Causal.LOWER_RIGHT) for queries in (1, 2))
     assert sdpa_problem(one) is None
     assert "aligns the mask to the upper left" in (sdpa_problem(two) or "")
+
+
+def test_pytorch_is_not_compared_while_a_provider_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "current_flash_attention_impl", lambda: "blocktune")
+    assert "calls the kernels of blocktune" in (sdpa_problem(SHAPE) or "")

@@ -3,6 +3,7 @@
 import inspect
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from blocktune.db.exchange.document import frozen_document, save_text
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.values.errors import UsageError
+from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in.install import install, install_without_compiler, uninstall
@@ -132,6 +134,41 @@ def test_a_frozen_file_makes_a_job_start_without_a_measurement(
         path.with_name("broken.json").write_text(text)
         with pytest.raises(UsageError, match=r"frozen=\.\.\."):
             install(frozen=str(path.with_name("broken.json")))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {},
+        {"num_warps": 2},
+        {"BLOCK": "256", "num_warps": 2, "num_stages": 3},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "x": 0},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "n": 1},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "ir_override": "/tmp/strange.ttgir"},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "maxnreg": "64"},
+        {"BLCK": 256, "num_warps": 2, "num_stages": 3},
+    ],
+)
+@pytest.mark.parametrize("expand", [0, 4])
+def test_a_winner_with_other_parameters_than_the_list_is_passed_over(
+    parameters: dict[str, Any], expand: int, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hash does not say who froze a file. One that was forged may neither set an argument nor make a launch fail."""
+    settings, launched = Settings(expand=expand), (torch.ones(1000), 1000, 2.0)
+    install(settings=settings)
+    scale_kernel[grid](*launched)
+    with ResultStore.open() as store:
+        (best,) = store.kernel_bests()
+    config = LaunchConfig(best.config.kernel, tuple(parameters.items()))
+    path = tmp_path / "forged.json"
+    save_text(canonical_text(frozen_document(H200, [replace(best, config=config)])), path)
+    monkeypatch.setenv("BLOCKTUNE_DB", str(tmp_path / "another.db"))
+    install(frozen=str(path), settings=settings)
+    scale_kernel.cache.clear()
+    scale_kernel[grid](*launched)
+    (choice,) = held(scale_kernel).choices.values()
+    assert choice.rung is not Rung.FROZEN
+    assert choice.config == best.config
 
 
 def test_the_environment_installs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.race_pruner import RacePruner
 from blocktune.tuner.sampling.study_exchange import study_of
-from blocktune.tuner.sampling.study_storage import open_study, storage_url
+from blocktune.tuner.sampling.study_storage import open_study, require_own, storage_url
 from blocktune.tuner.search.strategies import make_proposals
 from tests.support.models import landscape
 from tests.tuner.search.test_search import new_search
@@ -164,3 +164,5 @@ def test_a_study_is_kept_in_a_database_of_its_own(tmp_path: Path) -> None:
         kept(tmp_path / "no" / "folder.db")
     with pytest.raises(StoreError, match=r"Optuna cannot keep a study in nonsense://you:\*\*\*@here: "):
         open_study("a", "nonsense://you:secret@here")
+    with pytest.raises(StoreError, match=r"Optuna cannot keep a study in .* invalid literal"):
+        require_own("postgresql://you:secret@here:54x32/name")

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune import Dispatcher, flash_attn_func
-from blocktune.runtime.dispatch.padding import padded
+from blocktune.runtime.dispatch.launches.padding import padded
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 

@@ -1,0 +1,1 @@
+"""PyTorch's attention ops, computed by our kernels for as long as a program has the provider `blocktune` active."""
