@@ -3,6 +3,7 @@ tensors wherever a user's default device is."""
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,15 @@ FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "mars
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "torch.load", "os.system", "os.popen"}
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    return ast.parse(source)
+
+
 def offences(source: str) -> list[str]:
     """The forbidden imports and calls in this source."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
@@ -87,7 +93,7 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
 
 def other_doors(source: str) -> set[str]:
     """The calls by which this source opens a file or reads a variable, as they are written."""
-    calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)}
+    calls = {ast.unparse(node.func) for node in ast.walk(parsed(source)) if isinstance(node, ast.Call)}
     reads = {call for call in calls if call.rpartition(".")[2] in READS and not OWN_CLASSES.search(call)}
     return (reads | (calls & DOORS)) - {"read_text", "read_bytes"}  # the functions of the door
 
@@ -137,7 +143,7 @@ def test_one_file_reads_the_variables_of_blocktune() -> None:
 
 def words_of(source: str) -> set[str]:
     """The names and attributes in this source."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = list(ast.walk(parsed(source)))
     names = {node.id for node in nodes if isinstance(node, ast.Name)}
     keywords = {node.arg for node in nodes if isinstance(node, ast.keyword) and node.arg}
     return names | keywords | {node.attr for node in nodes if isinstance(node, ast.Attribute)}
@@ -157,7 +163,7 @@ FACTORIES = {f"torch.{name}" for name in MAKERS.split()}
 
 def without_a_device(source: str) -> list[str]:
     """The calls in this source that leave the device to `torch.set_default_device`."""
-    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    calls = (node for node in ast.walk(parsed(source)) if isinstance(node, ast.Call))
     made = (call for call in calls if ast.unparse(call.func) in FACTORIES)
     return [ast.unparse(call) for call in made if not {"device", None} & {word.arg for word in call.keywords}]
 
@@ -179,7 +185,7 @@ def test_no_two_classes_have_one_name() -> None:
     """A search for a name finds one class. Device code has structs of its own in each folder, such as `Options`."""
     defined: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 defined.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     several = {name: paths for name, paths in defined.items() if len(paths) > 1}

@@ -15,7 +15,6 @@ from blocktune.db.spool import Left, Spool, left_files, left_records
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import DAY_SECONDS
 from blocktune.kernels.values.errors import StoreError, UsageError
-from blocktune.kernels.values.shape import AttentionShape
 
 logger = logging.getLogger("blocktune")
 
@@ -94,9 +93,6 @@ class Recorder:
         return True
 
     def _keep(self, record: AnyTrial | AnyBest) -> None:
-        if not isinstance(record.shape, AttentionShape):  # a spool has no form for it: the store alone keeps it
-            self._in_memory_alone = True
-            return
         try:
             self._spool.keep(record)
         except (OSError, UsageError) as error:

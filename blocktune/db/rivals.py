@@ -2,17 +2,19 @@
 
 from dataclasses import replace
 
-from blocktune.db.records.records import Best
+from blocktune.db.records.records import AnyBest, Best
+from blocktune.kernels.values.shape import AttentionShape
 
 
-def with_todays_rivals(best: Best) -> Best:
-    """Return a winner that is compared with today's default and today's block rule of the paper.
+def with_todays_rivals(best: AnyBest) -> AnyBest:
+    """Return a winner that is compared with today's default and today's block rule of the paper; one of an autotuned
+    kernel as it is, since the kernel's list alone knows its default.
 
     A stored winner names what it was timed against, and later kernels may have another default. The figure of a default
     that no call gets any more says nothing, so it is dropped: the speed-up is 1 where the winner is today's default
     itself and unknown elsewhere, until `tune verify` measures both. The same holds for the paper's rule.
     """
-    return _with_todays_paper(with_todays_default(best))
+    return _with_todays_paper(with_todays_default(best)) if isinstance(best.shape, AttentionShape) else best
 
 
 def with_todays_default(best: Best) -> Best:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from blocktune.db.exchange.document import document_from, load_document
-from blocktune.db.exchange.importing import records_from, records_in
+from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
@@ -14,8 +14,8 @@ _SQLITE = b"SQLite format 3\0"
 
 
 def read_results(place: str | Path, *, trials: bool) -> Results:
-    """Return the results of attention at a path or URL. They may be anyone's: a store is read as the documents that it
-    would export, so that every value passes the same rules.
+    """Return the results at a path or URL. They may be anyone's: a store is read as the documents that it would export,
+    so that every value passes the same rules.
 
     Args:
         place: a file that `tune export` or `tune freeze` wrote, a SQLite store, or the URL of a server's.
@@ -30,9 +30,8 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
     path = file_path(place)
     if _is_sqlite(path):
         return _stored(str(path), trials)
-    found = records_in(load_document(path))
-    kept = tuple(found.trials) if trials else ()
-    return Results(bests=tuple(found.bests), trials=kept, left_out=len(found.kernel_bests))
+    bests, kept = records_in(load_document(path))
+    return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
 
 
 def _is_sqlite(path: Path) -> bool:
@@ -46,13 +45,13 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _stored(place: str, trials: bool) -> Results:
-    bests, kept, left_out = [], [], 0
+    bests, kept = [], []
     with ResultStore.open(place, read_only=True) as store:
         store.warn_of_damage()
         for device in store.devices():
-            document = document_from(device, store.bests(device), store.trials(device) if trials else None)
-            found = records_from(document)
+            found = records_in(
+                document_from(device, store.all_bests(device), store.all_trials(device) if trials else None)
+            )
             bests += found[0]
             kept += found[1]
-            left_out += len(store.kernel_bests(device))
-    return Results(bests=tuple(bests), trials=tuple(kept), left_out=left_out)
+    return Results(bests=tuple(bests), trials=tuple(kept))

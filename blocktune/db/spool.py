@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import IO
 
 from blocktune.db.exchange.document import document_from
-from blocktune.db.exchange.importing import records_from
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.exchange.importing import records_in
+from blocktune.db.records.records import AnyBest, AnyTrial, Record, Trial
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
 from blocktune.kernels.files.json_pieces import canonical_text
@@ -45,8 +45,8 @@ _MAX_LINE_BYTES = 2 << 20
 class Left:
     """What a spool holds. unreadable: lines that are torn or were changed."""
 
-    trials: tuple[Trial, ...]
-    bests: tuple[Best, ...]
+    trials: tuple[AnyTrial, ...]
+    bests: tuple[AnyBest, ...]
     unreadable: int
 
     @property
@@ -63,7 +63,7 @@ class Spool:
         self._bytes = 0
         self.path: Path | None = None
 
-    def keep(self, record: Trial | Best) -> None:
+    def keep(self, record: Record) -> None:
         """Add a record at the end. When this returns, the record outlives the process.
 
         Raises:
@@ -221,7 +221,7 @@ def _require_own(path: Path) -> None:
 
 
 def _records(lines: Iterable[bytes]) -> Left:
-    trials, bests, unreadable = list[Trial](), list[Best](), 0
+    trials, bests, unreadable = list[AnyTrial](), list[AnyBest](), 0
     for line in filter(None, lines):
         try:
             found = _record(line)
@@ -232,18 +232,18 @@ def _records(lines: Iterable[bytes]) -> Left:
     return Left(tuple(trials), tuple(bests), unreadable)
 
 
-def _record(line: bytes) -> Trial | Best:
+def _record(line: bytes) -> Record:
     entry = json.loads(line)
     told = {name: entry[name] for name in ("document", "gpu")}
     if checksum_of(told) != entry[CHECKSUM]:
         raise ValueError("the line was changed")
-    bests, trials = records_from(entry["document"])
-    records: list[Trial | Best] = [*bests, *trials]
+    bests, trials = records_in(entry["document"])
+    records: list[Record] = [*bests, *trials]
     (record,) = records
     return replace(record, device=replace(record.device, uuid=entry["gpu"]))
 
 
-def _line(record: Trial | Best) -> bytes:
+def _line(record: Record) -> bytes:
     bests, trials = ((), (record,)) if isinstance(record, Trial) else ((record,), None)
     told = {"document": document_from(record.device, bests, trials), "gpu": record.device.uuid}
     return (canonical_text(told | {CHECKSUM: checksum_of(told)}) + "\n").encode()

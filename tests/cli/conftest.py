@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.main import app
+from blocktune.db import connected_store
 from blocktune.db.records.records import Best, Environment
 from blocktune.db.store import ResultStore
 from blocktune.kernels.base.paper_rule import first_paper_config
@@ -17,7 +18,7 @@ from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.command_line import CliRunner, Result
-from tests.support.stores.new_stores import new_store
+from tests.support.stores.new_stores import copying, new_store
 
 
 class Tune:
@@ -34,6 +35,15 @@ class Tune:
         with ResultStore.open(new_store(self.db)) as store:
             for best in bests:
                 assert store.set_best(best)
+
+
+MAKE_CURRENT = copying(connected_store.make_current)
+
+
+@pytest.fixture(autouse=True)
+def new_stores_are_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands and searches make stores by a copy; tests/db is about how they are made."""
+    monkeypatch.setattr(connected_store, "make_current", MAKE_CURRENT)
 
 
 @pytest.fixture

@@ -95,9 +95,11 @@ def test_a_locked_store_costs_no_measurement(short: ResultStore, path: Path, tri
     assert spools(path) == []
 
 
+@pytest.mark.parametrize("kind", ["", "kernel_"])
 def test_a_store_that_stays_locked_gets_them_later(
-    short: ResultStore, path: Path, trial: Trial, best: Best, caplog: pytest.LogCaptureFixture
+    short: ResultStore, path: Path, kind: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
+    trial, best = (request.getfixturevalue(f"{kind}{name}") for name in ("trial", "best"))
     with locked(path), Recorder(short) as recorder:
         recorder.record(trial)
         recorder.set_best(best)
@@ -105,8 +107,8 @@ def test_a_store_that_stays_locked_gets_them_later(
     assert short.trials() == []
     left = fold_left(short)
     assert (left.trials, left.bests, left.unreadable) == ((trial,), (best,), 0)
-    assert short.trials() == [trial]
-    assert short.bests() == [best]
+    assert short.all_trials() == [trial]
+    assert short.all_bests() == [best]
     assert spools(path) == []
 
 

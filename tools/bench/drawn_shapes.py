@@ -22,7 +22,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from blocktune.cli.lab.untuned_file import DRAWN_FORMAT, SCHEMA
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
@@ -41,6 +40,7 @@ from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.tune import tune
 from blocktune.tuner.search.verdict import speedup
 from blocktune.tuner.upkeep.agreement import RoundsByConfig
+from tools.pages.searches.drawn_tables import FORMAT, SCHEMA
 
 TRIALS = 16
 TOKENS, WIDTH = 16384, 2048
@@ -181,7 +181,7 @@ def rows(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
 
 def main(seed: int, file: Path, count: int = 20, seconds: float = 600.0) -> None:
     document: dict[str, Any] = {
-        "format": DRAWN_FORMAT,
+        "format": FORMAT,
         "schema": SCHEMA,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": source_commit(),

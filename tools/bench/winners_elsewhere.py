@@ -18,6 +18,7 @@ from typing import Any
 
 from blocktune.cli.lab.noise_file import REMATCH_FORMAT, SCHEMA
 from blocktune.cli.output.json_files import write_atomically
+from blocktune.db.records.records import of_attention
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import DeviceSpec, current_device
 from blocktune.kernels.registry import competing
@@ -40,7 +41,7 @@ def disagreements(places: Sequence[str]) -> Winners:
     """Return the winners of shapes that every place has one of, where they differ."""
     found: dict[AttentionShape, list[KernelConfig]] = {}
     for place in places:
-        for best in read_results(place, trials=False).bests:
+        for best in of_attention(read_results(place, trials=False).bests):
             if still_runs(best):
                 found.setdefault(best.shape, []).append(best.config)
     return {shape: won for shape, won in found.items() if len(won) == len(places) and len(set(won)) > 1}

@@ -21,7 +21,7 @@ from blocktune.kernels.files.reading import json_value
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.store_reader.export_file import autotuned_rows_in_file, exported_checksum, rows_in_file, seal_of
-from blocktune.runtime.store_reader.sources import usable_rows
+from blocktune.runtime.store_reader.usable_rows import usable_rows
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep, sweeps_of
 from tests.support.stores.sample_records import sample_trials, winner
 from tools.fuzz.commands import command_seeds, read_command

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.tuner.fleet.streamed_store import packed
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS
 from blocktune.tuner.lab.replay import WORKERS
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.search.report import MEASURED_BUDGET
+from tools.pages.document_tables import markdown_table
 
 FOLDER = "sweeps"
 """Of results/: where the recorded times are."""

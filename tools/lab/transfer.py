@@ -17,7 +17,7 @@ from blocktune.cli.lab.noise_file import SCHEMA as REMATCH_SCHEMA
 from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE
 from blocktune.cli.output.json_files import read_document, write_atomically
 from blocktune.cli.output.render import note
-from blocktune.db.records.records import Best
+from blocktune.db.records.records import Best, of_attention
 from blocktune.db.sources import read_results
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.values.config import KernelConfig
@@ -51,11 +51,12 @@ class Side:
 def side(name: str, folder: Path) -> Side:
     """Return what results/ holds of a device."""
     key = device_named(name).key
+    winners = read_results(place_of(f"{name}.json", folder), trials=False).bests
     places = [folder / place.name for place in (DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE)]
     sweeps = [load_sweep(path) for path in sweep_files(places)]
     return Side(
         name=name,
-        bests=tuple(filter(still_runs, read_results(place_of(f"{name}.json", folder), trials=False).bests)),
+        bests=tuple(filter(still_runs, of_attention(winners))),
         sweeps=tuple(sweep for sweep in sweeps if sweep.device.key == key),
         rounds=met(folder / f"{name}-elsewhere.rematch.json"),
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
+from tools.pages.document_tables import markdown_table
 
 SUFFIX = ".transfer.json"
 """How the names of such files in results/ end."""

@@ -17,10 +17,9 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.correction import DeviceCorrection
 from blocktune.tuner.cost.constants import CostConstants
 from blocktune.tuner.lab.measured_shapes import promising
-from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep
-from blocktune.tuner.lab.untuned import UntunedStudy, Without
+from blocktune.tuner.lab.untuned import UntunedStudy, Without, family_of
 from blocktune.tuner.search.verdict import decide_predicted
 
 RoundsOfShape = Mapping[str, Mapping[KernelConfig, float]]

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.values.shape import Causal
 from blocktune.tuner.compare.report import PEERS
 from tools.pages.bench_tables import BEST, GUESTS, NOTHING, REGIMES, BenchRow, absent, means
+from tools.pages.document_tables import markdown_table
 
 PART = "summary"
 """The name by which a page asks for it: `<!-- results FILE#summary -->`."""

@@ -3,15 +3,14 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.missing_peers import without
-from blocktune.cli.output.render import commit_sentence
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.compare.report import PEERS, UNTUNED, fastest_peer, out_of_the_box
+from tools.pages.document_tables import commit_sentence, markdown_table
 from tools.pages.feature_tables import passes_table
 from tools.pages.readme_rivals import left_out
 

@@ -8,8 +8,8 @@ from typing import Any
 import typer.main
 
 from blocktune.cli.main import app
-from blocktune.cli.output.document_tables import escaped
 from blocktune.kernels.files.variables import VARIABLES
+from tools.pages.document_tables import escaped
 
 BLOCK = re.compile(r"<!-- (?P<part>commands|variables) -->\n.*?<!-- /(?P=part) -->", re.DOTALL)
 EXAMPLES = "\b\n"

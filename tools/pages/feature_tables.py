@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.kernels.values.features import MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.compare.report import PEERS, TUNED, out_of_the_box
+from tools.pages.document_tables import markdown_table
 
 SUFFIX = "-features.bench.json"
 """Of files whose shapes differ in what they ask for and not in size."""

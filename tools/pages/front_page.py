@@ -3,11 +3,11 @@
 import statistics
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import read_bench
 from tools.pages.bench_tables import BEST, BenchRow
+from tools.pages.document_tables import markdown_table
 from tools.pages.readme_rivals import with_todays_rivals
 from tools.pages.recorded.library_tables import FORMAT, SCHEMA
 from tools.pages.targets.backwards import BACKWARDS

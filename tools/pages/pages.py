@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.explain.ladder_file import SUFFIX as LADDER
-from blocktune.cli.explain.ladder_file import ladder_tables, read_ladder
-from blocktune.cli.lab.replay_file import FIT, read_replay, replay_tables
+from blocktune.cli.explain.ladder_file import read_ladder
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
-from blocktune.cli.lab.untuned_file import DRAWN, drawn_block, read_untuned, untuned_tables
+from blocktune.cli.lab.replay_file import read_replay
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.files import known_hashes
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
-from blocktune.tuner.lab.model_fit import fit_rows
 from blocktune.tuner.lab.sweep_file import sweep_files
-from blocktune.tuner.lab.sweep_sources import sources_of
 from tools.lab import calibration_file, transfer_file
 from tools.lab.fleet_cost import FOLDER as FLEET
 from tools.lab.fleet_cost import fleet_table
@@ -60,6 +57,13 @@ from tools.pages.recorded import (
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import recorded_sweep, sweeps_in
 from tools.pages.room_maps import room_maps
+from tools.pages.searches.drawn_tables import SUFFIX as DRAWN
+from tools.pages.searches.drawn_tables import drawn_block
+from tools.pages.searches.ladder_tables import ladder_tables
+from tools.pages.searches.model_fit import fit_rows
+from tools.pages.searches.replay_tables import FIT, replay_tables
+from tools.pages.searches.sweep_sources import sources_of
+from tools.pages.searches.untuned_tables import read_untuned, untuned_tables
 from tools.pages.source_hashes import hashes_text
 from tools.pages.support_matrix import with_support
 from tools.pages.targets import tables as target_tables

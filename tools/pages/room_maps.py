@@ -5,8 +5,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
+from tools.pages.document_tables import markdown_table
 
 ROOMS = ("kernels", "runtime", "db", "tuner", "cli")
 

@@ -4,12 +4,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_json
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tools.pages.document_tables import markdown_table
 from tools.pages.recorded.places import place_of
 
 BLOCK = re.compile(r"<!-- support -->\n.*?<!-- /support -->", re.DOTALL)

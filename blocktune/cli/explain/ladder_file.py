@@ -1,4 +1,4 @@
-"""The file that `tune ladder --out` writes, one ladder a shape, and the tables that are made of it."""
+"""The file that `tune ladder --out` writes, one ladder a shape."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document, write_atomically
-from blocktune.cli.output.render import SCHEMA, commit_sentence
+from blocktune.cli.output.render import SCHEMA
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
@@ -26,8 +25,6 @@ SUFFIX = ".ladder.json"
 HEADER = ("step", "config", "time", "TFLOP/s", "over the step before", "over v2", "device memory", "occupancy",
           "limited by", "tensor cores")  # fmt: skip
 
-WORDS = ("step", "config", "limited by", "tensor cores")
-"""Columns that hold words."""
 
 _SAME = ("schema", "format", "device", "environment")
 """What ladders must share to stand in one file."""
@@ -92,13 +89,13 @@ class ShippedLadder:
     @property
     def source(self) -> str:
         """When and with what it was measured."""
-        return f"measured on {self.document['created_at'][:10]} ({_software(self.document)}), ships with blocktune"
+        return f"measured on {self.document['created_at'][:10]} ({software_of(self.document)}), ships with blocktune"
 
     @property
     def cells(self) -> list[list[str]]:
         """The rows of a table under `HEADER`."""
         flops = AttentionShape.from_json(self.row["shape"]).flops
-        return [_cells(step, flops) for step in self.row["steps"]]
+        return [step_cells(step, flops) for step in self.row["steps"]]
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -122,43 +119,15 @@ def shipped_ladder(device: "DeviceSpec", shape: AttentionShape) -> ShippedLadder
     return None
 
 
-def ladder_tables(document: Mapping[str, Any]) -> str:
-    """Return the tables of a document, with where they come from and why each step differs from the one before."""
-    return "\n\n".join([_caption(document), *(_section(row) for row in document["rows"])])
-
-
-def _caption(document: Mapping[str, Any]) -> str:
-    commands = " and ".join(f"`{command}`" for command in document["commands"])
-    measured = all(row["origin"] == "measured" for row in document["rows"])
-    how = (
-        "All steps were checked first and timed in turns in one run"
-        if measured
-        else "Nothing was measured: all times are predicted"
-    )
-    return (
-        f"{'Measured' if measured else 'Predicted'} for {document['device']['name']} on {document['created_at'][:10]} "
-        f"({_software(document)}), by {commands}. {how}; the bytes are counted by the model, with all keys that L2 can "
-        f"keep.{commit_sentence(row.get('commit') for row in document['rows'])}"
-    )
-
-
-def _software(document: Mapping[str, Any]) -> str:
+def software_of(document: Mapping[str, Any]) -> str:
+    """Return the software with which a document was made, in words."""
     environment = document["environment"]
     names = [name for name in ("triton", "torch", "driver") if environment[name]]
     return ", ".join(f"{name} {environment[name]}" for name in names)
 
 
-def _section(row: Mapping[str, Any]) -> str:
-    flops = AttentionShape.from_json(row["shape"]).flops
-    cells = [_cells(step, flops) for step in row["steps"]]
-    kept = [place for place in range(len(HEADER)) if any(line[place] != "-" for line in cells)]
-    header, *lines = ([line[place] for place in kept] for line in (HEADER, *cells))
-    table = markdown_table(header, lines, words=[place for place, name in enumerate(header) if name in WORDS])
-    notes = [f"- {step['name']}: {_note(step)}" for step in row["steps"]]
-    return f"{row['label']}:\n\n{table}\n\n" + "\n".join(notes)
-
-
-def _cells(step: Mapping[str, Any], flops: int) -> list[str]:
+def step_cells(step: Mapping[str, Any], flops: int) -> list[str]:
+    """Return the row of a step under `HEADER`."""
     timing = step["timing"]
     time_us = timing["median_us"] if timing else step["predicted_us"]
     known = time_us is not None and not step["problem"]
@@ -174,9 +143,3 @@ def _cells(step: Mapping[str, Any], flops: int) -> list[str]:
         ", ".join(step["limiters"]).replace("_", " ") or "-",
         step["tensor_cores"] or "-",
     ]
-
-
-def _note(step: Mapping[str, Any]) -> str:
-    words = f"{step['idea']}."
-    words += f" By the models: {step['why']}." if step["why"] else ""
-    return f"{words} Not run: {step['problem']}" if step["problem"] else words

@@ -73,13 +73,14 @@ def _common(places: Sequence[str], device: "DeviceSpec") -> "Mapping[tuple[Atten
     Raises:
         NoFeasibleConfigError: there is none that all have.
     """
+    from blocktune.db.records.records import of_attention
     from blocktune.db.sources import read_results
     from blocktune.kernels.values.config import Origin
     from blocktune.tuner.upkeep.is_current import is_live
 
     found: dict[tuple[AttentionShape, Regime], list[Best]] = {}
     for place in places:
-        for best in read_results(place, trials=False).bests:
+        for best in of_attention(read_results(place, trials=False).bests):
             if best.device.key == device.key and best.origin is Origin.MEASURED and is_live(best):
                 found.setdefault((best.shape, best.environment.regime), []).append(best)
     common = {key: bests for key, bests in found.items() if len(bests) == len(places)}

@@ -1,16 +1,14 @@
-"""What `tune lab replay --out` keeps, and the tables that are made of it."""
+"""What `tune lab replay --out` keeps, and its rows in tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from blocktune.tuner.lab.model_fit import FitRow
-    from blocktune.tuner.lab.sweep_sources import SweepSources
+    pass
 
 SUFFIX = ".replay.json"
 """How the names of such files in results/ end."""
@@ -29,8 +27,6 @@ STRATEGY_COLUMNS = (
 MODEL_COLUMNS = ("model alone", "shapes", "rank correlation", "first choice", "best of 8", "shared memory off by",
                  "registers off by")  # fmt: skip
 
-FIT = "fit"
-FIT_COLUMNS = ("family", "kernel", "sweeps", "measured / predicted", "single configs")
 
 RACING_COLUMNS = ("stopped when slower by", "rounds saved", "stopped of those within 2 %")
 
@@ -77,98 +73,6 @@ def _random_as_good(strategies: Mapping[str, Any], default: str, after: int) -> 
         return []
     usual, random = (strategies[name]["shapes"] for name in (default, "random"))
     return [label for label, regrets in random.items() if regrets[after] - usual[label][after] <= AS_GOOD]
-
-
-def replay_tables(
-    document: Mapping[str, Any],
-    part: str | None = None,
-    sources: "SweepSources | None" = None,
-    fit: "Sequence[FitRow]" = (),
-) -> str:
-    """Return the tables of a document, or one part of them.
-
-    Args:
-        document: as `tune lab replay --out` writes it.
-        part: `strategies`, `model`, `fit` or `racing`.
-        sources: what the sweeps are of; stands above the tables.
-        fit: how far today's model is from the times of the sweeps; without rows there is no such table.
-
-    Raises:
-        UsageError: there is no such part.
-    """
-    parts = {
-        "strategies": _strategies,
-        "model": _model,
-        FIT: lambda _: fit_table(fit),
-        "racing": _racing,
-    }
-    if part is not None and part not in parts:
-        raise UsageError(f"A replay has no part {part!r}. The parts are {', '.join(parts)}; name one, or none for all.")
-    told = "" if sources is None else sources_text(sources)
-    tables = [make(document) for name, make in parts.items() if part in (None, name)]
-    return "\n\n".join(text for text in (told, *tables) if text)
-
-
-def sources_text(sources: "SweepSources") -> str:
-    """Return which part of the sweeps is of older kernels, and which kernels they lack; nothing where neither is."""
-    parts = []
-    if sources.older:
-        count, names = sum(sources.older.values()), ", ".join(sources.older)
-        parts.append(f"{count} of the recorded configs are of older sources of their kernels ({names}).")
-    if sources.missing:
-        lacking = ", ".join(f"`{name}` in {count}" for name, count in sources.missing.items())
-        parts.append(f"Kernels that compete today and are not in all sweeps of their shapes: {lacking}.")
-    return f"Until the sweeps are recorded again: {' '.join(parts)}" if parts else ""
-
-
-def _strategies(document: Mapping[str, Any]) -> str:
-    """Return how far from the best every strategy ends, the best of them first, and where random configs are as
-    good."""
-    best_first = sorted(document["strategies"].items(), key=lambda entry: entry[1]["regret"]["20"]["mean"])
-    shapes, alike = len(document["sweeps"]), document["random_as_good"]
-    configs = sum(sweep["configs"] for sweep in document["sweeps"])
-    without = f", without {' and '.join(left_out)}" if (left_out := document.get("without")) else ""
-    caption = (
-        f"Searches of {shapes} recorded sweeps ({configs} configs, {', '.join(document['devices'])}{without}): "
-        "each `after N` column shows how much slower the best of N measurements is than the best of the sweep, as mean "
-        f"and 95 % confidence interval over the shapes. `tune run` uses `{document['default']}`. "
-        "Seconds are those of compiling and measuring, as recorded; the last column is the median after which the best "
-        "so far is within 1 % of the sweep's best."
-    )
-    where = f"Random configs are as good (within 0.5 %) after 20 measurements on {len(alike)} of {shapes} shapes"
-    table = markdown_table(STRATEGY_COLUMNS, [strategy_cells(name, row) for name, row in best_first])
-    return "\n\n".join((caption, table, where + (f": {', '.join(alike)}." if alike else ".")))
-
-
-def _model(document: Mapping[str, Any]) -> str:
-    caption = (
-        f"The model alone, with nothing measured, on the sweeps of {', '.join(document['devices'])} (medians over the "
-        "shapes, in brackets the worst). Of other devices nothing is claimed:"
-    )
-    return f"{caption}\n\n{markdown_table(MODEL_COLUMNS, [model_cells(row) for row in document['model']])}"
-
-
-def fit_table(rows: "Sequence[FitRow]") -> str:
-    """Return measured over predicted times, by family and kernel; nothing without rows."""
-    if not rows:
-        return ""
-    from blocktune.tuner.lab.model_fit import FASTEST
-
-    caption = (
-        f"Measured over predicted time, by today's model, of the {FASTEST} fastest configs of each kernel and sweep: "
-        "1 is exact, more is slower than predicted. The rank correlations above are as the replay recorded them, with "
-        "the model of its day."
-    )
-    cells = [
-        [row.family, f"`{row.kernel}`", str(row.sweeps), f"{row.median:.2f}", f"{row.low:.2f} to {row.high:.2f}"]
-        for row in rows
-    ]
-    return f"{caption}\n\n{markdown_table(FIT_COLUMNS, cells)}"
-
-
-def _racing(document: Mapping[str, Any]) -> str:
-    caption = "A race, in which a config gets no more than two rounds if these are so much slower than the best:"
-    return f"{caption}\n\n{markdown_table(RACING_COLUMNS, [racing_cells(row) for row in document['racing']])}"
 
 
 def strategy_cells(name: str, row: Mapping[str, Any]) -> list[str]:

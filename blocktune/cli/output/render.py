@@ -22,8 +22,6 @@ SCHEMA = 1
 MAX_TEXT = 200_000
 """Characters of a result in words."""
 
-COMMIT_CHARACTERS = 10
-"""How much of a commit a table names."""
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -140,22 +138,3 @@ def percent(fraction: float | None) -> str:
 def counts(outcomes: Mapping[Any, int]) -> str:
     """Return the counts by outcome for people, such as `31 ok, 2 compile error`."""
     return ", ".join(f"{count} {str(name).replace('_', ' ')}" for name, count in outcomes.items() if count) or "none"
-
-
-def commit_sentence(commits: Iterable[str | None]) -> str:
-    """Return a sentence that names each commit once, with a space before it.
-
-    Args:
-        commits: those of a record's parts; empty or None where a part does not say.
-
-    Returns:
-        The sentence; empty where no part names its commit.
-    """
-    named = short_commits(commits)
-    return f" Commit {' and '.join(named)}." if named else ""
-
-
-def short_commits(commits: Iterable[str | None]) -> list[str]:
-    """Return the beginnings of commits, each once, with the `+` of sources that were changed."""
-    shortened = (commit[:COMMIT_CHARACTERS] + commit[len(commit.rstrip("+")) :] for commit in commits if commit)
-    return list(dict.fromkeys(shortened))

@@ -88,7 +88,7 @@ def _counters(name: str, file: "CounterFile") -> dict[str, Any]:
 
 
 def _rungs(sources: Sources, layers: "Sequence[ConfigSource]") -> dict[str, dict[str, str]]:
-    """Return the rungs by device and shape."""
+    """Return the sources by device and shape."""
     return {device.name: rungs(device, sources.shapes, layers) for device in sources.devices}
 
 

@@ -16,7 +16,6 @@ from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import UsageError
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import KernelBest
     from blocktune.db.store import ResultStore
     from blocktune.kernels.values.shape import AttentionShape
     from blocktune.runtime.store_reader.sources import ConfigSource
@@ -64,7 +63,6 @@ def report(
         store = None if places else stack.enter_context(existing_store(db))
         if not places:
             _add_own(sources, store)
-            sources.kernels += _autotuned(db) if store is not None else []
         if flags is not None:
             _keep_only(sources, flags.shape())
         if against is not None:
@@ -101,19 +99,13 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
 
     if store is not None:
         sources.winners += store.bests()
+        sources.kernels += store.kernel_bests()
         sources.sweeps += sweeps_of(store.trials())
     sources.add_shipped(list(shipped_winners()))
     sources.documents += shipped_documents()
     sources.counters |= shipped_counters()
     path = miss_path()
     sources.misses = {} if path is None else read_misses(path)
-
-
-def _autotuned(db: str | None) -> "list[KernelBest]":
-    from blocktune.db.store import ResultStore
-
-    with ResultStore.open_to_read(db) as store:
-        return store.kernel_bests()
 
 
 def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
@@ -130,9 +122,10 @@ def _keep_only(sources: Sources, shape: "AttentionShape") -> None:
 
 
 def _winners_at(place: str) -> list[Any]:
+    from blocktune.db.records.records import of_attention
     from blocktune.db.sources import read_results
 
-    return list(read_results(place, trials=False).bests)
+    return of_attention(read_results(place, trials=False).bests)
 
 
 def _layers(store: "ResultStore | None", db: str | None) -> "list[ConfigSource]":

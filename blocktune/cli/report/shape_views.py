@@ -1,4 +1,4 @@
-"""Shapes of a report: the winner of each, which rung answers a call, how often it was missed, what changed."""
+"""Shapes of a report: the winner of each, which source answers a call, how often it was missed, what changed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -52,7 +52,7 @@ def winner_view(best: "Best", *, ships: bool = False) -> View:
 
 
 def rungs(device: "DeviceSpec", shapes: Iterable[AttentionShape], layers: "Sequence[ConfigSource]") -> dict[str, str]:
-    """Return the rung of the dispatcher's ladder that answers each shape, by the shape's label.
+    """Return the source of the dispatcher's ladder that answers each shape, by the shape's label.
 
     Args:
         device: for which calls are made.

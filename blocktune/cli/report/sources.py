@@ -123,12 +123,13 @@ class Sources:
             )
 
     def _add_results(self, path: str | Path) -> None:
+        from blocktune.db.records.records import of_attention
         from blocktune.db.sources import read_results
         from blocktune.tuner.lab.sweep_file import sweeps_of
 
         found = read_results(path, trials=True)
-        self.winners += found.bests
-        self.sweeps += sweeps_of(found.trials)
+        self.winners += of_attention(found.bests)
+        self.sweeps += sweeps_of(of_attention(found.trials))
 
 
 def read_sources(places: Iterable[str | Path]) -> Sources:

@@ -7,11 +7,11 @@ import typer
 from blocktune.cli.output.render import microseconds, note, print_json, print_table
 from blocktune.cli.output.winners import config_json
 from blocktune.cli.shared.options import AsJson
-from blocktune.db.records.records import problem_json
+from blocktune.db.records.records import problem_json, problem_label
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.differences import WinnerDifference
-    from blocktune.db.records.records import Best
+    from blocktune.db.records.records import AnyBest
 
 _HELP = "A database (path or URL), an export or a frozen file."
 COLUMNS = ("", "device", "shape", "before", "time", "after", "time", "after / before")
@@ -32,6 +32,7 @@ def diff(
     tune diff h200.json ~/.local/share/blocktune/blocktune.db --json
     """
     from blocktune.db.exchange.differences import differences
+    from blocktune.db.exchange.merging import winner_key
     from blocktune.db.sources import read_results
 
     old, new = (read_results(place, trials=False).bests for place in (before, after))
@@ -41,7 +42,7 @@ def diff(
         return
     if found:
         print_table(COLUMNS, [_row(each) for each in found])
-    note(f"{len(found)} of {len({(best.device.key, best.shape) for best in (*old, *new)})} shapes differ")
+    note(f"{len(found)} of {len(set(map(winner_key, (*old, *new))))} shapes differ")
 
 
 def _row(each: "WinnerDifference") -> tuple[object, ...]:
@@ -50,14 +51,14 @@ def _row(each: "WinnerDifference") -> tuple[object, ...]:
     return (
         each.change,
         winner.device.name,
-        winner.shape.label,
+        problem_label(winner.shape),
         *_cells(each.before),
         *_cells(each.after),
         ratio,
     )
 
 
-def _cells(best: "Best | None") -> tuple[str, str]:
+def _cells(best: "AnyBest | None") -> tuple[str, str]:
     return ("-", "-") if best is None else (f"{best.config.label} ({best.origin})", microseconds(best.time_us))
 
 
@@ -73,5 +74,5 @@ def _json(each: "WinnerDifference") -> dict[str, Any]:
     }
 
 
-def _side(best: "Best | None") -> dict[str, Any] | None:
+def _side(best: "AnyBest | None") -> dict[str, Any] | None:
     return None if best is None else config_json(best.config, time_us=best.time_us, origin=str(best.origin))

@@ -6,28 +6,55 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import note, print_content, print_json
+from blocktune.cli.results.studies import write_stored_studies
+from blocktune.cli.results.trial_tables import write_table
 from blocktune.db.exchange.document import Document, save_text
 from blocktune.db.exchange.foreign_formats import ExportFormat, Files, exported_files
-from blocktune.kernels.hardware.device import DeviceSpec
+from blocktune.db.records.records import of_attention
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
+from blocktune.kernels.values.text import counted
+from blocktune.runtime.store_reader.export_file import is_launch_problem
 
 if TYPE_CHECKING:
-    from blocktune.db.records.records import Trial
+    from blocktune.db.records.records import AnyTrial, Trial
 
 
-def write_configs(document: Document, format_: ExportFormat, place: Path, *, db: str | None, as_json: bool) -> None:
+def write_configs(document: Document, format_: ExportFormat, place: Path, *, as_json: bool) -> None:
     """Write an export document in the format of others: into a file, or for vLLM into a folder; `-` is stdout, where
-    several files are one JSON object by name. For Triton the database's winners of tuned functions are added.
+    several files are one JSON object by name.
 
     Raises:
         NothingMeasuredError: there is nothing to write.
         UsageError: the place cannot be written.
     """
-    from blocktune.db.store import ResultStore
-
-    with ResultStore.open_to_read(db) as store:
-        files = exported_files(document, format_, store.kernel_bests(DeviceSpec.from_json(document["device"])))
+    autotuned = sum(is_launch_problem(best["shape"]) for best in document["bests"])
+    if autotuned and format_ is not ExportFormat.TRITON:
+        _say_left_out(counted(autotuned, "winner"), format_)
+    files = exported_files(document, format_)
     write_files(files, place, in_folder=format_ is ExportFormat.VLLM, as_json=as_json)
+
+
+def write_trials(trials: "Sequence[AnyTrial]", format_: ExportFormat, place: str, *, as_json: bool) -> None:
+    """Write trials in the format of others, those of autotuned kernels where it can hold them.
+
+    Raises:
+        NothingMeasuredError: there is nothing to write.
+        UsageError: the place cannot be written.
+    """
+    if format_ is ExportFormat.OPTUNA:
+        write_stored_studies(trials, place, as_json=as_json)
+        return
+    attention = of_attention(trials)
+    if len(attention) < len(trials):
+        _say_left_out(counted(len(trials) - len(attention), "trial"), format_)
+    if format_ in (ExportFormat.CSV, ExportFormat.PARQUET):
+        write_table(attention, format_, place, as_json=as_json)
+    else:
+        write_sweeps(attention, format_, Path(place), as_json=as_json)
+
+
+def _say_left_out(count: str, format_: ExportFormat) -> None:
+    note(f"left out {count} of autotuned kernels, which `--format {format_}` cannot hold")
 
 
 def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, *, as_json: bool) -> None:

@@ -101,8 +101,7 @@ def _verify(path: Path, key: Path, as_json: bool) -> None:
 def _winners(store: "ResultStore") -> "dict[str, list[AnyBest]]":
     """Return the winners of all kernels by the key of their device."""
     found: dict[str, list[AnyBest]] = {}
-    winners: list[AnyBest] = [*store.bests(), *store.kernel_bests()]
-    for best in winners:
+    for best in store.all_bests():
         found.setdefault(best.device.key, []).append(best)
     return found
 

@@ -4,10 +4,8 @@ from typing import Annotated
 
 import typer
 
-from blocktune.cli.output.render import note
-from blocktune.cli.results.store import Trust, show_imported
+from blocktune.cli.results.store import Trust, take_in
 from blocktune.cli.shared.options import AsJson, Database
-from blocktune.kernels.values.text import counted
 
 Places = Annotated[
     list[str], typer.Argument(metavar="FROM...", help="Databases (paths or URLs), exports or frozen files.")
@@ -19,23 +17,12 @@ def merge(places: Places, trust: Trust = False, db: Database = None, as_json: As
 
     If anything is wrong, nothing is added. Every trial is kept. Of several winners of one shape, the best origin stays
     (measured, borrowed, predicted). Of these, the youngest decides which software counts, and the fastest by that
-    software stays. The order of the files does not matter.
+    software stays. The order of the files does not matter. Winners of autotuned kernels are taken only with --trust.
 
     \b
     tune merge node1.db node2.db --trust --db fleet.db
     tune merge a100.json postgresql+psycopg://user@host/results
     """
     from blocktune.db.sources import read_results
-    from blocktune.db.store import ResultStore
-    from blocktune.db.tables.backups import MERGE_SECONDS
 
-    sources = [read_results(place, trials=True) for place in places]
-    with ResultStore.open(db) as store:
-        store.back_up(unless_within_seconds=MERGE_SECONDS)
-        counts = store.merge(sources, trust=trust)
-    left_out = sum(source.left_out for source in sources)
-    if left_out:
-        note(
-            f"left out {counted(left_out, 'winner')} of autotuned kernels: `tune import --trust` takes them from a file"
-        )
-    show_imported(counts, as_json)
+    take_in([read_results(place, trials=True) for place in places], trust=trust, db=db, as_json=as_json)

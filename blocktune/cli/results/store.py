@@ -9,19 +9,21 @@ import typer
 
 from blocktune.cli.output.render import microseconds, note, print_content, print_json, print_table
 from blocktune.cli.output.winners import speedup, winner_json
-from blocktune.cli.results.foreign_exports import write_configs, write_sweeps
-from blocktune.cli.results.studies import read_studies, write_trials
-from blocktune.cli.results.trial_tables import write_table
+from blocktune.cli.results.foreign_exports import write_configs, write_trials
+from blocktune.cli.results.studies import read_studies
 from blocktune.cli.shared.lookup import shipped_winners
 from blocktune.cli.shared.options import AsJson, Database, OneDevice, OnlyDevice
 from blocktune.cli.shared.stores import existing_store
-from blocktune.db.exchange.foreign_formats import ExportFormat
+from blocktune.db.exchange.foreign_formats import OF_TRIALS, ExportFormat
+from blocktune.db.records.records import problem_label
 from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
-    from blocktune.db.exchange.merging import ImportCounts
+    from collections.abc import Sequence
+
+    from blocktune.db.exchange.merging import Results
     from blocktune.db.records.records import AnyBest, Best, KernelBest
     from blocktune.kernels.hardware.device import DeviceSpec
 
@@ -50,36 +52,30 @@ def list_bests(
     from blocktune.db.rivals import with_todays_default, with_todays_rivals
 
     only = choose_device(device) if device else None
-    found = [] if shipped else _stored(db, only)
+    found, kernels = ([], []) if shipped else _stored(db, only)
     source = "database" if found else "shipped"
     found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
-    kernels = [] if shipped else _stored_kernels(db, only)
     if as_json:
         listed = [winner_json(with_todays_rivals(best)) | {"source": source} for best in found]
         print_json({"bests": listed, "kernels": [winner_json(best) for best in kernels]})
         return
-    rows = [_row(source, best.shape.label, best) for best in map(with_todays_default, found)]
-    rows += [_row("database", best.shape.full_label, best) for best in kernels]
+    rows = [_row(source, best) for best in map(with_todays_default, found)]
+    rows += [_row("database", best) for best in kernels]
     print_table(_COLUMNS, rows, optional=("origin", "source", "device", "against the default"))
 
 
 _COLUMNS = ("source", "device", "shape", "config", "origin", "time", "against the default")
 
 
-def _row(source: str, problem: str, best: "AnyBest") -> tuple[str, ...]:
-    time = microseconds(best.time_us)
+def _row(source: str, best: "AnyBest") -> tuple[str, ...]:
+    time, problem = microseconds(best.time_us), problem_label(best.shape)
     return source, best.device.name, problem, best.config.label, str(best.origin), time, speedup(best)
 
 
-def _stored(db: str | None, only: "DeviceSpec | None") -> "list[Best]":
+def _stored(db: str | None, only: "DeviceSpec | None") -> "tuple[list[Best], list[KernelBest]]":
+    """Return the winners of attention and of autotuned kernels, on this device or on all."""
     with existing_store(db) as store:
-        return store.bests(only) if store else []
-
-
-def _stored_kernels(db: str | None, only: "DeviceSpec | None") -> "list[KernelBest]":
-    """Return the winners of autotuned kernels on this device, or on all."""
-    with existing_store(db) as store:
-        return store.kernel_bests(only) if store else []
+        return (store.bests(only), store.kernel_bests(only)) if store else ([], [])
 
 
 def export(
@@ -115,18 +111,12 @@ def export(
             raise NothingMeasuredError(
                 "There is no database, so there is nothing to export. Name one by --db or BLOCKTUNE_DB."
             )
-        if format_ is ExportFormat.OPTUNA:
-            write_trials(store.trials(only), file, as_json=as_json)
-            return
-        if format_ in (ExportFormat.CSV, ExportFormat.PARQUET):
-            write_table(store.trials(only), format_, file, as_json=as_json)
-            return
-        if format_ in (ExportFormat.KERNEL_TUNER, ExportFormat.T4):
-            write_sweeps(store.trials(only), format_, Path(file), as_json=as_json)
+        if format_ in OF_TRIALS:
+            write_trials(store.all_trials(only), format_, file, as_json=as_json)
             return
         document = store.export_json(only, trials=trials or format_ is ExportFormat.FLEX)
     if format_ is not ExportFormat.JSON:
-        write_configs(document, format_, Path(file), db=db, as_json=as_json)
+        write_configs(document, format_, Path(file), as_json=as_json)
         return
     if file == "-":
         print_content(json.dumps(document, indent=1, sort_keys=True, allow_nan=False) + "\n")
@@ -151,7 +141,7 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
 
     If anything is wrong, nothing is added. Results in the database that rank higher stay. Winners that were measured
     elsewhere count as borrowed until `tune verify` has measured them here, unless you trust the file. Winners of
-    autotuned kernels are taken from a trusted file alone.
+    autotuned kernels are taken only with --trust.
 
     \b
     tune import h200.json
@@ -161,25 +151,25 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     from blocktune.db.exchange.document import load_document
     from blocktune.db.exchange.importing import records_in
     from blocktune.db.exchange.merging import Results
+
+    documents = read_studies(file) if "://" in file else [load_document(file)]
+    records = map(records_in, documents)
+    sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
+    take_in(sources, trust=trust, db=db, as_json=as_json)
+
+
+def take_in(sources: "Sequence[Results]", *, trust: bool, db: str | None, as_json: bool) -> None:
+    """Add results from elsewhere to the database, and say what of them it took."""
+    from blocktune.db.records.records import of_attention
     from blocktune.db.store import ResultStore
     from blocktune.db.tables.backups import MERGE_SECONDS
 
-    documents = read_studies(file) if "://" in file else [load_document(file)]
-    records = list(map(records_in, documents))
-    sources = [Results(bests=tuple(found.bests), trials=tuple(found.trials)) for found in records]
-    autotuned = [best for found in records for best in found.kernel_bests]
-    if trust:
-        sources.append(Results(bests=tuple(autotuned)))
-    elif autotuned:
-        note(f"left out {counted(len(autotuned), 'winner')} of autotuned kernels: --trust takes them")
+    autotuned = sum(len(source.bests) - len(of_attention(source.bests)) for source in sources)
+    if autotuned and not trust:
+        note(f"left out {counted(autotuned, 'winner')} of autotuned kernels: --trust takes them")
     with ResultStore.open(db) as store:
         store.back_up(unless_within_seconds=MERGE_SECONDS)
         counts = store.merge(sources, trust=trust)
-    show_imported(counts, as_json)
-
-
-def show_imported(counts: "ImportCounts", as_json: bool) -> None:
-    """Say what an import or a merge did."""
     if as_json:
         print_json(asdict(counts))
         return

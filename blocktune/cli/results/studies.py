@@ -9,11 +9,11 @@ from blocktune.kernels.values.text import counted
 
 if TYPE_CHECKING:
     from blocktune.db.exchange.document import Document
-    from blocktune.db.records.records import Trial
+    from blocktune.db.records.records import AnyTrial
 
 
-def write_trials(trials: "Sequence[Trial]", place: str, *, as_json: bool) -> None:
-    """Write trials as studies, one for every shape and environment.
+def write_stored_studies(trials: "Sequence[AnyTrial]", place: str, *, as_json: bool) -> None:
+    """Write trials as studies, one for every problem and environment.
 
     Raises:
         UsageError: the place is standard output.

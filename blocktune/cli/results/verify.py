@@ -7,13 +7,14 @@ import typer
 
 from blocktune.cli.output.progress import shown_progress
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
-from blocktune.cli.results.verify_kernel import measure_again, show_validity
+from blocktune.cli.results.verify_kernel import show_validity, verified_launches
 from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Space
 from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import AsJson, Database
 from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, VerificationError
 from blocktune.kernels.values.text import counted
+from blocktune.tuner.measure.device_choice import choose_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,7 +56,7 @@ def verify(
     are shown first.
 
     For autotuned kernels, it says which winners are still valid for the source and software in use. With --args, it
-    measures all configs again, and compares the results of the winner with those of the list's first config.
+    measures all configs again for each size, and compares the results of each with those of the list's first config.
 
     \b
     tune verify
@@ -64,8 +65,12 @@ def verify(
     tune verify 'fla.*'
     tune verify my_kernels:matmul --args my_kernels:make_args --grid "M=4096 N=4096 K=4096"
     """
+    if autotuned is not None and make_args is None:
+        show_validity(autotuned, choose_device(), db, as_json=as_json)
+        return
     if autotuned is not None:
-        _verify_kernel(autotuned, make_args, grid, param or [], db, as_json=as_json)
+        done = _shown(verified_launches(autotuned, make_args, grid, param or [], db), as_json)
+        _conclude(done, len(done), as_json)
         return
     if every and unknown_speedup:
         raise UsageError("--all and --unknown-speedup exclude each other, but both are given. Leave one out.")
@@ -79,32 +84,41 @@ def verify(
     with existing_store(db, writes=True) as store:
         due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
         note(f"{counted(len(due), 'winner')} of {device.name} to verify")
-        done = _verify_each(due, device, environment, store, as_json) if store and due else []
+        done = _shown(_verifications(due, device, environment, store), as_json) if store and due else []
+    _conclude(done, len(due), as_json)
+
+
+def _shown(found: "Iterator[Verification]", quiet: bool) -> "list[Verification]":
+    """Return the verifications, each of which is shown once it is there."""
+    done = []
+    for each in found:
+        done.append(each)
+        if not quiet:
+            _show(each)
+    return done
+
+
+def _conclude(done: "Sequence[Verification]", due: int, as_json: bool) -> None:
+    """Print what was found as JSON where that is wanted, and judge it.
+
+    Raises:
+        VerificationError: a stored winner computes wrong results.
+        NoFeasibleConfigError: fewer were verified than are due.
+    """
     if as_json:
         print_json({"verified": [each.to_json() for each in done]})
-    wrong = [each.before.shape.label for each in done if each.wrong]
+    wrong = [each.label for each in done if each.wrong]
     if wrong:
         raise VerificationError(
             f"The stored winners of {'; '.join(wrong)} compute wrong results. They were replaced as shown above; "
             "`tune run` searches further."
         )
-    missing = len(due) - sum(each.verified for each in done)
+    missing = due - sum(each.verified for each in done)
     if missing:
         raise NoFeasibleConfigError(
-            f"{missing} of {counted(len(due), 'winner')} could not be verified, for the reasons above. The store keeps "
+            f"{missing} of {counted(due, 'winner')} could not be verified, for the reasons above. The store keeps "
             "what it has of them; run the command again when those are gone."
         )
-
-
-def _verify_kernel(
-    name: str, make: str | None, grid: str | None, param: "Sequence[str]", db: str | None, *, as_json: bool
-) -> None:
-    if make is not None:
-        measure_again(name, make, grid, param, db, as_json=as_json)
-        return
-    from blocktune.tuner.measure.device_choice import choose_device
-
-    show_validity(name, choose_device(), db, as_json=as_json)
 
 
 def _show_findings() -> None:
@@ -136,15 +150,15 @@ def _due(
     ]
 
 
-def _verify_each(
-    due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore", quiet: bool
-) -> "list[Verification]":
+def _verifications(
+    due: "list[tuple[Best, str]]", device: "DeviceSpec", environment: "Environment", store: "ResultStore"
+) -> "Iterator[Verification]":
+    """Yield what was found of each winner that could be measured."""
     from blocktune.tuner.measure.locked_runner import gpu_runner
     from blocktune.tuner.measure.telemetry import GpuMonitor
     from blocktune.tuner.search.run import farm_for
     from blocktune.tuner.upkeep.verify import verify
 
-    done: list[Verification] = []
     first, monitor = due[0][0], GpuMonitor(device.uuid, own_processes=1)
     with farm_for(device) as compiler, gpu_runner(first.shape, device, monitor, note, _terms(first)) as runner:
         for best in _in_turn(due, device, store, compiler, runner):
@@ -162,10 +176,7 @@ def _verify_each(
             except NoFeasibleConfigError as error:
                 note(f"error: {error}")
                 continue
-            done.append(found)
-            if not quiet:
-                _show(found)
-    return done
+            yield found
 
 
 def _in_turn(
@@ -209,12 +220,12 @@ def _show(found: "Verification") -> None:
         )
         for each in found.rechecks
     ]
-    print_table(COLUMNS, rows, title=found.before.shape.label)
+    print_table(COLUMNS, rows, title=found.label)
     if found.after is None:
         say(f"no winner any more: {found.reason}\n")
     elif not found.verified:
         say(f"the winner stays, not verified: {found.reason}\n")
-    elif found.after.config == found.before.config:
+    elif found.before is not None and found.after.config == found.before.config:
         say(f"the winner stays: {found.reason}\n")
     else:
         say(f"the winner is now {found.after.config.label}: {found.reason}\n")

@@ -78,7 +78,7 @@ def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> Choi
 
 
 def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
-    """Return what the dispatcher's rungs have for the shape. A time that was measured on this device for this shape is
+    """Return what the dispatcher's sources have for the shape. A time measured on this device for this shape is
     shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel
     from blocktune.runtime.selection.ladder import Rung

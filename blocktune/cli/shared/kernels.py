@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.render import microseconds, note, print_table
+from blocktune.cli.output.render import microseconds, print_table
+from blocktune.cli.shared.stores import existing_store
 from blocktune.kernels.values.errors import NothingMeasuredError
 
 if TYPE_CHECKING:
@@ -24,16 +25,10 @@ def stored_kernels(
     db: str | None, device: "DeviceSpec", name: str | None = None, *, with_trials: bool = False
 ) -> "list[tuple[KernelBest, list[KernelTrial]]]":
     """Return the winners of kernels with this name, each with its trials, the fastest first, where they are wanted."""
-    from blocktune.db.store import ResultStore
-    from blocktune.db.tables.location import StoreTarget
-
-    target = StoreTarget.of(db)
-    if target.is_missing:
-        note(f"There is no database at {target.label} yet; the first autotuned kernel makes it.")
-        return []
-    with ResultStore.open_to_read(db) as store:
-        bests = [best for best in store.kernel_bests(device) if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
-        return [(best, _trials(store, best) if with_trials else []) for best in bests]
+    with existing_store(db) as store:
+        known = store.kernel_bests(device) if store else []
+        bests = [best for best in known if fnmatch.fnmatchcase(best.config.kernel, name or "*")]
+        return [(best, _trials(store, best) if store and with_trials else []) for best in bests]
 
 
 def _trials(store: "ResultStore", best: "KernelBest") -> "list[KernelTrial]":

@@ -85,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _NearConfigs:
-    """What a server recommends for one shape: it has many more that no rung would take."""
+    """What a server recommends for one shape: it has many more that no source would take."""
 
     store: "ResultStore"
     shape: "AttentionShape"
@@ -100,7 +100,7 @@ class _NearConfigs:
 
 
 def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Answer:
-    """Find the first rung of the dispatcher over the store, where there is one, and the shipped results.
+    """Find the first source of the dispatcher over the store, where there is one, and the shipped results.
 
     Args:
         store: what `existing_store(db)` opened.
@@ -125,7 +125,7 @@ def look_up(store: "ResultStore | None", db: str | None, device: "DeviceSpec", s
 
 
 def show_answer(answer: Answer) -> None:
-    """Print which rung answers and why, and the winner with its rivals."""
+    """Print which source answers and why, and the winner with its rivals."""
     from blocktune.runtime.selection.reasons import explain_candidate
 
     if answer.candidate is None:

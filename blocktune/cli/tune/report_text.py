@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING
 
 from blocktune.cli.output.render import counts, percent, print_table, say
 from blocktune.cli.output.winners import COLUMNS, origin_text, winner_rows
+from blocktune.db.records.records import problem_label
 from blocktune.kernels.values.text import counted
 from blocktune.tuner.search.report import Budget, effective_budget
 
 if TYPE_CHECKING:
     from blocktune.kernels.values.config import KernelConfig
-    from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
+    from blocktune.runtime.autotuned.config import LaunchConfig
     from blocktune.tuner.occupancy.calculator import Occupancy
     from blocktune.tuner.search.report import TuningReport
 
@@ -51,12 +51,6 @@ def show_report(report: "TuningReport", place: str) -> None:
     kept = "stored in" if report.stored else "not stored, since the search was cut short or a better one is in"
     lines.append(f"{kept} {place} after {report.seconds:.1f} s")
     say("\n".join(lines))
-
-
-def problem_label(problem: "AttentionShape | KernelProblem") -> str:
-    """Return what was tuned in words, an autotuned kernel with its name."""
-    kernel = getattr(problem, "kernel", "")
-    return f"{kernel} {problem.label}".strip()
 
 
 def occupancy_text(config: "KernelConfig | LaunchConfig", result: "Occupancy") -> str:

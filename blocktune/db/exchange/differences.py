@@ -4,8 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from blocktune.db.exchange.document import shape_order
-from blocktune.db.records.records import Best
+from blocktune.db.exchange.document import problem_order
+from blocktune.db.exchange.merging import winner_key
+from blocktune.db.records.records import AnyBest
 
 
 class WinnerChange(StrEnum):
@@ -24,11 +25,11 @@ class WinnerDifference:
     """One shape whose winner is not the same; before is None where it was added, after where it was removed."""
 
     change: WinnerChange
-    before: Best | None
-    after: Best | None
+    before: AnyBest | None
+    after: AnyBest | None
 
     @property
-    def winner(self) -> Best:
+    def winner(self) -> AnyBest:
         """The winner that says which shape and device this is about."""
         best = self.after or self.before
         assert best is not None
@@ -42,19 +43,19 @@ class WinnerDifference:
         return self.after.time_us / self.before.time_us
 
 
-def differences(before: Iterable[Best], after: Iterable[Best]) -> list[WinnerDifference]:
+def differences(before: Iterable[AnyBest], after: Iterable[AnyBest]) -> list[WinnerDifference]:
     """Return what changed, by device and shape."""
-    old = {_place(best): best for best in before}
-    new = {_place(best): best for best in after}
+    old = {winner_key(best): best for best in before}
+    new = {winner_key(best): best for best in after}
     found = []
     for place in old.keys() | new.keys():
         change = _change(old.get(place), new.get(place))
         if change is not None:
             found.append(WinnerDifference(change=change, before=old.get(place), after=new.get(place)))
-    return sorted(found, key=lambda each: (each.winner.device.key, shape_order(each.winner.shape)))
+    return sorted(found, key=lambda each: (each.winner.device.key, problem_order(each.winner.shape)))
 
 
-def _change(before: Best | None, after: Best | None) -> WinnerChange | None:
+def _change(before: AnyBest | None, after: AnyBest | None) -> WinnerChange | None:
     if before is None:
         return WinnerChange.ADDED
     if after is None:
@@ -68,7 +69,3 @@ def _change(before: Best | None, after: Best | None) -> WinnerChange | None:
         after.environment,
     )
     return None if same else WinnerChange.RETIMED
-
-
-def _place(best: Best) -> tuple[object, ...]:
-    return best.device.key, best.shape

@@ -91,9 +91,12 @@ def _digest(environment: Environment) -> str:
 
 
 def _order(record: AnyBest | AnyTrial) -> tuple[Any, ...]:
-    shape = record.shape
-    place = (1, shape.kernel, shape.document) if isinstance(shape, KernelProblem) else (0, *shape_order(shape))
-    return (*place, record.config.label, record.environment.digest, record.kernel_hash)
+    return (*problem_order(record.shape), record.config.label, record.environment.digest, record.kernel_hash)
+
+
+def problem_order(shape: AttentionShape | KernelProblem) -> tuple[Any, ...]:
+    """Return a key that sorts what was tuned: attention first, then autotuned kernels by their names."""
+    return (1, shape.kernel, shape.document) if isinstance(shape, KernelProblem) else (0, *shape_order(shape))
 
 
 def shape_order(shape: AttentionShape) -> tuple[Any, ...]:

@@ -6,15 +6,14 @@ Python text is among what comes out. None can be imported again: they drop the e
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 from blocktune.db.exchange.document import Document
-from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
-from blocktune.db.records.bounds import require_sound_best
-from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
+from blocktune.db.records.records import AnyBest, Best, Outcome, Trial, of_attention
 from blocktune.kernels.files.file_path import short_stem
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig, Origin
@@ -47,23 +46,34 @@ class ExportFormat(StrEnum):
     T4 = "t4"
 
 
-def exported_files(document: Document, format_: ExportFormat, kernel_bests: Sequence[KernelBest] = ()) -> Files:
+OF_TRIALS = (
+    ExportFormat.OPTUNA,
+    ExportFormat.CSV,
+    ExportFormat.PARQUET,
+    ExportFormat.KERNEL_TUNER,
+    ExportFormat.T4,
+)
+"""Formats of trials, not of winners."""
+
+
+def exported_files(document: Document, format_: ExportFormat) -> Files:
     """Return an export document in the format of others: one file for `TRITON` and `FLEX`, some for `VLLM`.
 
     Args:
-        document: the winners of our kernels on a device, and for `FLEX` the trials.
+        document: the winners of a device, and for `FLEX` the trials. `TRITON` takes those of all kernels, the others
+            are for attention.
         format_: a file of others.
-        kernel_bests: winners of autotuned kernels there; `TRITON` takes them, the others are for attention.
 
     Raises:
         UsageError: the format is our own.
         NothingMeasuredError: the document holds no winner that the format can tell.
         ImportRejectedError: the document is not in order.
     """
-    bests, trials = records_from(document)
+    winners, tried = records_in(document)
+    bests, trials = of_attention(winners), of_attention(tried)
     device = DeviceSpec.from_json(document["device"])
     writers: dict[ExportFormat, Callable[[], Files]] = {
-        ExportFormat.TRITON: lambda: triton_configs(device, bests, kernel_bests),
+        ExportFormat.TRITON: lambda: triton_configs(device, winners),
         ExportFormat.VLLM: lambda: vllm_files(device, bests),
         ExportFormat.FLEX: lambda: flex_options(device, bests, trials),
     }
@@ -74,7 +84,7 @@ def exported_files(document: Document, format_: ExportFormat, kernel_bests: Sequ
     files = writers[format_]()
     if not files:
         raise NothingMeasuredError(
-            f"No winner of the {len(bests)} on {device.name} can be written: `--format {format_}` takes "
+            f"No winner of the {len(winners)} on {device.name} can be written: `--format {format_}` takes "
             f"{_taken(format_)}. `--format triton` takes every winner."
         )
     return files
@@ -100,13 +110,10 @@ def flex_kernels() -> Mapping[str, Mapping[str, bool]]:
     return {name: kernel.flex_options for name, kernel in KERNELS.items() if kernel.flex_options is not None}
 
 
-def triton_configs(device: DeviceSpec, bests: Iterable[Best], kernel_bests: Iterable[KernelBest] = ()) -> Files:
+def triton_configs(device: DeviceSpec, bests: Iterable[AnyBest]) -> Files:
     """Return a Python module with a dictionary CONFIGS: `triton.Config` by (kernel, shape), or by (function, arguments)
     for tuned functions. Every winner is in it, with what it is worth in a comment."""
     entries = [TritonEntry.of(best) for best in bests]
-    for best in kernel_bests:
-        require_sound_best(best)
-        entries.append(TritonEntry.of_function(best))
     return {f"{_plain(device.name)}.py": triton_module(device.name, entries)} if entries else {}
 
 

@@ -8,8 +8,18 @@ from typing import Any
 
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
 from blocktune.db.exchange.untrusted import Untrusted
-from blocktune.db.records.bounds import MAX_TEXT, POWER_W
-from blocktune.db.records.records import Best, Environment, KernelBest, Outcome, Regime, Telemetry, Trial
+from blocktune.db.records.bounds import MAX_NAME, MAX_TEXT, POWER_W
+from blocktune.db.records.records import (
+    AnyBest,
+    AnyTrial,
+    Best,
+    Environment,
+    Outcome,
+    Regime,
+    Telemetry,
+    Trial,
+    of_attention,
+)
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
@@ -18,7 +28,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.errors import ImportRejectedError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
-from blocktune.runtime.store_reader.export_file import exported_checksum, is_autotuned, seal_of
+from blocktune.runtime.store_reader.export_file import exported_checksum, is_launch_problem, seal_of
 
 MAX_ENVIRONMENTS = 1000
 MAX_BESTS = 20_000
@@ -27,34 +37,21 @@ EARLIEST = datetime(2020, 1, 1, tzinfo=UTC)  # before Triton could be tuned
 _DIGEST = "[0-9a-f]{16}"
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentRecords:
-    """The records of a document: of attention, and the winners of autotuned kernels that a frozen one has."""
-
-    bests: list[Best]
-    trials: list[Trial]
-    kernel_bests: list[KernelBest]
-
-
-def records_in(document: Any) -> DocumentRecords:
-    """Return the records in a document, every field of which was checked.
+def records_in(document: Any) -> tuple[list[AnyBest], list[AnyTrial]]:
+    """Return the winners and trials of all kernels in a document, every field of which was checked.
 
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
     top, source = _checked(document)
-    rows = top["bests"].items(MAX_BESTS)
-    return DocumentRecords(
-        bests=[source.best(row) for row in rows if not is_autotuned(row.value)],
-        trials=[source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else [],
-        kernel_bests=[source.kernel_best(row) for row in rows if is_autotuned(row.value)],
-    )
+    bests = [source.best(row) for row in top["bests"].items(MAX_BESTS)]
+    return bests, [source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
 
 
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     """Return the winners and trials of attention in a document; raises what `records_in` raises."""
-    found = records_in(document)
-    return found.bests, found.trials
+    bests, trials = records_in(document)
+    return of_attention(bests), of_attention(trials)
 
 
 def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
@@ -98,43 +95,31 @@ def _environments(node: Untrusted) -> dict[str, Environment]:
 @dataclass(frozen=True, slots=True)
 class _Source:
     """Reads the rows of one document. `latest` bounds their dates: one far ahead would outrank all that is measured
-    later. shapes: those that were read, by the object in the document, which rows of a sweep share."""
+    later. problems: those that were read, by the object in the document, which rows of a sweep share."""
 
     device: DeviceSpec
     environments: dict[str, Environment]
     latest: datetime
-    shapes: dict[int, AttentionShape] = field(default_factory=dict)
+    problems: dict[int, AttentionShape | KernelProblem] = field(default_factory=dict)
 
-    def best(self, node: Untrusted) -> Best:
-        parts = node.object((*_PROVENANCE, "origin"), (*_BEST_READERS, CHECKSUM))
+    def best(self, node: Untrusted) -> AnyBest:
+        parts = node.object((*_PROVENANCE, "origin"), (*_OTHER_CONFIGS, *_BEST_READERS, CHECKSUM))
+        own = self._problem_and_configs(parts)
         origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
+        if isinstance(own["shape"], KernelProblem) and origin is not Origin.MEASURED:
+            parts["origin"].reject(f"`{Origin.MEASURED}`, as that of every winner of an autotuned kernel is")
         if origin is Origin.MEASURED and "time_us" not in parts:
             node.reject("an object with `time_us`, since its origin is `measured`")
-        own: dict[str, Any] = {"shape": self._shape(parts["shape"]), "config": _config(parts["config"])}
         best = Best(**own, **self._provenance(parts), origin=origin, **_read(parts, _BEST_READERS))
         self._require_unchanged(node, parts, best.environment)
         return best
 
-    def kernel_best(self, node: Untrusted) -> KernelBest:
-        parts = node.object((*_PROVENANCE, "origin", "time_us"), (CHECKSUM,))
-        parts["shape"].object(("kernel", "problem"))["kernel"].text(MAX_TEXT)
-        parts["origin"].match(Origin.MEASURED, f"`{Origin.MEASURED}`")
-        best = Best(
-            shape=parts["shape"].parsed(KernelProblem.from_json, "the problem of a kernel"),
-            config=parts["config"].parsed(LaunchConfig.from_json, "the config of a kernel"),
-            origin=Origin.MEASURED,
-            **self._provenance(parts),
-            **_read(parts, {"time_us": _BEST_READERS["time_us"]}),
-        )
-        self._require_unchanged(node, parts, best.environment)
-        return best
-
-    def trial(self, node: Untrusted) -> Trial:
+    def trial(self, node: Untrusted) -> AnyTrial:
         parts = node.object((*_PROVENANCE, "outcome"), (*_TRIAL_READERS, CHECKSUM))
         outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
         if (outcome is Outcome.OK) != ("time_us" in parts):
             node.reject("an object that has `time_us` exactly when its outcome is `ok`")
-        own: dict[str, Any] = {"shape": self._shape(parts["shape"]), "config": _config(parts["config"])}
+        own = self._problem_and_configs(parts)
         trial = Trial(**own, **self._provenance(parts), outcome=outcome, **_read(parts, _TRIAL_READERS))
         self._require_unchanged(node, parts, trial.environment)
         return trial
@@ -157,15 +142,19 @@ class _Source:
             "created_at": parts["created_at"].moment(EARLIEST, self.latest),
         }
 
-    def _shape(self, node: Untrusted) -> AttentionShape:
-        shape = self.shapes.get(id(node.value))
-        if shape is None:
-            shape = self.shapes[id(node.value)] = node.parsed(AttentionShape.from_json, "a shape")
-        return shape
+    def _problem_and_configs(self, parts: dict[str, Untrusted]) -> dict[str, Any]:
+        """Return the shape of a row, or the problem of an autotuned kernel, with the configs for it."""
+        node = parts["shape"]
+        problem = self.problems.get(id(node.value))
+        if problem is None:
+            problem = self.problems[id(node.value)] = _problem(node)
+        read = partial(_launch_config, kernel=problem.kernel) if isinstance(problem, KernelProblem) else _config
+        return {"shape": problem} | {name: read(parts[name]) for name in ("config", *_OTHER_CONFIGS) if name in parts}
 
 
 _Readers = Mapping[str, Callable[[Untrusted], Any]]
 _PROVENANCE = ("shape", "config", "kernel_hash", "environment", "created_at")
+_OTHER_CONFIGS = ("default", "paper")
 
 
 def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
@@ -175,6 +164,20 @@ def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
 
 def _regime(node: Untrusted) -> Regime:
     return node.parsed(Regime, f"one of {', '.join(Regime)}")
+
+
+def _problem(node: Untrusted) -> AttentionShape | KernelProblem:
+    if not is_launch_problem(node.value):
+        return node.parsed(AttentionShape.from_json, "a shape")
+    node.object(("kernel", "problem"))["kernel"].text(MAX_NAME)
+    return node.parsed(KernelProblem.from_json, "the problem of a kernel")
+
+
+def _launch_config(node: Untrusted, kernel: str) -> LaunchConfig:
+    config = node.parsed(LaunchConfig.from_json, "the config of a kernel")
+    if config.kernel != kernel:
+        node.reject(f"a config of {kernel}")
+    return config
 
 
 def _config(node: Untrusted) -> KernelConfig:
@@ -216,5 +219,5 @@ def _value(kind: Kind, node: Untrusted) -> Any:
 
 _RESOURCE_READERS: _Readers = _readers(KernelResources)
 _TELEMETRY_READERS: _Readers = _readers(Telemetry)
-_BEST_READERS: _Readers = {"default": _config, "paper": _config, **_readers(Best)}
+_BEST_READERS: _Readers = _readers(Best)
 _TRIAL_READERS: _Readers = {"resources": _resources, "telemetry": _telemetry, **_readers(Trial)}

@@ -6,18 +6,17 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from blocktune.db.records.bulk_writer import BulkWriter
-from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial
+from blocktune.db.records.records import ORIGIN_RANK, AnyBest, AnyTrial, of_attention
 from blocktune.kernels.values.config import Origin
 from blocktune.runtime.autotuned.config import KernelProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Winners and trials of any number of devices. left_out: winners of autotuned kernels that a reader passed over."""
+    """Winners and trials of all kernels, of any number of devices."""
 
     bests: tuple[AnyBest, ...] = ()
     trials: tuple[AnyTrial, ...] = ()
-    left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +31,11 @@ class ImportCounts:
 
 def unverified(results: Results) -> Results:
     """Return the results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured
-    here, and no trial counts as made here."""
+    here, and no trial counts as made here. Winners of autotuned kernels are left out, since production takes every
+    stored one for a measurement."""
     bests = (
-        replace(best, origin=Origin.BORROWED) if best.origin is Origin.MEASURED else best for best in results.bests
+        replace(best, origin=Origin.BORROWED) if best.origin is Origin.MEASURED else best
+        for best in of_attention(results.bests)
     )
     trials = (replace(trial, imported=True) for trial in results.trials)
     return Results(bests=tuple(bests), trials=tuple(trials))
@@ -85,11 +86,11 @@ def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[
     """
     offered_trials = [trial for source in sources for trial in source.trials]
     stored_trials = writer.put_newer_trials(offered_trials)
-    held = {_place(best): best for best in stored}
+    held = {winner_key(best): best for best in stored}
     offered: dict[tuple[object, ...], list[AnyBest]] = defaultdict(list)
     for source in sources:
         for best in source.bests:
-            offered[_place(best)].append(best)
+            offered[winner_key(best)].append(best)
     count = sum(len(bests) for bests in offered.values())
     changed = []
     for place, bests in offered.items():
@@ -105,8 +106,8 @@ def merge_into(writer: BulkWriter, stored: Iterable[AnyBest], sources: Sequence[
     )
 
 
-def _place(best: AnyBest) -> tuple[object, ...]:
-    """Return the key of a winner. Problems differ by their texts, since 1 and True are equal."""
+def winner_key(best: AnyBest) -> tuple[object, ...]:
+    """Return what tells winners apart. Problems differ by their texts, since 1 and True are equal."""
     if isinstance(best.shape, KernelProblem):
         return best.device.key, best.shape.kernel, best.shape.document, best.kernel_hash
     return best.device.key, best.shape

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.db.records.records import Best, KernelBest
+from blocktune.db.records.records import AnyBest
 from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.autotuned.config import Plain
 
 LAUNCH_OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
@@ -30,21 +31,11 @@ class TritonEntry:
     worth: str
 
     @classmethod
-    def of(cls, best: Best) -> "TritonEntry":
-        """Return a winner of one of our kernels, whose parameters are upper case in `triton.Config`."""
+    def of(cls, best: AnyBest) -> "TritonEntry":
+        """Return a winner. Parameters of our kernels are upper case in `triton.Config`."""
         meta, options = _split(best.config.parameters)
-        return cls(
-            kernel=best.config.kernel,
-            label=best.shape.label,
-            meta={name.upper(): value for name, value in meta.items()},
-            options=options,
-            worth=f"{best.origin}, {_time(best)}, kernel source {best.kernel_hash}",
-        )
-
-    @classmethod
-    def of_function(cls, best: KernelBest) -> "TritonEntry":
-        """Return a winner of a tuned function."""
-        meta, options = _split(best.config.parameters)
+        if isinstance(best.shape, AttentionShape):
+            meta = {name.upper(): value for name, value in meta.items()}
         worth = f"{best.origin}, {_time(best)}, source {best.kernel_hash}"
         return cls(best.config.kernel, best.shape.label, meta, options, worth)
 
@@ -73,7 +64,7 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
     return text
 
 
-def _time(best: Best | KernelBest) -> str:
+def _time(best: AnyBest) -> str:
     return "not timed" if best.time_us is None else f"{best.time_us:.1f} us"
 
 

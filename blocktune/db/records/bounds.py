@@ -54,8 +54,8 @@ def _require_kernel(record: Record) -> None:
         _require_text(64, kernel_hash=record.kernel_hash)
         return
     _require_text(MAX_NAME, kernel=record.shape.kernel)
-    configs = [record.config, *([record.default] if isinstance(record, Best) and record.default else [])]
-    for config in configs:
+    others = (record.default, record.paper) if isinstance(record, Best) else ()
+    for config in (record.config, *(other for other in others if other is not None)):
         if not isinstance(config, LaunchConfig) or config.kernel != record.shape.kernel:
             raise _broken(f"configs of the kernel {record.shape.kernel}", "config", config)
         if len(config.document) > MAX_CONFIG_TEXT:

@@ -3,7 +3,7 @@ them is a number, a text or a list of either."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -149,6 +149,16 @@ KernelBest = Best[KernelProblem, LaunchConfig]
 AnyTrial = Trial[Any, Any]
 AnyBest = Best[Any, Any]
 Record = AnyTrial | AnyBest
+
+
+def of_attention(records: Iterable[Record]) -> list[Any]:
+    """Return the records of attention, for what knows shapes alone."""
+    return [record for record in records if isinstance(record.shape, AttentionShape)]
+
+
+def problem_label(problem: AttentionShape | KernelProblem) -> str:
+    """Return what names a problem among those of all kernels."""
+    return problem.label if isinstance(problem, AttentionShape) else problem.full_label
 
 
 def problem_json(problem: AttentionShape | KernelProblem) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """calls: by rung. misses: calls of shapes that have no measurement of their own here. fallbacks: calls that PyTorch
+    """calls: by source. misses: calls of shapes without a measurement of their own here. fallbacks: calls that PyTorch
     computed. disabled: configs that did not launch, or computed a wrong result. wrong: those of the latter kind.
     digests: of the recommendations and all that decides what they mean, by device; equal on ranks that decide alike."""
 
@@ -110,7 +110,9 @@ class PrometheusCollector:
     def collect(self) -> Iterable[Any]:
         """Yield the families of metrics; the registry calls this."""
         found, core = self._reader.read(), self._core
-        calls = core.CounterMetricFamily("blocktune_calls", "Calls of attention by rung.", labels=["rung"])
+        calls = core.CounterMetricFamily(
+            "blocktune_calls", "Calls of attention by source of the config.", labels=["rung"]
+        )
         for rung, count in found.calls.items():
             calls.add_metric([rung], count)
         yield calls
@@ -153,7 +155,9 @@ def observe_with_opentelemetry(meter: Any, dispatcher: Dispatcher = attention) -
     def one(name: str) -> Any:
         return lambda _: [Observation(getattr(reader.read(), name))]
 
-    meter.create_observable_counter("blocktune.calls", [calls], description="Calls of attention by rung.")
+    meter.create_observable_counter(
+        "blocktune.calls", [calls], description="Calls of attention by source of the config."
+    )
     meter.create_observable_counter("blocktune.misses", [one("misses")], description=_MISSES)
     meter.create_observable_counter("blocktune.fallbacks", [one("fallbacks")], description=_FALLBACKS)
     meter.create_observable_gauge("blocktune.disabled_configs", [one("disabled")], description=_DISABLED)

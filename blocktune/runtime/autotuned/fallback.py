@@ -1,4 +1,4 @@
-"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's rungs.
+"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's sources.
 
 What was measured with another source of the kernel is left out: its parameters may mean something else now.
 """
@@ -13,8 +13,9 @@ from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Candidate, Offer, Rung, WinnerTable
 from blocktune.runtime.store_reader.provenance import Reuse
-from blocktune.runtime.store_reader.sources import autotuned_rows, origin_of, parsed_rows, reuse_here, time_us_of
+from blocktune.runtime.store_reader.sources import autotuned_rows
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
+from blocktune.runtime.store_reader.usable_rows import origin_of, parsed_rows, reuse_here, time_us_of
 
 logger = logging.getLogger("blocktune")
 
@@ -32,7 +33,7 @@ _ABSENCES = {
 }
 
 ACCEPTED = (*map(Rung, _ABSENCES), Rung.NEAREST)
-"""The rungs down to which a call may be served without measuring."""
+"""The sources down to which a call may be served without measuring."""
 
 
 def stored_winners(

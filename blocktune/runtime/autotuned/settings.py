@@ -18,8 +18,8 @@ Cache = Literal["cold", "warm"]
 class Settings:
     """The choices that belong to blocktune.
 
-    accept: the last rung that serves a call without measuring.
-    strict: a call that no such rung serves is an error; nothing is tuned.
+    accept: the last source that serves a call without measuring.
+    strict: a call that no such source serves is an error; nothing is tuned.
     isolate: candidates run in a child process, on copies of the arguments; one that crashes affects no other.
     l2: whether a launch is timed with a cold L2 cache, or right after the same launch.
     max_spill_bytes: a config whose threads spill more is not measured, unless all do.
@@ -69,7 +69,7 @@ class Settings:
 
 
 def rung_named(name: str) -> Rung:
-    """Return the rung with a name.
+    """Return the source with a name.
 
     Raises:
         UsageError: no call can be accepted down to it.

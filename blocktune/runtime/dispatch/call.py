@@ -12,7 +12,7 @@ from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
 from blocktune.kernels.values.features import NO_FEATURES, UNLIMITED, Features, MaskKind, canonical
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.kernels.values.short_numbers import CACHE_TYPES
-from blocktune.runtime.dispatch.kinds import (
+from blocktune.runtime.dispatch.launches.kinds import (
     ALIGNMENT_BYTES,
     extra_kind,
     packed_kind,

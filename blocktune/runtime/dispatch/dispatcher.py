@@ -1,8 +1,8 @@
 """Attention for production: PyTorch's scaled_dot_product_attention, with tuned kernels where they can run.
 
 A call builds a key, finds its plan and launches. A key that is new is resolved once, down the ladder of `ladder.py`,
-and remembered. Nothing that is wrong with a store, a config or a kernel reaches the caller: the next rung computes the
-same.
+and remembered. Nothing that is wrong with a store, a config or a kernel reaches the caller: the next source
+computes the same.
 """
 
 from collections import Counter
@@ -16,10 +16,15 @@ from torch._C._functorch import peek_interpreter_stack as functorch_transform
 from torch.compiler import is_compiling
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
-from blocktune.kernels.values.errors import NoDeviceError, UsageError
-from blocktune.kernels.values.features import MaskKind
-from blocktune.kernels.values.shape import FP8, AttentionShape, Causal, Direction, require_shape
+from blocktune.kernels.values.errors import UsageError
+from blocktune.kernels.values.shape import AttentionShape, Direction, require_shape
 from blocktune.runtime.dispatch.engine import Engine
+from blocktune.runtime.dispatch.example_call import (
+    example_options,
+    example_tensors,
+    require_callable,
+    require_gpu,
+)
 from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 from blocktune.runtime.dispatch.graphs.sdpa import traced_attention
 from blocktune.runtime.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
@@ -192,13 +197,13 @@ class Dispatcher(Engine):
         """
         wanted = list(shapes)
         for shape in wanted:
-            _require_callable(shape)
-        _require_gpu()
+            require_callable(shape)
+        require_gpu()
         explanations = []
         self._settle(None)
         for shape in wanted:
             for transposed in (True, False):
-                tensors, options = _example_tensors(shape, transposed=transposed), _example_options(shape)
+                tensors, options = example_tensors(shape, transposed=transposed), example_options(shape)
                 with torch.enable_grad():
                     out = self(*tensors, **options)
                 if shape.direction is Direction.BACKWARD:
@@ -276,67 +281,6 @@ class Dispatcher(Engine):
 def _forget(fast_path: FastPath, bound: BoundCall) -> None:
     """Add nothing to the fast path: the call does not repeat."""
     del fast_path, bound
-
-
-def _require_callable(shape: AttentionShape) -> None:
-    """Check that a call of `attention` can have this shape.
-
-    Raises:
-        UsageError: none can.
-    """
-    require_shape(shape)
-    if shape.dtype == FP8:
-        raise UsageError(
-            f"`attention` takes no 8-bit tensors, but got {shape.label}. Warm up with a call of attention_fp8."
-        )
-    if shape.causal is Causal.LOWER_RIGHT and shape.seqlen_q != shape.seqlen_k:
-        raise UsageError(
-            f"`attention` aligns the causal mask to the upper left, but got {shape.label}. Warm up another shape."
-        )
-
-
-def _require_gpu() -> None:
-    if KERNEL_DEVICE == "cuda" and not torch.cuda.is_available():
-        raise NoDeviceError(
-            "Warming up runs kernels on a GPU, but PyTorch sees none here. Call it where the model runs; "
-            "`explain(shape, device=...)` answers for a device that is not here."
-        )
-
-
-def _example_tensors(shape: AttentionShape, *, transposed: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value of this shape on the current GPU; transposed: laid out [batch, length, heads,
-    head_dim]."""
-
-    def example(heads: int, length: int, dim: int) -> Tensor:
-        sizes = (shape.batch, length, heads, dim) if transposed else (shape.batch, heads, length, dim)
-        tensor = torch.zeros(sizes, dtype=getattr(torch, shape.dtype), device=KERNEL_DEVICE)
-        tensor = tensor.transpose(1, 2) if transposed else tensor
-        return tensor.requires_grad_(shape.direction is Direction.BACKWARD)
-
-    return (
-        example(shape.num_heads, shape.seqlen_q, shape.head_dim),
-        example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim),
-        example(shape.num_heads_kv, shape.seqlen_k, shape.head_dim_v),
-    )
-
-
-def _example_options(shape: AttentionShape) -> dict[str, Any]:
-    """Return what a call of this shape passes besides the tensors.
-
-    Raises:
-        UsageError: it is nothing that PyTorch's signature has.
-    """
-    features = shape.features
-    if features.names - {MaskKind.BOOLEAN, MaskKind.ADDITIVE, "dropout"}:
-        raise UsageError(
-            f"`attention` serves masks and dropout alone, but got {features.label!r}. Call the entry point that "
-            "serves these features once instead."
-        )
-    options: dict[str, Any] = {"is_causal": shape.causal is not Causal.NONE, "enable_gqa": shape.group_size > 1}
-    if features.mask is not MaskKind.NONE:
-        dtype = torch.bool if features.mask is MaskKind.BOOLEAN else getattr(torch, shape.dtype)
-        options["attn_mask"] = torch.ones(shape.seqlen_q, shape.seqlen_k, dtype=dtype, device=KERNEL_DEVICE)
-    return options | ({"dropout_p": 0.5} if features.dropout else {})
 
 
 attention = Dispatcher()

@@ -3,16 +3,12 @@
 `Dispatcher` adds the signature of PyTorch's attention to this.
 """
 
-import os
-import threading
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from blocktune.kernels.files.signature import trusted_key, warn_of_unused_key
-from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.autograd import KernelCall, draw
@@ -24,7 +20,7 @@ from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.padding import PaddedCall, needs_padding, padded
-from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPlan
+from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
     call_obstacle,
@@ -33,18 +29,14 @@ from blocktune.runtime.dispatch.obstacles import (
     is_symbolic,
     needs_gradients,
 )
-from blocktune.runtime.dispatch.resolver import MAX_PLANS, Resolver
+from blocktune.runtime.dispatch.resolver import MAX_PLANS
 from blocktune.runtime.dispatch.sdpa_arguments import autocast_tensors, with_positive_scale
-from blocktune.runtime.dispatch.snapshot import Snapshot
+from blocktune.runtime.dispatch.sourced_engine import SourcedEngine
 from blocktune.runtime.dispatch.torch_math import is_sdpa_call, mathematics, mathematics_gradients
-from blocktune.runtime.store_reader.background import MAX_SECONDS
-from blocktune.runtime.store_reader.sources import ConfigSource, default_source, require_source
+from blocktune.runtime.store_reader.sources import ConfigSource
 
 Plans = tuple[KernelPlan, KernelPlan | None]
 """Of the forward, and of the backward if a gradient is needed."""
-
-FOR_KERNELS = PlanUse(sums=True)
-"""A plan whose calls PyTorch computes only where no kernel of ours does."""
 
 Results = tuple[Tensor, Tensor | None]
 """Output and log-sum-exp."""
@@ -54,89 +46,12 @@ class NotServedError(BlocktuneError):
     """None of our kernels serves a call that is to be theirs alone."""
 
 
-class Engine:
-    """Plans from the configs of a source. Threads may share it, and it survives a fork. The arguments are those of
-    `Dispatcher`.
-
-    Raises:
-        UsageError: `source` is no source, such as a path.
-    """
+class Engine(SourcedEngine):
+    """Plans for calls from the configs of a source. The arguments are those of `Dispatcher`."""
 
     def __init__(self, source: ConfigSource | None = None, *, strict: bool = False) -> None:
-        self._strict = strict
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
-        self._source = default_source() if source is None else source
-        require_source(self._source)
+        super().__init__(source, strict=strict)
         self._number = register_engine(self)  # by which compiled graphs name it
-        self._begin(self._snapshot())
-
-    @property
-    def source(self) -> ConfigSource:
-        """Where configs come from."""
-        return self._source
-
-    @property
-    def strict(self) -> bool:
-        """Whether only exact measurements are taken."""
-        return self._strict
-
-    @property
-    def resolver(self) -> Resolver:
-        """What has been decided so far; another one takes its place when configs have come."""
-        return self._resolver
-
-    def use(self, source: ConfigSource) -> None:
-        """Take configs from this source from now on, and forget all plans. Waits as `reload` does.
-
-        Raises:
-            UsageError: it is no source.
-        """
-        require_source(source)
-        self._source = source
-        self.reload()
-
-    def reload(self) -> None:
-        """Read the source again for the devices seen so far, then forget all plans.
-
-        Waits for what is read, up to `MAX_SECONDS`. Calls in other threads go on with what they have meanwhile.
-        """
-        snapshot = self._snapshot()
-        for device in self._resolver.snapshot.devices:
-            snapshot.begin(device)
-        for device in snapshot.devices:
-            snapshot.table(device, MAX_SECONDS)
-        self._begin(snapshot)
-
-    def _snapshot(self) -> Snapshot:
-        """Return a new snapshot of the source; a strict dispatcher takes signed files alone if the user has named a
-        key."""
-        key = trusted_key()
-        if key is not None and not self._strict:
-            warn_of_unused_key(key)
-        return Snapshot(self._source, self._renew, key if self._strict else None)
-
-    def _begin(self, snapshot: Snapshot) -> None:
-        with self._miss_lock():
-            self._resolver = Resolver(snapshot, strict=self._strict)
-            self._checked: set[Any] = set()  # kinds of calls whose values were looked at
-
-    def _renew(self, snapshot: Snapshot) -> None:
-        """Forget the plans if they were made without what has been read since. Any thread may call it."""
-        with self._miss_lock():
-            if self._resolver.snapshot is snapshot and self._resolver.late != snapshot.late:
-                self._resolver = self._resolver.renew()
-
-    def _settle(self, device: DeviceSpec | int | None) -> None:
-        """Wait until the source is read for a device, or the one with a CUDA index, up to `MAX_SECONDS`: what is
-        decided then stays. None is the current device."""
-        with self._miss_lock():
-            snapshot = self._resolver.snapshot
-            spec = device if isinstance(device, DeviceSpec) else self._resolver.device(device)
-            configs = snapshot.begin(spec) if isinstance(spec, DeviceSpec) else None
-        if configs is not None:
-            configs.rows(MAX_SECONDS)  # without the lock: calls go on meanwhile
-            self._renew(snapshot)
 
     def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None:
         """Return what serves a call with these options and tensors, if such a call was made before (`attend`)."""
@@ -303,26 +218,6 @@ class Engine:
         forward = self.plan(query, key, value, call, Direction.FORWARD, use)
         return forward if isinstance(forward, TorchPlan) else (forward, backward)
 
-    def plan(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, direction: Direction, use: PlanUse = FOR_KERNELS
-    ) -> Plan:
-        """Return the plan of one direction."""
-        place = call.plan_key(query, key, value, direction, use)
-        plan = self._resolver.plans.get(place)
-        if plan is None:
-            with self._miss_lock():
-                resolver = self._resolver
-                plan = resolver.plans.get(place) or resolver.resolve(place, query, key, value, call, direction, use)
-        return plan
-
-    def torch_plan(self, reason: str) -> TorchPlan:
-        """Return the plan of calls that are PyTorch's for a reason that does not depend on configs."""
-        plan = self._resolver.plans.get(reason)
-        if isinstance(plan, TorchPlan):
-            return plan
-        with self._miss_lock():
-            return self._resolver.torch_plan(reason)
-
     def forward(
         self,
         query: Tensor,
@@ -384,13 +279,6 @@ class Engine:
         if isinstance(forward, KernelPlan) and isinstance(backward, KernelPlan):
             return forward, backward
         return None
-
-    def _miss_lock(self) -> threading.RLock:
-        """Return the lock that only misses take. A forked child may have inherited it locked by a thread that it does
-        not have."""
-        if os.getpid() != self._pid:
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        return self._lock
 
 
 def with_new_seed(call: Call, device: torch.device) -> Call:

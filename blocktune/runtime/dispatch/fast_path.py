@@ -16,8 +16,8 @@ from torch import Tensor, float32, is_grad_enabled
 from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.runtime.dispatch.guards import Guard, is_watched, make_guard, never, while_unchanged
-from blocktune.runtime.dispatch.kinds import ALIGNMENT_BYTES, rounds_products
+from blocktune.runtime.dispatch.launches.guards import Guard, is_watched, make_guard, never, while_unchanged
+from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES, rounds_products
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.obstacles import is_capturing
 

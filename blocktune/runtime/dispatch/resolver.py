@@ -214,7 +214,7 @@ class Resolver:
             raise  # no fault of the config: PyTorch would need the same memory
         except Exception as error:  # compilers and drivers raise what they like
             problem = f"{config.label} does not launch: {type(error).__name__}: {error}"
-            logger.warning("%s: %.500s. The next rung is taken.", shape.label, problem)
+            logger.warning("%s: %.500s. The next source is taken.", shape.label, problem)
         else:
             problem = trial.problem(config, rows)
             if problem is None:

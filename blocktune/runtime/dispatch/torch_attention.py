@@ -36,7 +36,7 @@ from torch.backends import cuda as backends
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from blocktune.runtime.dispatch.kinds import ALIGNMENT_BYTES
+from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES
 from blocktune.runtime.dispatch.obstacles import needs_gradients
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments, with_positive_scale
 

@@ -37,12 +37,12 @@ def measured_reason(candidate: Candidate[Any, Any], noun: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Generic[ProblemT, ConfigT]):
-    """Which rung of the ladder serves a call, and why no higher one does; of attention unless the types say otherwise.
+    """Which source of the ladder serves a call, and why no higher one; of attention unless the types say otherwise.
 
     shape: None where the tensors are not an attention problem that we know.
     tuned_for: what the config was tuned for.
     time_us: the time measured there.
-    passed_over: the reasons of higher rungs.
+    passed_over: the reasons of higher sources.
     compared: what the config and its rivals are expected to take, where that decided.
     warnings: what was wrong with the sources.
     device: the `DeviceSpec.key` of the device whose configs were looked up; None where no lookup was made.
@@ -102,7 +102,7 @@ class Explanation(Generic[ProblemT, ConfigT]):
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
 
     def _repr_html_(self) -> str:
-        """Return a table for a notebook: what serves the call, then why each higher rung does not."""
+        """Return a table for a notebook: what serves the call, then why each higher source does not."""
         rows = {str(self.rung): f"{self.label}: {self.reason}"}
         rows |= {str(rejection.rung): rejection.reason for rejection in self.passed_over}
         rows |= {f"rival {number}": rival.label for number, rival in enumerate(self.compared[1 : SHOWN_RIVALS + 1], 1)}

@@ -1,4 +1,4 @@
-"""Which config serves a shape of attention: the offers of the ladder's rungs, in the order in which they are taken.
+"""Which config serves a shape of attention: the offers of the ladder's sources, in the order in which they are taken.
 
 A prediction of this very shape comes before `expected`, where there is that, since the same decision chose it with the
 compiled code in hand. Every config is checked against the limits of this device before it counts. A strict caller goes
@@ -81,7 +81,7 @@ def climb_down(
     block_sizes: tuple[int, int] | None = None,
     competes: bool = True,
 ) -> Iterator[Candidate | Rejection]:
-    """Yield the configs to try for a shape, best first, with the reasons of the rungs and configs passed over.
+    """Yield the configs to try for a shape, best first, with the reasons of the sources and configs passed over.
 
     A rejection of `Rung.SDPA` is the last one: PyTorch's kernel is to serve the shape.
 

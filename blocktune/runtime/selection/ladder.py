@@ -86,7 +86,7 @@ class Candidate(Generic[ProblemT, ConfigT]):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a rung has no config to offer, or not this one."""
+    """Why a source has no config to offer, or not this one."""
 
     rung: Rung
     reason: str
@@ -97,7 +97,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Offer(Generic[ProblemT, ConfigT]):
-    """What a rung has for a call. absence: why, if it has nothing."""
+    """What a source has for a call. absence: why, if it has nothing."""
 
     rung: Rung
     candidates: Sequence[Candidate[ProblemT, ConfigT]]
@@ -163,11 +163,11 @@ def climb(
     refusal: str = "",
     fit: Callable[[Candidate[ProblemT, ConfigT]], Candidate[ProblemT, ConfigT] | str] = lambda candidate: candidate,
 ) -> Iterator[Candidate[ProblemT, ConfigT] | Rejection]:
-    """Yield the configs to try for a call, best first, with the reasons of the rungs and configs passed over.
+    """Yield the configs to try for a call, best first, with the reasons of the sources and configs passed over.
 
     Args:
-        offers: of the rungs, in the order in which they are taken.
-        last: the last rung that may serve.
+        offers: of the sources, in the order in which they are taken.
+        last: the last source that may serve.
         refusal: why lower ones may not.
         fit: returns a candidate as it fits the call and the device, or why it does not.
     """

@@ -144,16 +144,15 @@ def _rows(name: str, document: Mapping[str, Any], *, autotuned: bool) -> list[Ro
             | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
             | values_of(best)
             for best in _unchanged(name, document["bests"], device_key, environments)
-            if is_autotuned(best) is autotuned
+            if is_launch_problem(best["shape"]) is autotuned
         ]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise StoreError(f"{name} lacks what exported results have ({reason:.300}). Export it again.") from error
 
 
-def is_autotuned(best: Any) -> bool:
-    """Return whether a winner is of an autotuned kernel, whose `shape` is the kernel's name and the key of a call."""
-    shape = best.get("shape") if isinstance(best, dict) else None
+def is_launch_problem(shape: Any) -> bool:
+    """Return whether the `shape` of a row is of an autotuned kernel: its name and the key of a call."""
     return isinstance(shape, dict) and "problem" in shape
 
 

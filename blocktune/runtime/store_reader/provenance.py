@@ -49,7 +49,7 @@ MAX_DISTANCE = 6.0
 """How far a neighbour may be. Lengths a factor 8 away on both sides are; beyond it a default is the better guess."""
 
 MAX_NEIGHBOURS = 4
-"""How many neighbours a rung tries; each may cost a compilation when it fails at launch."""
+"""How many neighbours a source tries; each may cost a compilation when it fails at launch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,9 +88,9 @@ def autotune(
         use_cuda_graph: likewise.
         do_bench: times a launch in milliseconds, instead of the race: `do_bench(launch, quantiles=...)`.
         cache_results: ignored, accepted for compatibility; results are always kept.
-        accept: the last rung that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
+        accept: the last source that serves a call without measuring: `exact`, `other_driver`, `other_compiler`,
             `same_capability` or `nearest`.
-        strict: a call that no accepted rung serves is an error; nothing is tuned.
+        strict: a call that no accepted source serves is an error; nothing is tuned.
         isolate: candidates run in a child process, on copies of the arguments.
         l2: `cold` or `warm`, the state of the L2 cache in which a launch is timed.
         max_spill_bytes: a config whose threads spill more bytes is not measured, unless all do.

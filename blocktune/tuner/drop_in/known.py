@@ -15,7 +15,7 @@ KernelCandidate = Candidate[LaunchProblem, LaunchConfig]
 
 
 def known_choice(call: AutotunedCall, device: DeviceSpec, *, last: Rung) -> KernelExplanation | None:
-    """Return the choice that is known of a call, no further down than a rung."""
+    """Return the choice that is known of a call, no further down than a source."""
     given = frozen_winners(call.name, call.source_hash, device)
     offers = kernel_offers(given, lambda: stored_winners(call.name, call.source_hash, device), call.listed_problem)
     passed_over: list[Rejection] = []

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from blocktune.db.exchange.document import document_from
-from blocktune.db.exchange.importing import records_from
-from blocktune.db.records.records import Best, Trial
+from blocktune.db.exchange.importing import records_in
+from blocktune.db.records.records import AnyBest, AnyTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
@@ -24,18 +24,18 @@ Packed = Mapping[str, Any]
 Send = Callable[[dict[str, Any]], None]
 
 
-def packed(device: DeviceSpec, trials: Sequence[Trial], bests: Iterable[Best] = ()) -> Packed:
+def packed(device: DeviceSpec, trials: Sequence[AnyTrial], bests: Iterable[AnyBest] = ()) -> Packed:
     """Return records of one GPU as plain values."""
     return {"document": document_from(device, bests, trials), "gpu": device.uuid}
 
 
-def unpacked(message: Packed) -> tuple[list[Trial], list[Best]]:
+def unpacked(message: Packed) -> tuple[list[AnyTrial], list[AnyBest]]:
     """Return the records that `packed` described.
 
     Raises:
         ImportRejectedError: a field breaks a rule.
     """
-    bests, trials = records_from(message["document"])
+    bests, trials = records_in(message["document"])
     gpu = message["gpu"]
     return (
         [replace(trial, device=replace(trial.device, uuid=gpu)) for trial in trials],
@@ -59,7 +59,7 @@ class StreamedStore(ResultStore):
 
     send: Send
 
-    def put_all(self, trials: Iterable[Trial], bests: Iterable[Best]) -> None:
+    def put_all(self, trials: Iterable[AnyTrial], bests: Iterable[AnyBest]) -> None:
         kept_trials, kept_bests = tuple(trials), tuple(bests)
         super().put_all(kept_trials, kept_bests)
         for trial in kept_trials:
@@ -67,7 +67,7 @@ class StreamedStore(ResultStore):
         for best in kept_bests:
             self.send({"records": packed(best.device, [], [best])})
 
-    def set_best(self, best: Best) -> bool:
+    def set_best(self, best: AnyBest) -> bool:
         stored = super().set_best(best)
         if stored:
             self.send({"records": packed(best.device, [], [best])})

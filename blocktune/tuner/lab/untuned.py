@@ -22,7 +22,7 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.kernels.values.shape import AttentionShape
+from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.runtime.selection.correction import DeviceCorrection, LogRatio, Measured, RelativeConfig, Trust
 from blocktune.runtime.selection.expectation import Estimator
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down
@@ -31,7 +31,6 @@ from blocktune.runtime.selection.untuned import Untuned
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.measured_shapes import promising, recorded_best, recorded_sweep
-from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
 
 GRID = {"drift": (0.04, 0.06, 0.08, 0.1), "shift": (0.5, 0.75, 1.0), "doubt": (0.1, 0.15, 0.2)}
@@ -42,6 +41,10 @@ JUDGED = 8
 
 HIGHEST = 0.5
 """Logarithms of ratios above this one count as this: how slow a config is that is not taken does not matter."""
+
+FEW_QUERIES = 16
+FAMILIES = ("forward, full", "forward, causal", "backward", "decoding")
+"""Families of shapes."""
 
 
 class Without(StrEnum):
@@ -251,3 +254,12 @@ def _defaults(sweep: _Scored) -> Iterator[KernelConfig]:
 
 def _slowdown(sweep: _Scored, config: KernelConfig) -> float:
     return sweep.scores[config] / min(sweep.scores.values())
+
+
+def family_of(shape: AttentionShape) -> str:
+    """Return which of `FAMILIES` a shape belongs to."""
+    if shape.direction is Direction.BACKWARD:
+        return "backward"
+    if shape.seqlen_q <= FEW_QUERIES < shape.seqlen_k:
+        return "decoding"
+    return "forward, full" if shape.causal is Causal.NONE else "forward, causal"

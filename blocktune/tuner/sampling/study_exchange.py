@@ -16,10 +16,9 @@ from optuna.study import Study
 from sqlalchemy.engine import make_url
 
 from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, Document
-from blocktune.db.records.records import ConfigT, Environment, Trial
+from blocktune.db.records.records import AnyTrial, ConfigT, Environment, problem_label
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import ImportRejectedError
-from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.space import ConfigSpace
 from blocktune.tuner.sampling.parameters import Parameters
 from blocktune.tuner.sampling.study_proposals import StudyProposals
@@ -49,7 +48,7 @@ def study_of(
     return study
 
 
-def write_studies(trials: Iterable[Trial], url: str) -> dict[str, int]:
+def write_studies(trials: Iterable[AnyTrial], url: str) -> dict[str, int]:
     """Write stored trials as studies, one for every shape and environment; trials that are there already stay.
 
     Returns:
@@ -58,16 +57,16 @@ def write_studies(trials: Iterable[Trial], url: str) -> dict[str, int]:
     Raises:
         StoreError: the storage cannot be opened, or the database holds something else.
     """
-    groups: dict[tuple[str, str, AttentionShape], list[Trial]] = {}
+    groups: dict[tuple[str, str, str], list[AnyTrial]] = {}
     for trial in trials:
-        groups.setdefault((trial.device.key, trial.environment.digest, trial.shape), []).append(trial)
+        groups.setdefault((trial.device.key, trial.environment.digest, problem_label(trial.shape)), []).append(trial)
     return dict(_write_study(own, url) for own in groups.values())
 
 
-def _write_study(trials: Sequence[Trial], url: str) -> tuple[str, int]:
+def _write_study(trials: Sequence[AnyTrial], url: str) -> tuple[str, int]:
     parameters = Parameters(ConfigSpace(feasible=tuple(dict.fromkeys(trial.config for trial in trials))))
     first = trials[0]
-    study = study_of(url, first.device, first.environment, first.shape.label, parameters)
+    study = study_of(url, first.device, first.environment, problem_label(first.shape), parameters)
     proposals = StudyProposals(study, parameters)
     for trial in trials:
         proposals.recall(trial.config, score_of(trial), trial)

@@ -5,7 +5,6 @@ from typing import Any
 
 from blocktune.db.exchange.document import document_from
 from blocktune.db.records.records import AnyTrial, Outcome
-from blocktune.kernels.values.shape import AttentionShape
 
 RECORD = "record"
 """The user attribute that holds all of a trial, as an export has it."""
@@ -33,8 +32,7 @@ def user_attributes(trial: AnyTrial) -> dict[str, Any]:
         "spill_bytes": None if compiled is None else compiled.spill_bytes,
         "shared_bytes": None if compiled is None else compiled.shared_bytes,
     }
-    if isinstance(trial.shape, AttentionShape):  # no import takes trials of autotuned kernels
-        (facts[RECORD],) = document_from(trial.device, (), (trial,))["trials"]
+    (facts[RECORD],) = document_from(trial.device, (), (trial,))["trials"]
     return {name: value for name, value in facts.items() if value not in (None, "", [])}
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from blocktune.db.records.records import Best, Outcome
+from blocktune.db.records.records import AnyBest, Outcome, problem_json
 from blocktune.kernels.values.config import KernelConfig
+from blocktune.runtime.autotuned.config import LaunchConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,7 @@ class Recheck:
     problem: why it has no time now.
     """
 
-    config: KernelConfig
+    config: KernelConfig | LaunchConfig
     role: str
     before_us: float | None
     after_us: float | None
@@ -44,12 +45,14 @@ class Recheck:
 class Verification:
     """One winner, verified.
 
+    label: of its shape or call. before: None where a call was measured for the first time.
     after: who wins now; None, and the winner forgotten, where it is wrong and nothing that was timed again is right.
     verified: whether the measuring decided; if not, the winner stays as it was stored. reason: of either.
     """
 
-    before: Best
-    after: Best | None
+    label: str
+    before: AnyBest | None
+    after: AnyBest | None
     rechecks: tuple[Recheck, ...]
     reason: str
     seconds: float
@@ -61,14 +64,20 @@ class Verification:
         return any(each.role == "winner" and each.outcome is Outcome.WRONG_RESULT for each in self.rechecks)
 
     def to_json(self) -> dict[str, Any]:
-        after = self.after
+        before, after = self.before, self.after
+        known = before or after
+        assert known is not None
         return {
-            "shape": self.before.shape.to_json() | {"label": self.before.shape.label},
-            "before": {"config": self.before.config.to_json(), "time_us": self.before.time_us},
-            "after": None if after is None else {"config": after.config.to_json(), "time_us": after.time_us},
-            "changed": after is None or after.config != self.before.config,
+            "shape": problem_json(known.shape) | {"label": self.label},
+            "before": _winner_json(before),
+            "after": _winner_json(after),
+            "changed": before is None or after is None or after.config != before.config,
             "verified": self.verified,
             "reason": self.reason,
             "rechecks": [each.to_json() for each in self.rechecks],
             "seconds": round(self.seconds, 3),
         }
+
+
+def _winner_json(best: AnyBest | None) -> dict[str, Any] | None:
+    return None if best is None else {"config": best.config.to_json(), "time_us": best.time_us}

@@ -96,9 +96,16 @@ def verify(
     objective = Objective(best.objective)
     again = _measured_again(subject, able, store, compiler, runner, on_progress, objective)
     rechecks = tuple(_recheck(config, roles, best, earlier, again, device) for config in roles)
-    found = Verification(before=best, after=best, rechecks=rechecks, reason=_why_unverified(best, again), seconds=0.0)
+    found = Verification(
+        label=best.shape.label,
+        before=best,
+        after=best,
+        rechecks=rechecks,
+        reason=_why_unverified(best, again),
+        seconds=0.0,
+    )
     if not found.reason:
-        found = _settled(found, subject, again, store)
+        found = _settled(found, best, subject, again, store)
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -121,10 +128,12 @@ def _why_unverified(best: Best, again: _Again) -> str:
     return "nothing that was timed again runs here" if again.result is None and not wrong else ""
 
 
-def _settled(found: Verification, subject: AttentionSubject, again: _Again, store: ResultStore) -> Verification:
+def _settled(
+    found: Verification, best: Best, subject: AttentionSubject, again: _Again, store: ResultStore
+) -> Verification:
     """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
     if again.result is None:
-        store.remove_best(found.before)
+        store.remove_best(best)
         return replace(
             found, after=None, verified=True, reason="nothing that was timed again computes the right result"
         )

@@ -1,39 +1,16 @@
 """Whether the stored winner of an autotuned call still wins, and still computes what the first config does."""
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
 
-from blocktune.db.records.records import KernelBest, KernelTrial, Outcome
+from blocktune.db.records.records import KernelBest, KernelTrial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.runtime.autotuned.call import AutotunedCall
-from blocktune.runtime.autotuned.config import KernelProblem
+from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.tuner.search.arguments import SearchOptions
-from blocktune.tuner.search.report import TuningReport
 from blocktune.tuner.search.tune_launch import tune_launch
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchVerification:
-    """A call measured again. before: the winner that was stored; None where there was none. again: how that one did
-    now."""
-
-    before: KernelBest | None
-    again: KernelTrial | None
-    report: TuningReport
-
-    @property
-    def problem(self) -> str | None:
-        """What is wrong with the results of the winner that was stored, if anything is."""
-        is_wrong = self.again is not None and self.again.outcome is Outcome.WRONG_RESULT
-        return self.again.error if self.again is not None and is_wrong else None
-
-    @property
-    def loss(self) -> float | None:
-        """How much longer the winner that was stored takes than the one now, as a part of its time."""
-        now_us = self.report.best.time_us
-        if self.again is None or self.again.time_us is None or not now_us:
-            return None
-        return float(self.again.time_us / now_us - 1)
+from blocktune.tuner.upkeep.verification import Recheck, Verification
 
 
 def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -> KernelBest | None:
@@ -42,12 +19,13 @@ def stored_winner(call: AutotunedCall, device: DeviceSpec, store: ResultStore) -
 
 
 def verify_launch(
-    call: AutotunedCall, device: DeviceSpec, store: ResultStore, before: KernelBest | None
-) -> LaunchVerification:
+    call: AutotunedCall, label: str, device: DeviceSpec, store: ResultStore, before: KernelBest | None
+) -> Verification:
     """Measure all configs of a call again, and store who wins now.
 
     Args:
         call: the call.
+        label: what people know it by.
         device: the GPU that is here.
         store: where the winner is.
         before: the winner that was stored.
@@ -55,12 +33,54 @@ def verify_launch(
     Raises:
         NoFeasibleConfigError: no config runs and computes what the first one does.
     """
+    started, problem = time.monotonic(), KernelProblem(call.name, call.problem)
+
+    def trials_of(best: KernelBest) -> list[KernelTrial]:
+        return store.trials(device, problem, environment=best.environment, kernel_hash=call.source_hash)
+
+    then = {} if before is None else _times(trials_of(before)) | {before.config: before.time_us}
     report = tune_launch(call, device, store, SearchOptions(sampler="enumeration"), afresh=True)
-    trials = store.trials(
-        device,
-        KernelProblem(call.name, call.problem),
-        environment=report.best.environment,
-        kernel_hash=call.source_hash,
+    rechecks = tuple(_rechecks(call, before, then, trials_of(report.best)))
+    return Verification(
+        label=label,
+        before=before,
+        after=report.best,
+        rechecks=rechecks,
+        reason=report.reason + _loss(before, report.best, rechecks),
+        seconds=time.monotonic() - started,
+        verified=True,
     )
-    again = next((trial for trial in trials if before is not None and trial.config == before.config), None)
-    return LaunchVerification(before, again, report)
+
+
+def _times(trials: Iterable[KernelTrial]) -> dict[LaunchConfig, float | None]:
+    return {trial.config: trial.time_us for trial in trials}
+
+
+def _rechecks(
+    call: AutotunedCall,
+    before: KernelBest | None,
+    then: dict[LaunchConfig, float | None],
+    again: Iterable[KernelTrial],
+) -> Iterable[Recheck]:
+    """Yield each config then and now: those of the list, and a winner from beyond it."""
+    roles = dict.fromkeys(call.configs, "runner-up") | {call.default: "default"}
+    if before is not None:
+        roles[before.config] = "winner"
+    for trial in again:
+        if trial.config in roles:
+            yield Recheck(
+                config=trial.config,
+                role=roles[trial.config],
+                before_us=then.get(trial.config),
+                after_us=trial.time_us,
+                outcome=trial.outcome,
+                problem=trial.error,
+            )
+
+
+def _loss(before: KernelBest | None, after: KernelBest, rechecks: Iterable[Recheck]) -> str:
+    """Return how much longer the stored winner takes than the one now, where that is another one."""
+    old_us = next((each.after_us for each in rechecks if each.role == "winner"), None)
+    if before is None or before.config == after.config or not old_us or not after.time_us:
+        return ""
+    return f"; the stored one takes {old_us / after.time_us - 1:.1%} longer"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.explain.ladder import _command
-from blocktune.cli.explain.ladder_file import LadderFile, ladder_tables, read_ladder
+from blocktune.cli.explain.ladder_file import LadderFile, read_ladder
 from blocktune.db.records.records import Environment, Outcome
 from blocktune.kernels.files.variables import COMMIT
 from blocktune.kernels.hardware.device import device_named
@@ -20,6 +20,7 @@ from blocktune.tuner.compare.ladder import Ladder, climb
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from tools.pages.pages import NO_LADDER, with_results
+from tools.pages.searches.ladder_tables import ladder_tables
 
 LADDER = ("ladder", "--seq", 8192, "--dim", 64, "--device", "h200")
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.13")

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab import untuned_file
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Direction
 from tools.bench.drawn_shapes import drawn, over_fastest
 from tools.pages.pages import with_results
+from tools.pages.searches import drawn_tables
 
 
 def test_a_seed_names_its_shapes_and_kernels_compute_all_of_them() -> None:
@@ -46,8 +46,8 @@ def row(label: str, seqlen_q: int, loss: float, *, slower: bool = False) -> dict
 
 def test_the_table_begins_with_the_greatest_loss_and_sums_up(tmp_path: Path) -> None:
     document = {
-        "format": untuned_file.DRAWN_FORMAT,
-        "schema": untuned_file.SCHEMA,
+        "format": drawn_tables.FORMAT,
+        "schema": drawn_tables.SCHEMA,
         "created_at": "2026-11-26T12:00:00+00:00",
         "commit": "0123456789abcdef",
         "device": "NVIDIA H200",
@@ -61,4 +61,4 @@ def test_the_table_begins_with_the_greatest_loss_and_sums_up(tmp_path: Path) -> 
     assert page.index("| few |") < page.index("| long |")
     assert "geometric mean 1.066, 95th percentile 1.210, worst 1.210, decoding and few queries alone 1.100 (2)" in page
     assert "Tuning made 1 of them slower" in page
-    assert untuned_file.NOTHING_DRAWN in with_results("<!-- results a.drawn.json -->\n<!-- /results -->", tmp_path)
+    assert drawn_tables.NOTHING_DRAWN in with_results("<!-- results a.drawn.json -->\n<!-- /results -->", tmp_path)

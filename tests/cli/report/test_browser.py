@@ -11,16 +11,12 @@ import pytest
 from blocktune.db.records.records import Outcome
 from blocktune.tuner.lab.sweep_file import load_sweep, save_sweep
 from blocktune.tuner.profile.counter_file import CounterFile
-from tests.support.pages.browser import Page, chromium
+from tests.support.pages.browser import Page
 from tests.support.pages.reports import DENSE, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report
 
+pytestmark = pytest.mark.xdist_group("report")
+
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

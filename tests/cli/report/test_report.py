@@ -21,6 +21,8 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
 from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report
 
+pytestmark = pytest.mark.xdist_group("report")
+
 MAX_BYTES = 3_000_000
 BLOCK = re.compile(r'<script type="application/gzip" id="([a-z0-9-]+)">([A-Za-z0-9+/=]*)</script>')
 

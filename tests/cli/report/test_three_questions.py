@@ -7,15 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages.browser import STEP_MS, TRIES, Page, chromium
+from tests.support.pages.browser import STEP_MS, TRIES, Page
+
+pytestmark = pytest.mark.xdist_group("report")
 
 SLOW_TILE = "#heat-0 [aria-label*='config: flash_fwd_hopper 256x128 w4 s4']"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module", params=[1440, 390], ids=["desk", "phone"])

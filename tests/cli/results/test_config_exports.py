@@ -4,8 +4,14 @@ import ast
 import json
 from pathlib import Path
 
+import pytest
+
+from blocktune.db.records.records import Best
+from blocktune.db.store import ResultStore
 from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.shape_defaults import complete_shape
+from tests.cli.results.test_upkeep import trial_of
+from tests.support.stores.frozen_files import KERNEL, autotuned_winner
 
 
 def test_triton_configs_go_to_a_file(tune, winner, tmp_path: Path) -> None:
@@ -44,6 +50,31 @@ def test_each_format_goes_to_stdout(tune, winner) -> None:
     assert next(iter(json.loads(texts["vllm"]))).startswith("kernel=flash_fwd,")
     assert json.loads(texts["flex"])["device"] == "NVIDIA H200"
     assert json.loads(texts["json"])["format"] == "blocktune-results"
+
+
+@pytest.mark.parametrize(("format_", "what"), [("vllm", "1 winner"), ("csv", "1 trial")])
+def test_a_format_of_attention_says_what_it_leaves_out(tune, winner, tmp_path: Path, format_: str, what: str) -> None:
+    put_autotuned(tune, winner())
+    said = f"left out {what} of autotuned kernels, which `--format {format_}` cannot hold\n"
+    assert said in tune("export", tmp_path / "out", "--format", format_).stderr
+
+
+def test_triton_and_optuna_hold_every_kernel(tune, winner, tmp_path: Path) -> None:
+    put_autotuned(tune, winner())
+    result = tune("export", tmp_path / "configs.py", "--format", "triton")
+    assert result.stderr == f"wrote {tmp_path / 'configs.py'}\n"
+    assert KERNEL in (tmp_path / "configs.py").read_text()
+    studies = f"sqlite:///{tmp_path / 'studies.db'}"
+    assert len(json.loads(tune("export", studies, "--format", "optuna", "--json").stdout)["studies"]) == 2
+    tune.db = tmp_path / "other.db"
+    assert json.loads(tune("import", studies, "--json").stdout)["trials"] == 2
+
+
+def put_autotuned(tune, best: Best) -> None:
+    """Store a winner of attention and one of an autotuned kernel, with a trial of each."""
+    own = autotuned_winner(64)
+    with ResultStore.open(tune.db) as store:
+        store.put_all([trial_of(best), trial_of(own)], [best, own])
 
 
 def test_a_place_that_cannot_be_written_is_said(tune, winner, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer.main
@@ -20,6 +21,7 @@ from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.runtime.store_reader.sources import JsonConfigs
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.measure.protocol import PROTOCOL_VERSION
+from tests.support.stores.frozen_files import KERNEL, autotuned_winner
 
 
 def other_config(best: Best, block_m: int) -> KernelConfig:
@@ -132,6 +134,26 @@ def test_a_merge_into_a_database_of_its_own_says_what_was_left_out(tune, winner,
     assert result.stderr == (
         "stored 1 winner and 0 trials; left out 1 winner that lost to others and 0 trials not newer\n"
     )
+
+
+def test_winners_of_autotuned_kernels_are_merged_and_compared(tune, winner, tmp_path: Path) -> None:
+    for name, blocks in (("a.db", (64, 128)), ("b.db", (128, 256))):
+        tune.db = tmp_path / name
+        keep(tune, winner(), *map(autotuned_winner, blocks), *(trial_of(autotuned_winner(block)) for block in blocks))
+    tune("export", tmp_path / "b.json", "--trials")
+    found = json.loads(tune("diff", tmp_path / "a.db", tmp_path / "b.json", "--json").stdout)["differences"]
+    assert [(each["change"], each["shape"]["kernel"]) for each in found] == [("removed", KERNEL), ("added", KERNEL)]
+    tune.db = tmp_path / "fleet.db"
+    said = tune("merge", tmp_path / "a.db", tmp_path / "b.json").stderr
+    assert "left out 4 winners of autotuned kernels: --trust takes them" in said
+    assert json.loads(tune("list", "--json").stdout)["kernels"] == []
+    assert tune("merge", tmp_path / "a.db", tmp_path / "b.json", "--trust").exit_code == 0
+    listed = json.loads(tune("list", "--json").stdout)["kernels"]
+    assert [each["config"]["parameters"]["BLOCK"] for each in map(_best_of, listed)] == [64, 128, 256]
+
+
+def _best_of(listed: dict[str, Any]) -> dict[str, Any]:
+    return listed["best"]
 
 
 def test_what_is_merged_without_trust_is_borrowed(tune, winner, tmp_path: Path) -> None:

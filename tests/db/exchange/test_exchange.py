@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from blocktune.db.exchange.document import document_from, load_document, save_document
-from blocktune.db.exchange.importing import records_from
+from blocktune.db.exchange.importing import records_from, records_in
 from blocktune.db.exchange.merging import ImportCounts
-from blocktune.db.records.records import Best, Environment, Outcome, Regime, Trial
+from blocktune.db.records.records import Best, Environment, KernelBest, KernelTrial, Outcome, Regime, Trial
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.reading import DOCUMENT_BYTES
 from blocktune.kernels.hardware.device import device_named
@@ -39,6 +39,38 @@ def test_results_travel_whole(store: ResultStore, path: Path, trial: Trial, best
         for trust in (True, False):
             counts = other.import_json(document, trust=trust)
             assert counts == ImportCounts(bests=0, bests_kept=5, trials=0, trials_kept=2)
+
+
+def test_results_of_autotuned_kernels_travel_whole(
+    store: ResultStore, path: Path, kernel_trial: KernelTrial, kernel_best: KernelBest, best: Best, trial: Trial
+) -> None:
+    store.put_all([kernel_trial, trial], [kernel_best, best])
+    document = json.loads(json.dumps(store.export_json(trials=True)))
+    anonymous = replace(kernel_trial.device, uuid=None)
+    with ResultStore.open(path) as other:
+        other.import_json(document, trust=True)
+        assert other.export_json(trials=True) == document
+        assert other.kernel_bests() == [replace(kernel_best, device=anonymous)]
+        assert other.all_trials() == [replace(each, device=anonymous) for each in (trial, kernel_trial)]
+
+
+def test_a_stranger_s_winners_of_autotuned_kernels_are_left_out(
+    store: ResultStore, kernel_trial: KernelTrial, kernel_best: KernelBest
+) -> None:
+    document = document_from(kernel_best.device, [kernel_best], [kernel_trial])
+    store.import_json(document)
+    assert store.kernel_bests() == []
+    (found,) = store.all_trials()
+    assert found.imported
+
+
+@pytest.mark.parametrize("field", ["config", "default", "paper"])
+def test_a_config_of_another_kernel_is_refused(kernel_best: KernelBest, field: str) -> None:
+    document = document_from(kernel_best.device, [kernel_best], None)
+    (row,) = document["bests"]
+    row[field] = row["config"] | {"kernel": "package.module:other"}
+    with pytest.raises(ImportRejectedError, match=rf"bests\[0\].{field}.* a config of {kernel_best.shape.kernel}"):
+        records_in(document)
 
 
 def test_what_a_stranger_measured_is_not_measured_here(store: ResultStore, document: Document, best: Best) -> None:

@@ -14,9 +14,9 @@ from torch.nn.attention.flex_attention import FlexKernelOptions
 from blocktune.db.exchange.document import Document, document_from
 from blocktune.db.exchange.foreign_formats import ExportFormat, exported_files
 from blocktune.db.exchange.triton_module import TritonEntry, triton_module
-from blocktune.db.records.records import Best, KernelBest, Outcome, Trial
+from blocktune.db.records.records import AnyBest, Best, KernelBest, Outcome, Trial
 from blocktune.kernels.values.config import KernelConfig, Origin
-from blocktune.kernels.values.errors import NothingMeasuredError, UsageError
+from blocktune.kernels.values.errors import ImportRejectedError, NothingMeasuredError, UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig, LaunchProblem
@@ -25,7 +25,7 @@ TILE = KernelConfig("flash_fwd_hopper", 192, 128, 4, 4, extra=(("keep_p", 1),))
 SHAPE = AttentionShape(batch=4, num_heads=32, num_heads_kv=8, seqlen_q=4096, seqlen_k=4096, head_dim=64, head_dim_v=64)
 
 
-def document(*bests: Best, trials: tuple[Trial, ...] = ()) -> Document:
+def document(*bests: AnyBest, trials: tuple[Trial, ...] = ()) -> Document:
     return document_from(bests[0].device, bests, trials)
 
 
@@ -80,7 +80,7 @@ def test_tuned_functions_are_in_the_module_of_triton(best: Best, tmp_path: Path)
         time_us=5.0,
         default=config,
     )
-    _, text = only(exported_files(document(best), ExportFormat.TRITON, [user]))
+    _, text = only(exported_files(document(best, user), ExportFormat.TRITON))
     found = loaded(text, tmp_path).CONFIGS["my.module:softmax", problem.label]
     assert (found.kwargs, found.num_warps) == ({"BLOCK": 1024}, 8)
     assert [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import)][1:] == []
@@ -137,8 +137,8 @@ def test_a_winner_of_a_tuned_function_is_checked_before_it_is_written(best: Best
         time_us=5.0,
         default=config,
     )
-    with pytest.raises(UsageError, match="16 hexadecimal digits"):
-        exported_files(document(best), ExportFormat.TRITON, [user])
+    with pytest.raises(ImportRejectedError, match="16 hexadecimal digits"):
+        exported_files(document(best, user), ExportFormat.TRITON)
 
 
 def test_vllm_files_are_named_by_what_is_fixed_and_keyed_by_length(best: Best) -> None:

@@ -27,7 +27,8 @@ from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate
 from blocktune.runtime.selection.miss_file import append_misses, read_misses
 from blocktune.runtime.store_reader.export_file import rows_in_file, seal_of
-from blocktune.runtime.store_reader.sources import SqliteConfigs, read_source, usable_rows
+from blocktune.runtime.store_reader.sources import SqliteConfigs, read_source
+from blocktune.runtime.store_reader.usable_rows import usable_rows
 from tests.support.fakes.dispatch_fakes import H200, best, shape_like
 from tests.support.stores.frozen_files import KERNEL, SOURCE, autotuned_winner
 

@@ -20,8 +20,8 @@ from blocktune.runtime.store_reader.provenance import Reuse
 from blocktune.runtime.store_reader.sources import (
     JsonConfigs,
     SqliteConfigs,
-    usable_rows,
 )
+from blocktune.runtime.store_reader.usable_rows import usable_rows
 from tests.support.fakes.dispatch_fakes import (
     H200,
     best,

@@ -24,7 +24,7 @@ def drawn(seed: int, classes: int, each: int) -> list[Case]:
 
 @pytest.fixture(scope="module")
 def some() -> list[Case]:
-    return drawn(7, 40, 4)
+    return drawn(7, 40, 2)
 
 
 def test_a_case_is_what_its_document_says(some: list[Case]) -> None:
@@ -34,8 +34,8 @@ def test_a_case_is_what_its_document_says(some: list[Case]) -> None:
 
 
 def test_the_same_seed_draws_the_same_cases(some: list[Case]) -> None:
-    assert drawn(7, 3, 4) == some[:12]
-    assert drawn(8, 3, 4) != some[:12]
+    assert drawn(7, 3, 2) == some[:6]
+    assert drawn(8, 3, 2) != some[:6]
 
 
 def test_cases_differ(some: list[Case]) -> None:
@@ -60,7 +60,7 @@ def test_everything_that_a_cache_takes_is_drawn() -> None:
 
 
 def test_a_job_that_goes_on_draws_what_is_left_of_it(some: list[Case]) -> None:
-    assert [case for _, case in drawn_cases(some[0].kind, 0, 4, 2)] == some[2:4]
+    assert [case for _, case in drawn_cases(some[0].kind, 0, 2, 1)] == some[1:2]
 
 
 def test_every_multiple_of_8_and_other_widths_come_in_turns() -> None:

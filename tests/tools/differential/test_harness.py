@@ -111,6 +111,7 @@ def test_a_death_within_pytorchs_call_is_not_ours() -> None:
         assert ("UsageError: no" in records[-1]["message"]) == (verdict == "pytorch_dead")
 
 
+@pytest.mark.exhaustive
 def test_workers_that_cannot_start_are_named_and_end_the_run() -> None:
     records, problems = outcomes(Setup(device="cpu", subject="no_such_module"), [{"case": calls(None)[0]}])
     assert records == []

@@ -11,14 +11,15 @@ from blocktune.kernels.hopper.backward.layout import is_added_apart, runs_ahead
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.lab.model_fit import FAMILIES, fit_rows
 from blocktune.tuner.lab.racing import racing_row
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.replay_report import AS_GOOD, MEASUREMENTS, model_rows
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, sweep_files
+from blocktune.tuner.lab.untuned import FAMILIES
 from blocktune.tuner.measure.load import MIN_POWER_SECONDS
 from blocktune.tuner.measure.protocol import RACE_MARGIN
 from blocktune.tuner.search.strategies import DEFAULT
+from tools.pages.searches.model_fit import fit_rows
 
 pytestmark = pytest.mark.triton_free
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
+from tools.pages.document_tables import markdown_table
 
 SUFFIX = ".faults.json"
 """How the names of such files in results/ end."""

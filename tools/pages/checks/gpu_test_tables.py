@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import escaped, markdown_table
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.render import commit_sentence
 from blocktune.kernels.values.errors import UsageError
+from tools.pages.document_tables import commit_sentence, escaped, markdown_table
 
 SUITE, COSTS = ".gpu-tests.json", ".host-cost.json"
 SUFFIXES = (SUITE, COSTS)

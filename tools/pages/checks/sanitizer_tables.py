@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.json_files import read_document
+from tools.pages.document_tables import commit_sentence
 
 SUFFIX = ".sanitizer.json"
 """How the names of such files in results/ end."""
@@ -44,10 +45,6 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _caption(document: Mapping[str, Any]) -> str:
-    from blocktune.cli.output.render import (
-        commit_sentence,
-    )  # loads more than a machine with PyTorch and Triton alone has
-
     environment = document["environment"]
     software = ", ".join(f"{name} {environment[name]}" for name in ("torch", "triton", "driver") if environment[name])
     commit = commit_sentence(row.get("commit") for row in document["rows"])

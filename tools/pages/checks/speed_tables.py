@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.render import commit_sentence
 from blocktune.runtime.selection.pytorch_rival import FORMAT, MAX_EXTRA_US, MAX_RATIO, SCHEMA, SUFFIX
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 __all__ = ["SUFFIX", "block"]
 

@@ -5,12 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.output.missing_peers import named_in, without
-from blocktune.cli.output.render import commit_sentence
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 SUFFIX = ".backward-peers.json"
 FORMAT, SCHEMA = "blocktune-backward-peers", 1

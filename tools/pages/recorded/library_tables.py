@@ -5,9 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.render import commit_sentence
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 SUFFIX = ".libraries.json"
 """How the names of such files in results/ end."""

@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.render import commit_sentence
 from blocktune.tuner.compare.report import PEERS
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 SUFFIX = ".models.json"
 FORMAT, SCHEMA = "blocktune-models", 1

@@ -14,9 +14,8 @@ from blocktune.cli.lab.noise_file import (
     noise_notes,
     rematch_cells,
 )
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.render import commit_sentence
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 NOISE, REMATCH = ".noise.json", ".rematch.json"
 SUFFIXES = (NOISE, REMATCH)

@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.output.missing_peers import named_in, without
-from blocktune.cli.output.render import commit_sentence
+from tools.pages.document_tables import commit_sentence, markdown_table
 
 SUFFIX = ".table.json"
 FORMAT, SCHEMA = "blocktune-table", 1

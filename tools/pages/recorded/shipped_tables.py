@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.cli.output.json_files import read_json
 from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.errors import UsageError
+from tools.pages.document_tables import markdown_table
 
 NO_WINNERS = "No winners ship yet: `tune export blocktune/results/DEVICE.json --device DEVICE` writes them."
 

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
 from blocktune.runtime.selection.expectation import Expectation
 from blocktune.runtime.selection.untuned import shipped_untuned
-from blocktune.tuner.lab.model_fit import family_of
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.lab.untuned import family_of
 from tools import RECORDS
+from tools.pages.document_tables import markdown_table
 from tools.pages.recorded.sweeps import sweeps_in
 
 HEADS = ((32, 8), (64, 8), (28, 4), (32, 32))

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from blocktune.cli.output.document_tables import markdown_table
-from blocktune.cli.output.render import short_commits
 from blocktune.cli.tune.bench import geometric_mean
+from tools.pages.document_tables import markdown_table, short_commits
 from tools.pages.targets.backwards import BACKWARD_FEATURES, BACKWARDS
 from tools.pages.targets.cells import Record
 from tools.pages.targets.decoding import DECODING

@@ -1,5 +1,5 @@
 // View 6: many shapes at once, the ladder, block sizes, and what changed.
-BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "rung of the ladder", misses: "misses" };
+BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "source of the config", misses: "misses" };
 BT.fleet = { measure: "peer", bench: 0 };
 
 BT.drawShapes = () => {
@@ -27,7 +27,7 @@ BT.isPlain = (shape) => !shape.features && shape.seqlen_q === shape.seqlen_k && 
 BT.MASKS = { none: "full", upper_left: "causal", lower_right: "causal, lower right" };
 BT.kindOf = (shape) => `${shape.direction}, ${BT.MASKS[shape.causal] ?? shape.causal}, ${shape.dtype}`;
 
-// One row for every plain shape: the newest bench of it, its winner, its rung and its misses.
+// One row for every plain shape: the newest bench of it, its winner, the source of its config and its misses.
 BT.shapeRows = () => {
   const rows = new Map();
   const row = (shape, label) => {

@@ -23,7 +23,7 @@ def shape_map(measure: str) -> Spec:
         colour = alt.Color("misses:Q", title="calls without a measurement", scale=alt.Scale(scheme="oranges"))
         text = alt.Text("misses:Q", format=",d")
     else:
-        colour, text = alt.Color("rung:N", title="rung"), alt.Text("rung_letter:N")
+        colour, text = alt.Color("rung:N", title="source"), alt.Text("rung_letter:N")
     base = alt.Chart(rows("shapes")).transform_filter(f"isValid(datum.{measure})")
     x = alt.X("seq:O", title="sequence", axis=alt.Axis(labelAngle=0))
     y = alt.Y("dim:O", title="head_dim", sort="descending")

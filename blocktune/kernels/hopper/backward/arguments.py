@@ -221,7 +221,7 @@ class Options(NamedTuple):
     AHEAD: bool
     """Scores run ahead (ahead.py)."""
     ADDERS: bool
-    """Warps of their own add dQ of heads up to 128 columns (adders.py)."""
+    """Warps of their own add dQ of head_dim up to 128 (adders.py)."""
     DQ_SLOTS: int
     """Of how many steps there is dQ in shared memory."""
     CONSUMER_REGS: int

@@ -137,7 +137,7 @@ class FlashBackwardHopper(AttentionKernel):
         own, features = config.parameters, shape.features
         if config.block_n != keys_of_block(shape):
             return (
-                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for heads of {width_of(shape)} columns, "
+                f"`block_n` {keys_of_block(shape)} of {self.name} must hold for head_dim up to {width_of(shape)}, "
                 f"but got {config.block_n}.",
             )
         if is_wide(shape) and own["named_barriers"] & 2:

@@ -42,10 +42,10 @@ FORM_ARGUMENTS = ("rows", "right", "left", "cap_in", "cu_q", "cu_k", "turns")
 LIST_ARGUMENTS = ("lists", "list_batch", "list_head", "list_tile")
 """What a block mask needs."""
 SHORT_WALK = 512
-"""Queries of a walk at most, of heads of 128 columns, with which it pays to end a tile while the next one begins. On an
+"""Queries of a walk at most, of head_dim 128, with which it pays to end a tile while the next one begins. On an
 H200 0.5 to 1.1 % with 512 queries, 0.2 % with 1024 and nothing with 2048."""
 GROUPED_TILES = 8
-"""Tiles of a head that begin with the same queries, of groups of 128 columns whose walks begin apart."""
+"""Tiles of a head that begin with the same queries, of groups of head_dim 128 whose walks begin apart."""
 SMALLEST_SCALE = 1e-30
 """Scales nearer to zero are taken for this one: the log-sum-exp is divided by the scale."""
 

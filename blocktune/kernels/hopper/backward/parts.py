@@ -32,11 +32,11 @@ ORDERED_HEADS, ORDERED_WIDE_HEADS = 8, 2
 """Heads that tiles belong to in turns, at least, where walks go back in a fixed order of additions: tiles of one head
 that begin together wait for one another."""
 ORDERED_BYTES = 16 << 20
-"""`GROUP_BYTES` of heads up to 128 columns there. On an H200 twice as much was up to 3.4 % slower; it was not compared
+"""`GROUP_BYTES` of head_dim up to 128 there. On an H200 twice as much was up to 3.4 % slower; it was not compared
 under block masks. Wide heads with half of GROUP_BYTES were up to 12 % slower, with twice as much up to 25 %."""
 DIAGONAL_COLUMNS, DIAGONAL_HEADS = 128, 16
 """In a fixed order under a diagonal: columns that narrower heads count as, and the most heads. On an H200 twice as many
-were up to 1.1 % slower at 64 columns, and 3 to 36 % at 128 and 256."""
+were up to 1.1 % slower at head_dim 64, and 3 to 36 % at 128 and 256."""
 TILE_STEPS, PARTIAL_TILE_STEPS = 3, 5
 """What a tile costs besides its blocks of queries, in the time of one: of whole groups, and of parts, which are added
 up afterwards."""

@@ -46,7 +46,7 @@ MAX_WORDS = 184
 DEFAULT_TILE = (128, 8)
 """block_n and num_warps of a block that is alone on its multiprocessor."""
 LARGE_TILE, MANY_KEYS = (256, 8), 2048
-"""That of blocks which read this many keys of 64 columns or more: 4 to 6 % faster on an H200."""
+"""That of blocks which read this many keys of head_dim 64 or more: 4 to 6 % faster on an H200."""
 FEW_BYTES = 96
 """Columns of the wider tile up to which two blocks took 2 to 8 % less time than one on an H200."""
 PAIRED_KEYS = 1024
@@ -148,7 +148,7 @@ class FlashDecodeHopper(AttentionKernel):
     def paired_tile(self, shape: AttentionShape) -> tuple[int, int] | None:
         """Return block_n and num_warps of blocks of which a multiprocessor holds two, where these are faster than one
         that is larger: over many entries of their own lengths, which end at different times, where the columns of a
-        tile are so few that one has too few bytes on the way, and with 16 rows of 128 columns, over which a warp takes
+        tile are so few that one has too few bytes on the way, and with 16 rows of head_dim 128, over which a warp takes
         long enough for the keys of another one to arrive."""
         many = shape.batch * shape.num_heads_kv > MULTIPROCESSORS // 2
         sparse = WIDTHS[0] < max(shape.head_dim, shape.head_dim_v) <= FEW_BYTES

@@ -11,7 +11,7 @@ FlashAttention-4's):
    second product. ptxas likes to move the wait for that product above the softmax; a barrier wait between the two is a
    branch that stops it.
 3. One barrier wait per step: slot g holds K of block i and V of block i-1, and one `full` barrier announces both. Where
-   few slots fit, as with 256 columns, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
+   few slots fit, as with head_dim 256, ONE_RING gives every tile of K or V a slot and barriers of its own: five tiles
    where two pairs and a half would be, and V is awaited where it is needed, after the scores of the next block.
 4. Blocks are persistent and fetch tiles from a counter, longest first if causal. Tiles that differ in length are
    fetched when the copies of the one before have been issued (`fetch`).

@@ -18,7 +18,7 @@ THREE_OVER_WORK = (192, 64, 4, 0, 1, 0, 64)
 """Three consumers with queries in registers: best where scores or masks are work."""
 
 NARROW_WINDOW = 1024
-"""Keys to the left up to which tiles of fewer rows hide less than they cost, at 64 columns."""
+"""Keys to the left up to which tiles of fewer rows hide less than they cost, at head_dim 64."""
 
 
 def default_values(shape: AttentionShape) -> Values:
@@ -51,9 +51,9 @@ def _loop_has_work(shape: AttentionShape) -> bool:
 
 
 def _with_queries_in_registers(width_v: int) -> Values:
-    """Return the default of full and causal attention whose lengths fit the blocks, at 192 columns. Blocks of 64 keys
-    read less of shared memory with queries in registers, and leave room for three slots. With 192 columns of values
-    more than 64 columns of queries take 5 % more time, without a spill."""
+    """Return the default of full and causal attention whose lengths fit the blocks, at head_dim 192. Blocks of 64 keys
+    read less of shared memory with queries in registers, and leave room for three slots. With head_dim_v 192
+    more than 64 of head_dim in queries take 5 % more time, without a spill."""
     return 128, 64, 3, 0, 0, 0, 192 if width_v == 128 else 64
 
 
@@ -77,7 +77,7 @@ def _default_of_64(shape: AttentionShape) -> Values:
 
 
 def _default_of_biased_64(shape: AttentionShape) -> Values:
-    """Return the default of ALiBi and boolean masks at 64 columns: of ALiBi alone and without a bound, what takes the
+    """Return the default of ALiBi and boolean masks at head_dim 64: of ALiBi alone and without a bound, what takes the
     least time where keys are left over, and with many keys what plain attention takes."""
     if shape.features.names != {"alibi"} or bounds_of(shape) != (None, None):
         return 256, 64, 4, 0, 1, 0
@@ -85,7 +85,7 @@ def _default_of_biased_64(shape: AttentionShape) -> Values:
 
 
 def _causal_by_rows(shape: AttentionShape) -> Values:
-    """Return the default of causal shapes of 64 columns: the tile by which the busiest multiprocessor has the fewest
+    """Return the default of causal shapes of head_dim 64: the tile by which the busiest multiprocessor has the fewest
     rows, where four consumers take the least time a row."""
     four, three, two = (_rows_in_turn(consumers * ROWS, shape) for consumers in (4, 3, 2))
     if four <= min(1.04 * three, 1.08 * two):
@@ -94,7 +94,7 @@ def _causal_by_rows(shape: AttentionShape) -> Values:
 
 
 def _default_of_96(shape: AttentionShape) -> Values:
-    """Return the default where heads take 96 columns: three consumers take 3 to 7 % less time a row than two, but for
+    """Return the default where head_dim is padded to 96: three consumers take 3 to 7 % less a row than two, but for
     causal shapes that fill the large tiles."""
     causal, full = bounds_of(shape)[0] is not None, shape.seqlen_q % 128 == shape.seqlen_k % 128 == 0
     if _three_fit(shape) and not (causal and full):
@@ -103,7 +103,7 @@ def _default_of_96(shape: AttentionShape) -> Values:
 
 
 def _default_of_128(shape: AttentionShape) -> Values:
-    """Return the default where heads take 128 columns. Full attention and windows take three consumers 5 to 9 % less
+    """Return the default where head_dim is padded to 128. Full attention and windows take three consumers 5 to 9 % less
     time a row, which pays where no multiprocessor has much more rows than with two."""
     (right, left), short = bounds_of(shape), shape.seqlen_k <= 1024
     three_fit = _three_fit(shape)
@@ -129,7 +129,7 @@ def _default_of_128(shape: AttentionShape) -> Values:
 
 
 def _bends_or_packs(shape: AttentionShape) -> bool:
-    """Return whether a causal shape of 128 columns has ALiBi, a soft cap or sequences of their own lengths alone: work
+    """Return whether a causal shape of head_dim 128 has ALiBi, a soft cap or sequences of their own lengths alone: work
     for every score, or tiles that are masked often. Tiles of 64 keys take 5 to 11 % less time over it."""
     features, (right, left) = shape.features, bounds_of(shape)
     causal = right is not None and left is None and not mask_code(shape)
@@ -163,7 +163,7 @@ def _one_ring(shape: AttentionShape) -> Values:
 
 
 def _three_read_the_mask(shape: AttentionShape, three_fit: bool) -> bool:
-    """Return whether three consumers are best at 128 columns: they hide more of the loads. With an additive mask they
+    """Return whether three consumers are best at head_dim 128: they hide more of the loads. With an additive mask they
     have no registers for a window or an unaligned diagonal in the loop."""
     causal = bounds_of(shape)[0] is not None
     if shape.features.mask is MaskKind.ADDITIVE:

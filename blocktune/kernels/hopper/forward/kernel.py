@@ -95,7 +95,7 @@ class FlashForwardHopper(AttentionKernel):
         return None
 
     def steps_back(self, shape: AttentionShape) -> bool:
-        """Return whether the portable kernels are faster, or nothing is known: with 24 columns they took 18 to 42 %
+        """Return whether the portable kernels are faster, or nothing is known: with head_dim 24 they took 18 to 42 %
         more time on an H200, with 32 they take less."""
         widest = max(shape.head_dim, shape.head_dim_v)
         return widest == NARROW_HEADS or (widest < NARROW_HEADS and bool(shape.features))
@@ -111,7 +111,7 @@ class FlashForwardHopper(AttentionKernel):
         yield ring_problem(config, shape)
         width_v = tile_width(shape.head_dim_v)
         if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):
-            yield f"`output_panels` must be 0 for {width_v} columns of values, which are no more or no power of two."
+            yield f"`output_panels` must be 0 at head_dim_v {width_v}, which is no more or no power of two."
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all tiles; barriers take another half KiB."""

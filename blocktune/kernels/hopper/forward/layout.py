@@ -82,7 +82,7 @@ def ring_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
     width, width_v = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
     if has_one_ring(config):
         if width != width_v or panels_of(width) > 1:
-            return f"`split_release` must be 0 or 1 where tiles of K and V have {width} and {width_v} columns."
+            return f"`split_release` must be 0 or 1 where head_dim is padded to {width} and head_dim_v to {width_v}."
         if config.num_stages < LEAST_SLOTS:
             return f"`num_stages` must be at least {LEAST_SLOTS} with one ring, but got {config.num_stages}."
     elif config.num_stages > MOST_PAIRS:
@@ -205,5 +205,5 @@ def queries_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
         return None
     part = width if panels_of(width) == 1 else 2 * width // 3
     if part % queries and queries != width:
-        return f"`q_registers` must divide the {part} columns of a part of Q, or be all {width}."
+        return f"`q_registers` must divide {part}, the head_dim of a part of Q, or be all {width}."
     return None

@@ -22,8 +22,8 @@ def tile_width(head_dim: int) -> int:
 
 
 def default_values(shape: AttentionShape) -> Values:
-    """Return what was best on a Hopper GPU, or near it and without spills in a loop. Values of 256 columns leave no
-    registers for larger blocks, heads of 64 columns some for more consumers; with a causal mask smaller blocks of keys
+    """Return what was best on a Hopper GPU, or near it and without spills in a loop. head_dim_v 256 leaves no
+    registers for larger blocks, head_dim 64 some for more consumers; with a causal mask smaller blocks of keys
     are less in vain."""
     width, width_v, turns = tile_width(shape.head_dim), tile_width(shape.head_dim_v), int(turns_pay(shape))
     causal = shape.causal is not Causal.NONE

@@ -71,7 +71,7 @@ class FlashForwardFp8(AttentionKernel):
     def rule_violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         problems = super().rule_violations(config, shape, limits)
         if not problems and tile_width(shape.head_dim_v) == WIDTHS[-1] and config.block_m > 2 * ROWS:
-            problems += (f"`block_m` must be {2 * ROWS} for {WIDTHS[-1]} columns of values, but got {config.block_m}.",)
+            problems += (f"`block_m` must be {2 * ROWS} for head_dim_v {WIDTHS[-1]}, but got {config.block_m}.",)
         return problems
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

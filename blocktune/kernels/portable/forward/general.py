@@ -180,7 +180,7 @@ class FlashForwardGeneral(AttentionKernel):
     """With dropout where products are of `mma`, whose operands leave no registers for the words of 64 keys."""
     narrow: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 64, 4, 3), *preferences)
     boolean: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 32, 4, 3), *preferences)
-    """Heads up to 64 columns, and boolean masks, on an H200: 6 to 20 % less time than the first preference takes."""
+    """head_dim up to 64, and boolean masks, on an H200: 6 to 20 % less time than the first preference takes."""
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
-from blocktune.runtime.dispatch.guards import Guard, make_guard
-from blocktune.runtime.dispatch.kinds import ALIGNMENT_BYTES
+from blocktune.runtime.dispatch.launches.guards import Guard, make_guard
+from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES
 from blocktune.runtime.dispatch.launches.memory import new_like
 from blocktune.runtime.dispatch.launches.plans import KernelPlan
 from blocktune.runtime.dispatch.launches.recording import Recording

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.base.feature_arguments import broadcast_strides
-from blocktune.runtime.dispatch.kinds import ALIGNMENT_BYTES
+from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES
 
 MemoryLayout = tuple[tuple[int, ...], bool]
 """The strides, 0 where one element serves all, and whether the address is aligned."""

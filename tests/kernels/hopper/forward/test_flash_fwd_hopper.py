@@ -199,9 +199,13 @@ def test_parameter_out_of_range(name: str, value: int) -> None:
         (shape(64), {"block_m": 256}, "need 96 registers of a thread, which has 88"),
         (shape(128), {"block_m": 256, "block_n": 128}, "need 192 registers of a thread, which has 88"),
         (shape(192, head_dim_v=128), {"q_registers": 192, "block_n": 128, "early_p": 1}, None),
-        (shape(256, head_dim_v=64), {"q_registers": 192}, "must divide the 256 columns of a part of Q, or be all 256"),
-        (shape(96), {"q_registers": 128}, "must divide the 64 columns of a part of Q, or be all 96"),
-        (shape(64), {"q_registers": 128}, "must divide the 64 columns of a part of Q, or be all 64"),
+        (
+            shape(256, head_dim_v=64),
+            {"q_registers": 192},
+            "must divide 256, the head_dim of a part of Q, or be all 256",
+        ),
+        (shape(96), {"q_registers": 128}, "must divide 64, the head_dim of a part of Q, or be all 96"),
+        (shape(64), {"q_registers": 128}, "must divide 64, the head_dim of a part of Q, or be all 64"),
     ],
     ids=str,
 )
@@ -221,12 +225,12 @@ def test_products_fit_into_the_registers_of_a_consumer(
         (shape(128), 3, 2, None),
         (shape(128), 2, 2, "`num_stages` must be at least 3 with one ring, but got 2."),
         (shape(64), 5, 1, "`num_stages` must be at most 4 where K and V share a slot, but got 5."),
-        (shape(192), 3, 2, "`split_release` must be 0 or 1 where tiles of K and V have 192 and 192 columns."),
+        (shape(192), 3, 2, "`split_release` must be 0 or 1 where head_dim is padded to 192 and head_dim_v to 192."),
         (
             shape(128, head_dim_v=64),
             3,
             2,
-            "`split_release` must be 0 or 1 where tiles of K and V have 128 and 64 columns.",
+            "`split_release` must be 0 or 1 where head_dim is padded to 128 and head_dim_v to 64.",
         ),
     ],
     ids=str,
@@ -278,7 +282,7 @@ def test_the_output_leaves_where_q_was_if_there_is_no_room() -> None:
     assert KERNEL.shared_bytes(config(output_panels=1), shape(256), HOPPER) == 6 * 32768 + 32768
     for width in (128, 192):
         (text,) = KERNEL.violations(config(output_panels=1), shape(width), HOPPER)
-        assert f"`output_panels` must be 0 for {width} columns" in text
+        assert f"`output_panels` must be 0 at head_dim_v {width}," in text
     assert not shares_memory(config(), shape(64, head_dim_v=256))  # the output is larger than Q
     too_large = config(block_m=128, block_n=128, num_stages=4)
     (text,) = KERNEL.violations(too_large, shape(128), HOPPER)

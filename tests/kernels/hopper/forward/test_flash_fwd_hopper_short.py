@@ -53,14 +53,17 @@ WIDTH_PAIRS = [pair for pair in product((64, 128, 256), repeat=2) if pair != (25
     [
         (shape(seqlen=1024, dtype="float32"), "computes float16 and bfloat16, but got float32"),
         (shape(16, 1024), r"`24 <= head_dim <= 256`, a multiple of 8, must hold .* head_dim=16"),
-        (shape(96, 1024), r"tiles of 64, 128 or 256 columns, but head_dim=96 takes 96: flash_fwd_hopper has those"),
+        (shape(96, 1024), r"tiles of head_dim 64, 128 or 256, but head_dim=96 takes 96: flash_fwd_hopper has those"),
         (shape(128, 1024, head_dim_v=160), r"but head_dim_v=160 takes 192"),
-        (shape(256, 512), r"leaves 256 columns to flash_fwd_hopper"),
+        (shape(256, 512), r"leaves head_dim 256 to flash_fwd_hopper"),
         (
             shape(64, seqlen_k=2049),
-            r"`seqlen_k <= 2048` must hold .* at 64 columns, .* seqlen_k=2049: .* flash_fwd_hopper",
+            r"`seqlen_k <= 2048` must hold .* at head_dim 64, .* seqlen_k=2049: .* flash_fwd_hopper",
         ),
-        (shape(64, seqlen_k=1025, head_dim_v=128), r"`seqlen_k <= 1024` must hold .* at 128 columns, .* seqlen_k=1025"),
+        (
+            shape(64, seqlen_k=1025, head_dim_v=128),
+            r"`seqlen_k <= 1024` must hold .* at head_dim 128, .* seqlen_k=1025",
+        ),
         (shape(seqlen=1024, features="window=3:0"), "does not know window"),
         (shape(seqlen=1024, features="varlen"), "does not know varlen"),
         (shape(seqlen=1024, features="softcap"), "does not know softcap"),

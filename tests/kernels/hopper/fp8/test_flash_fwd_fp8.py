@@ -173,7 +173,7 @@ def test_the_models_know_one_byte_an_element(head_dim: int) -> None:
 
 def test_values_of_256_columns_leave_room_for_two_consumers() -> None:
     (told,) = KERNEL.violations(config(block_m=192), shape(128, head_dim_v=256), HOPPER)
-    assert told == "`block_m` must be 128 for 256 columns of values, but got 192."
+    assert told == "`block_m` must be 128 for head_dim_v 256, but got 192."
     space = SearchSpace.build(shape(256), HOPPER, [KERNEL])
     assert {found.block_m for found in space.feasible} == {128}
     assert {found.num_stages for found in space.feasible if found.block_n == 128} == {2}

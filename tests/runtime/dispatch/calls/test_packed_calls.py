@@ -15,7 +15,7 @@ from blocktune.runtime.api import flash_attn
 from blocktune.runtime.dispatch import torch_math
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
-from blocktune.runtime.dispatch.kinds import packed_kind
+from blocktune.runtime.dispatch.launches.kinds import packed_kind
 from blocktune.runtime.dispatch.launches.results import empty_output
 from blocktune.runtime.dispatch.torch_math import mathematics
 from tests.runtime.dispatch.calls.test_engine import HEADS, Kernels

@@ -18,9 +18,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.runtime.api.block_sparse import block_sparse_attention
 from blocktune.runtime.api.flash_attn import flash_attn_func
-from blocktune.runtime.dispatch import fast_path, guards
+from blocktune.runtime.dispatch import fast_path
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
+from blocktune.runtime.dispatch.launches import guards
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from blocktune.runtime.dispatch import guards
 from blocktune.runtime.dispatch.fast_path import MAX_GUARDS, FastPath
+from blocktune.runtime.dispatch.launches import guards
 from tests.support.fakes.dispatch_fakes import shape_like, tensors
 
 pytestmark = pytest.mark.triton_free

@@ -12,7 +12,7 @@ import torch
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import Causal
-from blocktune.runtime.dispatch import engine, resolver
+from blocktune.runtime.dispatch import resolver, sourced_engine
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.runtime.store_reader.background import CALL_SECONDS
@@ -155,7 +155,7 @@ def test_a_reload_waits_and_leaves_calls_alone_meanwhile(slow: SlowSource, kerne
 
 
 def test_the_wait_has_an_end(slow: SlowSource, kernel: PlainKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(sourced_engine, "MAX_SECONDS", 0.1)
     monkeypatch.setattr(resolver, "MAX_SECONDS", 0.1)
     strict = Dispatcher(slow, strict=True)
     began = time.monotonic()

@@ -1,1 +1,1 @@
-"""The backward of heads wider than 128 columns: both warpgroups on the same keys, or half of 128 keys each."""
+"""The backward of a head_dim over 128: both warpgroups on the same keys, or half of 128 keys each."""

@@ -1,4 +1,4 @@
-"""The Hopper attention backward for keys of up to 192 columns and values of up to 128, in Gluon: 64 of 128 keys each.
+"""The Hopper attention backward for a head_dim up to 192 and head_dim_v up to 128, in Gluon: 64 of 128 keys each.
 
 dK and dV of 64 keys take 160 registers of a warpgroup, which leaves room for one product of 64 keys and 64 queries at a
 time, and half of one. Next to tiles of 64 keys (wide/warps.py), each key adds half as much to the sums of dq, P stays

@@ -136,16 +136,18 @@ class FlashForwardHopperShort(FlashForwardHopper):
         for name, dim in (("head_dim", shape.head_dim), ("head_dim_v", shape.head_dim_v)):
             if panels_of(tile_width(dim)) > 1:
                 return (
-                    f"{self.name} has tiles of 64, 128 or 256 columns, but {name}={dim} takes {tile_width(dim)}: "
+                    f"{self.name} has tiles of head_dim 64, 128 or 256, but {name}={dim} takes {tile_width(dim)}: "
                     f"{FlashForwardHopper.name} has those"
                 )
         widths = tile_width(shape.head_dim), tile_width(shape.head_dim_v)
         if min(widths) == WIDTHS[-1]:
-            return f"{self.name} leaves {min(widths)} columns to {FlashForwardHopper.name}, which has slots of one tile"
+            return (
+                f"{self.name} leaves head_dim {min(widths)} to {FlashForwardHopper.name}, which has slots of one tile"
+            )
         width = max(widths)
         if shape.seqlen_k > MOST_KEYS[width]:
             return (
-                f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at {width} columns, but got "
+                f"`seqlen_k <= {MOST_KEYS[width]}` must hold for {self.name} at head_dim {width}, but got "
                 f"seqlen_k={shape.seqlen_k}: with more keys {FlashForwardHopper.name} is as fast, or faster"
             )
         return None

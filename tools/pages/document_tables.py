@@ -1,4 +1,4 @@
-"""Tables of documents, in Markdown."""
+"""Tables of documents, in Markdown, and the sentences around them."""
 
 from collections.abc import Collection, Iterable
 
@@ -21,3 +21,26 @@ def escaped(text: str) -> str:
     parts = text.split("`")
     parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts).replace("|", "\\|")
+
+
+COMMIT_CHARACTERS = 10
+"""How much of a commit a table names."""
+
+
+def commit_sentence(commits: Iterable[str | None]) -> str:
+    """Return a sentence that names each commit once, with a space before it.
+
+    Args:
+        commits: those of a record's parts; empty or None where a part does not say.
+
+    Returns:
+        The sentence; empty where no part names its commit.
+    """
+    named = short_commits(commits)
+    return f" Commit {' and '.join(named)}." if named else ""
+
+
+def short_commits(commits: Iterable[str | None]) -> list[str]:
+    """Return the beginnings of commits, each once, with the `+` of sources that were changed."""
+    shortened = (commit[:COMMIT_CHARACTERS] + commit[len(commit.rstrip("+")) :] for commit in commits if commit)
+    return list(dict.fromkeys(shortened))

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from blocktune.cli.lab.replay_file import fit_table
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.model import predict_us
-from blocktune.tuner.lab.model_fit import FASTEST, FitRow, family_of, fit_rows
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.lab.untuned import family_of
 from tests.tuner.lab import test_replay as recorded
+from tools.pages.searches.model_fit import FASTEST, FitRow, fit_rows
+from tools.pages.searches.replay_tables import fit_table
 
 pytestmark = pytest.mark.triton_free
 

@@ -1,6 +1,6 @@
 """Tables of documents: what a cell shows."""
 
-from blocktune.cli.output.document_tables import escaped
+from tools.pages.document_tables import escaped
 
 
 def test_a_sign_of_html_is_spelt_except_between_backticks() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from blocktune.cli.lab.replay_file import read_replay, replay_tables, sources_text
+from blocktune.cli.lab.replay_file import read_replay
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.lab.sweep_sources import SweepSources, sources_of
+from tools.pages.searches.replay_tables import replay_tables, sources_text
+from tools.pages.searches.sweep_sources import SweepSources, sources_of
 
 pytestmark = pytest.mark.triton_free
 

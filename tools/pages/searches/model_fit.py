@@ -13,15 +13,12 @@ from statistics import median
 
 from blocktune.db.records.records import Trial
 from blocktune.kernels.registry import get_kernel
-from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.lab.untuned import FAMILIES, family_of
 
 FASTEST = 8
 """Configs of a kernel in a sweep that count."""
-
-FEW_QUERIES = 16
-FAMILIES = ("forward, full", "forward, causal", "backward", "decoding")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +42,6 @@ def fit_rows(sweeps: Iterable[Sweep]) -> list[FitRow]:
             found.setdefault((family_of(sweep.shape), kernel), []).append(ratios)
     places = sorted(found, key=lambda place: (FAMILIES.index(place[0]), place[1]))
     return [_row(family, kernel, found[family, kernel]) for family, kernel in places]
-
-
-def family_of(shape: AttentionShape) -> str:
-    """Return which of `FAMILIES` a shape belongs to."""
-    if shape.direction is Direction.BACKWARD:
-        return "backward"
-    if shape.seqlen_q <= FEW_QUERIES < shape.seqlen_k:
-        return "decoding"
-    return "forward, full" if shape.causal is Causal.NONE else "forward, causal"
 
 
 def _ratios(sweep: Sweep) -> Iterator[tuple[str, list[float]]]:

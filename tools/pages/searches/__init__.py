@@ -1,0 +1,1 @@
+"""Tables of searches: ladders, replays, untuned shapes."""
