@@ -155,7 +155,7 @@ class Engine(SourcedEngine):
         """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
         computes the call, which has no `call_obstacle`."""
         if needs_padding(query, value, call):
-            return self._serve_padded(query, key, value, call, lse, remember)
+            return self._serve_padded(query, key, value, call, lse=lse, layout=layout, remember=remember)
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
             return plans
@@ -171,13 +171,21 @@ class Engine(SourcedEngine):
         return *layout.to_heads_first(out), sums
 
     def _serve_padded(
-        self, query: Tensor, key: Tensor, value: Tensor, call: Call, lse: bool, remember: Remember | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        call: Call,
+        *,
+        lse: bool,
+        layout: Layout,
+        remember: Remember | None,
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
 
         def remember_padded(fast_path: FastPath, bound: BoundCall) -> None:
             if remember is not None:
-                remember(fast_path, PaddedCall(bound))
+                remember(fast_path, PaddedCall(bound, layout))
 
         copies = padded(query), padded(key), padded(value)
         found = self.serve(*copies, call, lse=lse, remember=remember_padded)

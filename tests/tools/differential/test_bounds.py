@@ -114,6 +114,12 @@ def test_a_hidden_number_that_is_none_may_come_through_or_not() -> None:
     assert not judged(changed(NAN), poisoned=True).is_right
 
 
+def test_no_error_is_right_by_any_bound() -> None:
+    zeros, endless = torch.zeros(3), torch.full((3,), float("inf"))
+    found = compared("a", zeros, zeros.double(), zeros, endless.double(), endless, torch.float16, poisoned=False)
+    assert found.is_right
+
+
 def test_an_empty_tensor_is_right() -> None:
     empty = TRUTH[:, :, :0]
     assert compared("out", empty, empty, empty, empty, empty, torch.float16, poisoned=False).is_right

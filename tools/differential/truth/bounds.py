@@ -103,7 +103,7 @@ def compared(
         lost = lost & known
         judged = right if is_output else known
     error = torch.where(judged & present, (ours - truth).abs(), 0.0)
-    ratio = (error / bound).amax()
+    ratio = torch.where(error > 0, error / bound, 0.0).amax()  # a bound may be infinity times 0, which is no number
     swallowed = ~truth.isfinite() & ~theirs.isfinite() & present & (is_output or strict)
     found = torch.stack((ratio, error.amax(), own, lost.sum().double(), swallowed.sum().double())).tolist()
     return Comparison(name, found[0], found[1], found[2], int(found[3]), int(found[4]))

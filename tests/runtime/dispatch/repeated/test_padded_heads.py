@@ -65,10 +65,18 @@ def test_what_needs_no_copy_gets_none(kernels: Kernels) -> None:
 def test_the_second_call_takes_the_fast_path(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     forward, backward = kernels
     dispatcher, query = Dispatcher(ListSource()), heads(2, 12, 50)
-    rows = query.transpose(1, 2)
+    rows, slopes = query.transpose(1, 2), torch.rand(2)
+
+    def of_rows(**options: Any) -> Tensor:
+        out = flash_attn_func(rows, rows, rows, causal=True, dispatcher=dispatcher, **options)
+        assert isinstance(out, Tensor)
+        return out.transpose(1, 2)
+
     calls: list[Any] = [
         lambda: dispatcher(query, query, query, is_causal=True),
-        lambda: flash_attn_func(rows, rows, rows, causal=True, dispatcher=dispatcher).transpose(1, 2),
+        of_rows,
+        lambda: of_rows(window_size=(5, 0)),
+        lambda: of_rows(softcap=2.0, alibi_slopes=slopes),
     ]
     for call in calls:
         first = call()
