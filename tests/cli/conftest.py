@@ -1,6 +1,6 @@
 """What the tests of the command line share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from tests.support.command_line import CliRunner, Result
+from tests.support.pages.browser import chromium
 from tests.support.stores.new_stores import copying, new_store
 
 
@@ -87,3 +88,10 @@ def winner() -> Callable[..., Best]:
         return replace(best, **changes)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """The one browser of a worker: Playwright takes no second one in a thread."""
+    with chromium() as found:
+        yield found

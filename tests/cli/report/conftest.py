@@ -1,12 +1,9 @@
 """A report that several tests look at, made once."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.pages.browser import chromium
 from tests.support.pages.reports import DENSE, DOCUMENTS, SYNTHETIC_COUNTERS, WIDE, write_report
 
 
@@ -15,9 +12,3 @@ def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A report of two sweeps and one file of every other kind."""
     out = tmp_path_factory.mktemp("report") / "report.html"
     return write_report(out, DENSE, WIDE, SYNTHETIC_COUNTERS, *DOCUMENTS.values())
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found

@@ -1,19 +1,12 @@
 """The first view of a report: the user's own winners, predictions included, then those that ship."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from blocktune.kernels.values.config import Origin
-from tests.support.pages.browser import Page, chromium
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
+from tests.support.pages.browser import Page
 
 
 def opened(browser: Any, tune: Any, folder: Path) -> Page:

@@ -10,7 +10,7 @@ import pytest
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.db.store import ResultStore
 from tests.cli.ui.conftest import KNOWN, recorded
-from tests.support.pages.browser import Page, chromium
+from tests.support.pages.browser import Page
 from tests.support.pages.reports import HOSTILE
 from tests.support.stores.bad_stores import overwritten_middle
 from tests.support.stores.live_servers import LiveServer, live_server
@@ -19,12 +19,6 @@ Add = Callable[[Trial], None]
 VIEWS = ("occupancy", "sweeps", "times", "search", "shapes")
 WAIT_MS = 30_000
 MARKUP = HOSTILE.replace("\x1b", "")  # a database takes no control characters
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture
