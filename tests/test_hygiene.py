@@ -80,9 +80,9 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
     "tuner/compile/cache.py": {"os.fdopen": "writes"},
     "tuner/compile_server/forked_worker.py": {"os.open": "/dev/null"},
     "tuner/measure/environment.py": {"run_path": "a file of PyTorch's"},
-    "tuner/measure/telemetry.py": {"(path / f'gpu-{name}.lock').open": "a lock of its own"},
-    "tuner/drop_in/node_lock.py": {
-        "(path / f'tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock').open": "a lock of its own"
+    "tuner/measure/lock_file.py": {
+        "os.fdopen": "writes nothing",
+        "os.open": "a lock of its own, opened without waiting",
     },
     "tuner/launches/arguments.py": {"(folder / description['file']).read_bytes": "tensors of its parent, of any size"},
     "cli/main.py": {"os.open": "/dev/null"},

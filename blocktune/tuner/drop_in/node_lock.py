@@ -5,9 +5,8 @@ import fcntl
 import hashlib
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-import platformdirs
+from blocktune.tuner.measure.lock_file import open_lock_file
 
 _PAUSE_SECONDS = 0.05
 
@@ -19,10 +18,8 @@ def node_lock(name: str, wait_seconds: float) -> Iterator[bool]:
     The lock is a file that the operating system releases when a process ends, however it ends. Where no such file can
     be made every process tunes for itself.
     """
-    path = Path(platformdirs.user_cache_dir("blocktune", appauthor=False)) / "locks"
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        file = (path / f"tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock").open("w")
+        file = open_lock_file(f"tune-{hashlib.sha256(name.encode()).hexdigest()[:16]}")
     except OSError:
         yield True
         return

@@ -7,15 +7,13 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
-
-import platformdirs
 
 from blocktune.db.records.records import Telemetry
 from blocktune.kernels.hardware.catalogue import entry_by_driver_name
 from blocktune.kernels.hardware.device import DeviceSpec, device_named
 from blocktune.kernels.hardware.nvml import Nvml, NvmlGpu, canonical_uuid
 from blocktune.kernels.values.errors import UsageError
+from blocktune.tuner.measure.lock_file import lock_folder, open_lock_file
 
 _log = logging.getLogger(__name__)
 
@@ -141,13 +139,10 @@ def gpu_lock(uuid: str | None, on_wait: Callable[[str], None]) -> Iterator[None]
     if uuid is None:
         yield
         return
-    path = Path(platformdirs.user_cache_dir("blocktune", appauthor=False)) / "locks"
-    name = hashlib.sha256(canonical_uuid(uuid).encode()).hexdigest()[:16]
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        opened = (path / f"gpu-{name}.lock").open("w")
+        opened = open_lock_file(f"gpu-{hashlib.sha256(canonical_uuid(uuid).encode()).hexdigest()[:16]}")
     except OSError as error:  # a home that cannot be written
-        on_wait(f"Nothing keeps other tuning runs off the GPU: {path} cannot be written ({error.strerror}).")
+        on_wait(f"Nothing keeps other tuning runs off the GPU: {lock_folder()} cannot be written ({error.strerror}).")
         yield
         return
     with opened as file:

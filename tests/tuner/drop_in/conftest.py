@@ -11,11 +11,12 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.autotuned.frozen import forget_frozen
 from blocktune.tuner.compile_server.compile_ahead import CompileAhead
-from blocktune.tuner.drop_in import decide, node_lock, tune_call
+from blocktune.tuner.drop_in import decide, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.install import uninstall
 from blocktune.tuner.drop_in.tune_call import DropInMachine
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.measure import lock_file
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, active
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 
@@ -49,7 +50,7 @@ def gpu(path: Path, compiler: CompileAhead, tmp_path: Path, monkeypatch: pytest.
     tools = DropInMachine(ahead=compiler, open_store=lambda: ResultStore.open(path), launches=launches)
     monkeypatch.setattr(tune_call, "machine", lambda: tools)
     monkeypatch.setattr(decide, "current_device", lambda: H200)
-    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path / "cache"))
+    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path / "cache"))
     with active(made):
         yield made
     uninstall()

@@ -18,6 +18,7 @@ from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.runtime.selection.ladder import Rung
 from blocktune.tuner.drop_in import decide, node_lock
 from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.measure import lock_file
 from tests.support.fakes.fake_triton import FakeGpu
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
 from tests.support.suite import warm_python
@@ -34,7 +35,8 @@ def grid(meta: dict[str, Any]) -> tuple[int]:
 HOLD = """
 import pathlib, sys, time
 from blocktune.tuner.drop_in import node_lock
-node_lock.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
+from blocktune.tuner.measure import lock_file
+lock_file.platformdirs.user_cache_dir = lambda *_, **__: sys.argv[1]
 with node_lock.node_lock(sys.argv[2], 0.0) as held:
     print(held, flush=True)
     time.sleep(float(sys.argv[3]))
@@ -50,7 +52,7 @@ def holder(folder: Path, name: str, seconds: float) -> "subprocess.Popen[str]":
 
 
 def test_a_lock_is_waited_for_until_its_holder_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
     with holder(tmp_path, "a", 1000) as process:
         with node_lock.node_lock("b", 0.0) as held:
             assert held
@@ -87,7 +89,7 @@ def test_without_a_store_processes_tune_one_after_the_other(tmp_path: Path) -> N
 
 
 def test_where_no_lock_can_be_made_everyone_tunes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_lock.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
     with node_lock.node_lock("a", 0.0) as held:
         assert held
 

@@ -1,5 +1,7 @@
 """NVML may be absent, or answer only in part; a GPU is measured by one run at a time."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ import pytest
 
 from blocktune.db.records.records import Telemetry
 from blocktune.kernels.hardware.nvml import canonical_uuid
-from blocktune.tuner.measure import telemetry
+from blocktune.tuner.measure import lock_file, telemetry
 from blocktune.tuner.measure.telemetry import GpuMonitor, disturbances, gpu_lock, nvml_devices
 from tests.support.fakes.fake_nvml import UUID, FakeNvml
 
@@ -107,8 +109,16 @@ def test_a_gpu_that_the_catalogue_does_not_hold_is_left_out(
     assert "NVIDIA H2000" in caplog.text
 
 
+def test_a_fifo_in_the_place_of_a_lock_does_not_block(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: str(tmp_path))
+    (tmp_path / "locks").mkdir()
+    os.mkfifo(tmp_path / "locks" / "odd.lock")
+    with lock_file.open_lock_file("odd") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def test_where_no_lock_can_be_made_measuring_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(telemetry.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
+    monkeypatch.setattr(lock_file.platformdirs, "user_cache_dir", lambda *_, **__: "/dev/null/cache")
     messages: list[str] = []
     with gpu_lock(UUID, messages.append):
         assert ["/dev/null/cache/locks cannot be written" in message for message in messages] == [True]
