@@ -10,12 +10,19 @@ from sqlalchemy.pool import NullPool
 from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
+from blocktune.db.tables import schema
 from blocktune.db.tables.models import BestRow, TrialRow
 from tests.support.stores.large_servers import fill, plan_of, shapes_like
 from tests.support.stores.postgres_server import PostgresServer
 from tools.stores.server.scale import look_up
 
 SIZES = [pytest.param((200, 100)), pytest.param((2000, 500), marks=pytest.mark.exhaustive)]
+
+
+@pytest.fixture(autouse=True)
+def _rows_without_checksums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQL has copied the rows, and an opening would compute the checksums of a million."""
+    monkeypatch.setattr(schema, "_fill_late_rows", lambda engines, fill: None)
 
 
 @pytest.fixture(scope="module", params=SIZES)
