@@ -65,10 +65,10 @@ def test_a_miss_resolves_without_a_compiler_in_little_time(monkeypatch: pytest.M
     seconds = []
     for seqlen in range(100, 140):
         arguments = tensors(shape_like(1, seqlen_k=seqlen))
-        start = time.perf_counter()
+        start = time.thread_time()
         dispatcher(*arguments)
-        seconds.append(time.perf_counter() - start)
-    assert min(seconds) < 0.005  # other programs may have had the processor at times
+        seconds.append(time.thread_time() - start)
+    assert min(seconds) < 0.005  # of this thread: other programs have the processor at times
 
 
 @pytest.mark.gpu
