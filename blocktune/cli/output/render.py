@@ -22,7 +22,6 @@ SCHEMA = 1
 MAX_TEXT = 200_000
 """Characters of a result in words."""
 
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
 

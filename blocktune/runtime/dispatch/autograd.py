@@ -44,8 +44,8 @@ class KernelCall:
     """Compute calls of one kind by our kernels: bound(query, key, value, *tensors) returns output and log-sum-exp.
 
     The tensors are those of the kind's extras, in the order of `EXTRA_TENSORS`, a mask as the entry point got it; a
-    block mask comes by its name. The
-    log-sum-exp is None unless it is wanted or there are gradients. Pairs to drop are drawn in every call.
+    block mask comes by its name. The log-sum-exp is None unless it is wanted or there are gradients. Pairs to drop are
+    drawn in every call.
 
     Args:
         call: one of them.

@@ -85,8 +85,7 @@ def is_sound(given: SdpaArguments) -> bool:
         mask is None
         and query.device.type == FUSED_DEVICE
         and (scale is None or scale > 0)
-        and all(tensor.numel() for tensor in (query, key, value))
-        and not _differ_in_keys(key, value)
+        and isinstance(_right_backends(query, key, value, mask), nullcontext)
         and all(kept is own for kept, own in zip(_realign(query, key, value), given, strict=False))
     )
 

@@ -16,7 +16,7 @@ from blocktune.runtime.provider.op_call import (
     lower_right,
     splits,
 )
-from blocktune.runtime.provider.sdpa_ops import Results, unused_by_flash
+from blocktune.runtime.provider.sdpa_ops import Results, unused_by_flash, write_output
 
 if TYPE_CHECKING:
     from blocktune.runtime.provider.server import Server
@@ -88,11 +88,7 @@ def worker_forward_into(
         scale=scale, window_size_left=window_size_left, window_size_right=window_size_right, seqused_k=seqused_k,
         alibi_slopes=alibi_slopes, block_table=block_table, num_splits=num_splits,
     )  # fmt: skip
-    if found is None:
-        return None
-    out.copy_(found[0])
-    sums: Tensor = found[1]
-    return sums
+    return write_output(out, found)
 
 
 def worker_backward(

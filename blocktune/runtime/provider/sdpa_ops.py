@@ -123,3 +123,12 @@ def unused_by_flash(query: Tensor) -> tuple[Tensor, ...]:
     generator, which nothing reads then, and an empty mask."""
     state = query.new_empty(2, dtype=torch.uint64)
     return state, state.new_empty(()), query.new_empty(0)
+
+
+def write_output(out: Tensor, results: Results) -> Tensor | None:
+    """Write the output of an op's results into `out`, and return the log-sum-exp; None where there are no results."""
+    if results is None:
+        return None
+    out.copy_(results[0])
+    sums: Tensor = results[1]
+    return sums

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from blocktune.runtime.provider.op_call import PACKED, OpCall, bounded_window, longest_of, lower_right, splits
-from blocktune.runtime.provider.sdpa_ops import Results
+from blocktune.runtime.provider.sdpa_ops import Results, write_output
 
 if TYPE_CHECKING:
     from blocktune.runtime.provider.server import Server
@@ -69,11 +69,7 @@ def varlen_forward_into(
         server, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k,
         is_causal, scale, window_size, enable_gqa, seqused_k, block_table, num_splits, backend,
     )  # fmt: skip
-    if found is None:
-        return None
-    out.copy_(found[0])
-    sums: Tensor = found[1]
-    return sums
+    return write_output(out, found)
 
 
 def varlen_backward(

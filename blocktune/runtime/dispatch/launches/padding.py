@@ -7,16 +7,15 @@ padded output as well.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.fast_path import BoundCall
 from blocktune.runtime.dispatch.launches.layout import Layout
+from blocktune.runtime.dispatch.torch_attention import HALVES
 
 MULTIPLE = 8
-HALVES = (torch.float16, torch.bfloat16)
 LARGEST = 256
 """The largest head dimension that the fast kernels take."""
 
