@@ -50,7 +50,7 @@ class Server:
     ) -> Results | None:
         """Return the output and, if it is wanted, the log-sum-exp."""
         bound = self._find(Direction.FORWARD, asked, query, key, value, mask, bounds)
-        return None if bound is None else bound.run(query, key, value, _extras(key, asked, mask, bounds), NO_VALUES)
+        return None if bound is None else bound.run(query, key, value, _extras(mask, bounds), NO_VALUES)
 
     def backward(
         self,
@@ -69,7 +69,7 @@ class Server:
         bound = self._find(Direction.BACKWARD, asked, query, key, value, mask, bounds)
         if bound is None:
             return None
-        return bound.gradients((query, key, value, out, lse, *_extras(key, asked, mask, bounds)), grad, None)
+        return bound.gradients((query, key, value, out, lse, *_extras(mask, bounds)), grad, None)
 
     def packed(
         self,
@@ -178,12 +178,9 @@ def _call(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, bounds
     ).over(query, key)
 
 
-def _extras(key: Tensor, asked: OpCall, mask: Tensor | None, bounds: Bounds) -> tuple[Tensor, ...]:
+def _extras(mask: Tensor | None, bounds: Bounds) -> tuple[Tensor, ...]:
     """Return the tensors of a call besides query, key and value, as its `KernelCall` takes them."""
-    if mask is not None:
-        return (mask_of_scores(mask, key.shape[2]),)
-    first, second = bounds
-    return () if first is None or second is None else (first, second)
+    return tuple(tensor for tensor in (mask, *bounds) if tensor is not None)
 
 
 def _obstacle(
@@ -197,6 +194,8 @@ def _obstacle(
         return "the scale is not positive"
     if query.dtype is EIGHT_BITS:
         return "8-bit tensors are for `attention_fp8`"
+    if (bounds[0] is None) is not (bounds[1] is None):
+        return "packed queries and keys must both say where their sequences begin"
     try:
         if mask is not None:
             check_mask(mask, query, key)

@@ -259,6 +259,12 @@ def test_flash_workers_of_packed_tensors(standins: Standins) -> None:
     assert standins.calls == []
 
 
+def test_packed_keys_that_begin_nowhere_are_pytorchs_to_judge(standins: Standins) -> None:
+    tensors, begins = [torch.randn(12, 2, 16) for _ in range(5)], torch.tensor([0, 4, 12], dtype=torch.int32)
+    aten._flash_attention_backward(*tensors, torch.zeros(2, 12), begins, None, 8, 8, 0.0, False, *torch.zeros(2))
+    assert standins.names == ["_flash_attention_backward"]
+
+
 @pytest.mark.parametrize("kind", ["cudnn", "flash", "varlen"])
 def test_compiled_graphs_call_the_ops(standins: Standins, kind: str) -> None:
     """With the strides and types that PyTorch's own descriptions of the ops promise."""
