@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.dispatch import obstacles, resolver
+from tests.support.attention.varlen_options import GROUPS, TAKES_GROUPS, takes_pages
 from tests.support.fakes.provider_fakes import Standins, provided
 from tests.support.triton_modes import INTERPRETED
 
@@ -78,10 +79,11 @@ def bounds(lengths: tuple[int, ...]) -> Tensor:
 
 def test_packed_sequences() -> None:
     torch.manual_seed(0)
-    tensors = [random(sum(LENGTHS), heads, 32).requires_grad_() for heads in (4, 2, 2)]
+    heads_kv = 2 if TAKES_GROUPS else 4
+    tensors = [random(sum(LENGTHS), heads, 32).requires_grad_() for heads in (4, heads_kv, heads_kv)]
     doubles = [tensor.detach().double().requires_grad_() for tensor in tensors]
     begins, grad = bounds(LENGTHS), random(sum(LENGTHS), 4, 32)
-    out = varlen_attn(*tensors, begins, begins, 20, 20, window_size=(-1, 0), enable_gqa=True)
+    out = varlen_attn(*tensors, begins, begins, 20, 20, window_size=(-1, 0), **GROUPS)
     parts = zip(*(tensor.split(LENGTHS) for tensor in doubles), strict=True)
     wanted = torch.cat([causal(*part) for part in parts])
     check(with_gradients(out, tensors, grad), with_gradients(wanted, doubles, grad))
@@ -94,6 +96,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled_dot_product_attention(*turned, seen, enable_gqa=True)[0].transpose(0, 1)
 
 
+@takes_pages
 @pytest.mark.parametrize("queries", [(1, 3), (40, 2)])
 def test_pages(queries: tuple[int, int]) -> None:
     torch.manual_seed(0)

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.varlen import AuxRequest, varlen_attn, varlen_attn_out
+from torch.nn.attention import varlen
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels import registry
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import Causal
+from tests.support.attention.varlen_options import WRITES_IN_PLACE, one_part_or_any, takes_output, takes_pages
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 from tests.support.fakes.provider_fakes import Standins, provided
 
@@ -180,20 +182,18 @@ def by_sequence(tensors: list[Tensor], window: tuple[int, int] = (-1, -1), lengt
 
 
 @pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (3, 0), (2, 4)])
-@pytest.mark.parametrize("num_splits", [None, 1])
+@one_part_or_any
 def test_varlen_attn_is_served_and_differentiable(
     standins: Standins,
     kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
     window: tuple[int, int],
-    num_splits: int | None,
+    more: dict[str, int],
 ) -> None:
     monkeypatch.setitem(registry.KERNELS, "flash_fwd_general", kernels[0])  # which serves a fixed number of splits
     tensors, begins = packed(), bounds(LENGTHS)
     others = copies(tensors)
-    out, lse = varlen_attn(
-        *tensors, begins, begins, 9, 9, window_size=window, num_splits=num_splits, return_aux=AuxRequest(lse=True)
-    )
+    out, lse = varlen_attn(*tensors, begins, begins, 9, 9, window_size=window, return_aux=AuxRequest(lse=True), **more)
     assert (lse.shape, lse.dtype) == ((2, 15), torch.float32)
     check_gradients(out, tensors, by_sequence(others, window), others)
     assert standins.calls == []
@@ -215,14 +215,16 @@ def test_outputs_may_be_written_to(standins: Standins, mode: Any) -> None:
     assert standins.calls == []
 
 
+@takes_output
 def test_varlen_attn_writes_into_a_given_output(standins: Standins) -> None:
     tensors, begins = [tensor.detach() for tensor in packed(heads_kv=1)], bounds(LENGTHS)
     out = torch.empty_like(tensors[0])
-    varlen_attn_out(out, *tensors, begins, begins, 9, 9, window_size=(-1, 0), enable_gqa=True)
+    varlen.varlen_attn_out(out, *tensors, begins, begins, 9, 9, window_size=(-1, 0), enable_gqa=True)
     torch.testing.assert_close(out, by_sequence(tensors, (-1, 0)))
     assert standins.calls == []
 
 
+@takes_pages
 def test_varlen_attn_of_keys_that_are_partly_filled(standins: Standins) -> None:
     query, *_ = (tensor.detach() for tensor in packed())
     keys, values = torch.randn(2, 30, 2, 16).unbind()
@@ -252,10 +254,15 @@ def test_flash_workers_of_packed_tensors(standins: Standins) -> None:
     )
     for one, other in zip(gradients, torch.autograd.grad(wanted, others, grad), strict=True):
         torch.testing.assert_close(one, other)
-    into = torch.empty_like(out)
-    plain = [tensor.detach() for tensor in tensors]
+    assert standins.calls == []
+
+
+@pytest.mark.skipif(not WRITES_IN_PLACE, reason="this PyTorch has no worker that writes into a given output")
+def test_a_flash_worker_writes_into_a_given_output(standins: Standins) -> None:
+    tensors, begins = packed(), bounds(LENGTHS)
+    into, plain = torch.empty_like(tensors[0]).detach(), [tensor.detach() for tensor in tensors]
     aten._flash_attention_forward_no_dropout_inplace(into, *plain, begins, begins, 9, 9, 0.0, True, False)
-    torch.testing.assert_close(into, wanted)
+    torch.testing.assert_close(into, by_sequence(plain, (-1, 0)))
     assert standins.calls == []
 
 
