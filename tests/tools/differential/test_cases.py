@@ -1,6 +1,7 @@
 """Drawn cases are documents, the same ones for the same seed, and cover what they are to cover."""
 
 import random
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -61,6 +62,12 @@ def test_everything_that_a_cache_takes_is_drawn() -> None:
 
 def test_a_job_that_goes_on_draws_what_is_left_of_it(some: list[Case]) -> None:
     assert [case for _, case in drawn_cases(some[0].kind, 0, 2, 1)] == some[1:2]
+
+
+def test_tensors_of_fewer_dimensions_have_a_batch_entry() -> None:
+    kind = CompileClass(entry=Entry.SDPA, dtype="float16", head_dim=16, head_dim_v=16, rank=3)
+    drawn = {rank: [case for _, case in drawn_cases(replace(kind, rank=rank), 1239, 2000)] for rank in (3, 4)}
+    assert {rank: min(case.batch for case in found) for rank, found in drawn.items()} == {3: 1, 4: 0}
 
 
 def test_every_multiple_of_8_and_other_widths_come_in_turns() -> None:
