@@ -12,8 +12,7 @@ from blocktune.runtime.selection.explanation import Explanation, measured_reason
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung
 
 _REASONS = {
-    Rung.EXPECTED: "{what}not measured, but expected to take {expected}, the least of {count} configs{elsewhere}: "
-    "`tune run {flags}` measures",
+    Rung.EXPECTED: "{what}not measured, but expected to take {expected}{least}{elsewhere}: `tune run {flags}` measures",
     Rung.PREDICTED: "ranked first by the offline model for {tuned_for}",
     Rung.DEFAULT: "the kernel's default, not tuned: `tune run {flags}` looks for a better one",
 }
@@ -32,7 +31,7 @@ def explain_candidate(
         tuned_for=candidate.tuned_for.label if candidate.tuned_for else "",
         flags=flags_of(shape, device),
         expected=candidate.compared[0].time_label if candidate.compared else "",
-        count=len(candidate.compared),
+        least=f", the least of {count} configs" if (count := len(candidate.compared)) > 1 else "",
         what="the kernel's default, " if candidate.origin is Origin.DEFAULT else "",
         elsewhere=_elsewhere(device) if candidate.rung is Rung.EXPECTED else "",
     )

@@ -39,6 +39,11 @@ STEPS = (-1, 1)
 OTHER_DEVICE = 1.0
 """Doublings of distance that a measurement of another device of the same compute capability counts as."""
 
+LAUNCH_BOUND_US = 14.0
+"""Expected time in microseconds up to which the first kernel's default serves alone. Such calls take 6 to 16 us on an
+H200, most of it for the start of a block: the model, which counts bytes and products, cannot tell configs apart there.
+"""
+
 Predict = Callable[[AttentionKernel, KernelConfig, AttentionShape, DeviceSpec], float]
 """The model's time of a config in microseconds."""
 
@@ -59,7 +64,8 @@ class Untuned:
     serving: Serving = kernels_for
 
     def choices(self, shape: AttentionShape, near: Sequence[TunedConfig] = ()) -> list[Expectation]:
-        """Return the candidates for a shape, the one to take first; none where no kernel computes it.
+        """Return the candidates for a shape, the one to take first; none where no kernel computes it, and the first
+        kernel's default alone up to `LAUNCH_BOUND_US`.
 
         The times are those of its `representative`.
 
@@ -90,6 +96,8 @@ class Untuned:
                 base, level = predicted, predicted + estimator.level()
             over_first, shapes = estimator.default_over_first(kernel.name, first, predicted - base)
             yield _expectation(default, level, over_first, shapes)
+            if math.exp(level) <= LAUNCH_BOUND_US:
+                return
             if over_first.mean - 2 * math.sqrt(over_first.variance) > HOPELESS:
                 continue
             most = MOST if kernel.name == first else MOST_OF_OTHERS

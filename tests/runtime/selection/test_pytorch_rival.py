@@ -12,6 +12,7 @@ from blocktune.runtime.selection import pytorch_rival
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung
 from blocktune.runtime.selection.pytorch_rival import (
+    NEAREST,
     PyTorchDuel,
     PytorchRival,
     reason_for_pytorch,
@@ -40,10 +41,9 @@ def test_a_shape_is_slower_by_share_and_by_time(ratio: float, time_us: float, sl
     assert outlook.ratio == pytest.approx(ratio)
 
 
-def test_shapes_that_other_kernels_serve_say_nothing() -> None:
+def test_shapes_of_another_class_say_nothing() -> None:
     rival = PytorchRival(duels(1.5))
     for other in (
-        ROUND,
         replace(ODD, direction=Direction.BACKWARD),
         replace(ODD, dtype="float32"),
         replace(ODD, features=Features.parse("boolean")),
@@ -51,6 +51,21 @@ def test_shapes_that_other_kernels_serve_say_nothing() -> None:
     ):
         assert rival.outlook(other) is None
     assert PytorchRival(duels(1.5)[:2]).outlook(ODD) is None  # too few
+
+
+def test_masks_of_float32_are_of_its_class() -> None:
+    single = replace(ODD, dtype="float32")
+    outlook = PytorchRival(duels(1.5, single)).outlook(replace(single, features=Features.parse("boolean")))
+    assert outlook is not None
+    assert outlook.is_slower
+
+
+def test_the_nearest_shapes_decide() -> None:
+    near, far = duels(2.0), [duel for length in (64, 128, 256) for duel in duels(0.5, replace(ODD, seqlen_q=length))]
+    outlook = PytorchRival([*far, *near]).outlook(ODD)
+    assert outlook is not None
+    assert outlook.shapes == NEAREST
+    assert outlook.ratio > 1.9
 
 
 def test_a_nearer_shape_counts_more() -> None:
@@ -70,12 +85,22 @@ def test_on_a_device_without_measurements_pytorch_serves_what_it_computes() -> N
     assert reason_for_pytorch(replace(ROUND, causal=Causal.LOWER_RIGHT, seqlen_k=4096), A100.key) is None
 
 
-def test_what_ships_for_an_h200_gives_odd_widths_to_pytorch_and_keeps_round_ones() -> None:
+def test_what_ships_for_an_h200_gives_wide_float32_to_pytorch_and_keeps_16_bits() -> None:
     assert shipped_rival(H200.key) is not None
-    assert "expected to be faster" in str(reason_for_pytorch(ODD, H200.key))
+    wide = replace(ROUND, dtype="float32", head_dim=160, head_dim_v=160, direction=Direction.BACKWARD)
+    assert "expected to be faster" in str(reason_for_pytorch(wide, H200.key))
     for direction in Direction:
         assert reason_for_pytorch(replace(ROUND, direction=direction), H200.key) is None
-    assert Dispatcher().explain(ODD, device=A100).rung is Rung.SDPA
+    assert Dispatcher().explain(ROUND, device=A100).rung is Rung.SDPA
+
+
+def test_scores_that_take_too_much_memory_are_not_left_to_pytorch() -> None:
+    """Without a fused kernel for grouped heads of float32."""
+    grouped = replace(ROUND, dtype="float32", num_heads=16, num_heads_kv=2, batch=1)
+    scores = replace(grouped, seqlen_q=8192, seqlen_k=8192)
+    assert "was measured" in str(reason_for_pytorch(grouped, A100.key))
+    assert reason_for_pytorch(scores, A100.key) is None
+    assert "was measured" in str(reason_for_pytorch(replace(scores, num_heads_kv=16), A100.key))
 
 
 def test_the_ladder_ends_at_pytorch_after_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from blocktune.runtime.selection.fallback import ConfigTable, climb_down
 from blocktune.runtime.selection.ladder import Candidate, Rung
 from blocktune.runtime.selection.near_shapes import representative
 from blocktune.runtime.selection.reasons import explain_candidate
-from blocktune.runtime.selection.untuned import Untuned, shipped_untuned
+from blocktune.runtime.selection.untuned import LAUNCH_BOUND_US, Untuned, shipped_untuned
 from blocktune.runtime.store_reader.tuned_config import TunedConfig
 
 pytestmark = pytest.mark.triton_free
@@ -128,6 +128,14 @@ def test_without_measurements_the_default_is_taken() -> None:
     for shape in (prefill_shape(), decode_shape(), prefill_shape(head_dim=192)):
         first = decision().choices(shape)[0]
         assert (first.config, first.spread, first.time_us) == (default_of(shape), 0.0, pytest.approx(100.0))
+
+
+def test_the_default_serves_what_takes_as_long_as_a_launch() -> None:
+    shape, near = prefill_shape(4096), prefill_shape(3072)
+    known = measured(near, {other_than_default(near, keep_p=1): 0.9})
+    short, long = (decision(known, us=us).choices(shape) for us in (0.9 * LAUNCH_BOUND_US, 1.2 * LAUNCH_BOUND_US))
+    assert [one.config for one in short] == [default_of(shape)]
+    assert long[0].config == other_than_default(shape, keep_p=1)
 
 
 def test_what_is_faster_on_near_shapes_is_taken_and_what_is_slower_is_not() -> None:

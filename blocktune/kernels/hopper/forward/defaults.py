@@ -14,8 +14,26 @@ from blocktune.kernels.values.shape import AttentionShape
 Values = tuple[int, ...]
 """The kernel's parameters in their order, without `num_warps`; those that are left out are zeros."""
 
+TWO_WITH_QUERIES = (128, 64, 4, 0, 1, 0, 64)
+"""Two consumers with queries in registers: they take the least time up to head_dim 96 where tiles have few keys, or
+fill no more than a wave. Larger tiles take up to 1.9 times as long there."""
+
+FEW_KEYS, FEW_KEYS_OF_96, MOST_OF_A_WAVE = 384, 256, 2048
+"""Keys up to which this holds: for any number of tiles, of 64 and of 96 columns, and for those of a wave."""
+
 THREE_OVER_WORK = (192, 64, 4, 0, 1, 0, 64)
 """Three consumers with queries in registers: best where scores or masks are work."""
+
+THREE_OVER_KEYS = (192, 64, 4, 0, 0, 0)
+"""Three consumers: best where keys and values take long to arrive."""
+
+SOON_READ = 512
+"""Keys up to which tiles of fewer rows are best all the same."""
+
+MOST_MASKED_KEYS, MOST_ODD_KEYS, MOST_MASKED_FLOPS = 512, 160, 1 << 30
+"""Keys, an odd number of them, and floating point operations up to which a kernel that reads the mask itself takes 10
+to 50 % less time than one that packs it for this one first, which takes 5 us; half as many with heads of more than 128.
+"""
 
 NARROW_WINDOW = 1024
 """Keys to the left up to which tiles of fewer rows hide less than they cost, at head_dim 64."""
@@ -44,6 +62,17 @@ def default_values(shape: AttentionShape) -> Values:
     return _default_of_128(shape)
 
 
+def waits_for_mask(shape: AttentionShape) -> bool:
+    """Return whether a call with a mask is so small that packing the mask takes longer than what it saves. The portable
+    kernel reads rows of a mask slowly that 8 does not divide."""
+    if shape.features.names not in ({MaskKind.BOOLEAN}, {MaskKind.ADDITIVE}):
+        return False
+    width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
+    odd_keys = MOST_ODD_KEYS if width == 64 else 0
+    most_keys, most_flops = odd_keys if shape.seqlen_k % 8 else MOST_MASKED_KEYS, MOST_MASKED_FLOPS >> (width > 128)
+    return shape.seqlen_k <= most_keys and shape.flops <= most_flops
+
+
 def _loop_has_work(shape: AttentionShape) -> bool:
     """Return whether steps do more than products and a softmax: masks, keys that are left over, dropout."""
     masks = mask_constants(128, shape)
@@ -58,6 +87,9 @@ def _with_queries_in_registers(width_v: int) -> Values:
 
 
 def _default_of_64(shape: AttentionShape) -> Values:
+    most = MOST_OF_A_WAVE if _tiles(2 * ROWS, shape) <= MULTIPROCESSORS else FEW_KEYS
+    if not shape.features and shape.seqlen_k <= most:
+        return TWO_WITH_QUERIES
     if shape.seqlen_q <= 2 * ROWS:
         return 128, 128, 4, 0, 0, 1  # larger tiles would be empty
     if shape.features.dropout:
@@ -97,8 +129,14 @@ def _default_of_96(shape: AttentionShape) -> Values:
     """Return the default where head_dim is padded to 96: three consumers take 3 to 7 % less a row than two, but for
     causal shapes that fill the large tiles."""
     causal, full = bounds_of(shape)[0] is not None, shape.seqlen_q % 128 == shape.seqlen_k % 128 == 0
-    if _three_fit(shape) and not (causal and full):
-        return 192, 64, 4, 0, 0, 0
+    if shape.features.mask is MaskKind.ADDITIVE:
+        return TWO_WITH_QUERIES  # larger tiles have no registers for the mask and spill
+    if shape.seqlen_k <= FEW_KEYS_OF_96 and not shape.features:
+        return TWO_WITH_QUERIES
+    if reads_slowly(shape) or (_three_fit(shape) and not (causal and full)):
+        return THREE_OVER_KEYS
+    if causal and full and shape.seqlen_k <= MOST_OF_A_WAVE:
+        return TWO_WITH_QUERIES
     return (128, 64, 4, 0, 0, 1, 64) if causal and not full else (128, 128, 3, 0, 0, 0)
 
 
@@ -118,6 +156,8 @@ def _default_of_128(shape: AttentionShape) -> Values:
         return _one_ring(shape) if under_a_diagonal or shape.features.alibi else (128, 128, 2, 1, 1, 1)
     if columns := columns_in_registers(shape):
         return 128, 64, 4, 0, 0, 0, columns
+    if reads_slowly(shape):
+        return THREE_OVER_KEYS
     masked = int(not mask_constants(128, shape)["ALIGNED"])
     if under_a_diagonal and not short and _three_have_enough(shape):
         return 192, 64, 4, 1, 1, 0
@@ -125,7 +165,14 @@ def _default_of_128(shape: AttentionShape) -> Values:
         return (128, 64, 3, 0, 0, 0) if short else _one_ring(shape)
     if three_fit:
         return (192, 64, 4, 0, 1, 0) if _loop_has_work(shape) else (192, 64, 3, 0, 0, 0)
-    return (128, 128, 3, 0, 0, 0) if short and not masked else (128, 128, 2, 1, masked, masked)
+    return (128, 128, 3, 0, 0, 0) if shape.seqlen_k <= 4096 else (128, 128, 2, 1, masked, masked)
+
+
+def reads_slowly(shape: AttentionShape) -> bool:
+    """Return whether rows of many keys or values end inside of 32 bytes. Such tiles arrive so slowly that three
+    consumers take 5 to 25 % less time than two at head_dim 72, 88 and 104, however many tiles there are."""
+    odd = shape.head_dim % 16 > 0 or shape.head_dim_v % 16 > 0
+    return odd and not shape.features and shape.seqlen_k > SOON_READ
 
 
 def _bends_or_packs(shape: AttentionShape) -> bool:
@@ -145,9 +192,8 @@ def _three_have_enough(shape: AttentionShape) -> bool:
     """Return whether three consumers are best under a diagonal: 0 to 7 % less time than one ring. With few of their
     larger tiles multiprocessors end apart, which takes up to 5 % more, and with rows left over they compute more.
     Grouped heads take 1 % more time."""
-    tiles = -(-shape.seqlen_q // (3 * ROWS)) * shape.batch * shape.num_heads
     whole = shape.seqlen_q % (2 * ROWS) == 0 and not _loop_has_work(shape)
-    return whole and shape.group_size == 1 and tiles >= 6 * MULTIPROCESSORS
+    return whole and shape.group_size == 1 and _tiles(3 * ROWS, shape) >= 6 * MULTIPROCESSORS
 
 
 def three_are_ahead(shape: AttentionShape) -> bool:
@@ -179,6 +225,8 @@ def columns_in_registers(shape: AttentionShape) -> int:
         return 0
     if _loop_has_work(shape) if causal else three_are_ahead(shape):
         return 0
+    if causal and keys > 1024 and reads_slowly(shape):
+        return 0
     if keys <= (1536 if causal else 1024):
         return 128
     return 64 if causal and keys <= 2048 else 0
@@ -186,5 +234,9 @@ def columns_in_registers(shape: AttentionShape) -> int:
 
 def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
     """Return the rows of all tiles that the busiest multiprocessor takes."""
-    tiles = -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads
-    return -(-tiles // MULTIPROCESSORS) * block_m
+    return -(-_tiles(block_m, shape) // MULTIPROCESSORS) * block_m
+
+
+def _tiles(block_m: int, shape: AttentionShape) -> int:
+    """Return the number of tiles of so many rows."""
+    return -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads

@@ -23,7 +23,7 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors
 from blocktune.kernels.hopper.forward.arguments import Options
-from blocktune.kernels.hopper.forward.defaults import default_values
+from blocktune.kernels.hopper.forward.defaults import default_values, waits_for_mask
 from blocktune.kernels.hopper.forward.device_kernel import flash_fwd_hopper_kernel
 from blocktune.kernels.hopper.forward.launch import (
     MaskedLaunch,
@@ -96,7 +96,10 @@ class FlashForwardHopper(AttentionKernel):
 
     def steps_back(self, shape: AttentionShape) -> bool:
         """Return whether the portable kernels are faster, or nothing is known: with head_dim 24 they took 18 to 42 %
-        more time on an H200, with 32 they take less."""
+        more time on an H200, with 32 they take less. Of calls with a mask the small ones wait for the kernel that packs
+        it."""
+        if mask_code(shape):
+            return waits_for_mask(shape)
         widest = max(shape.head_dim, shape.head_dim_v)
         return widest == NARROW_HEADS or (widest < NARROW_HEADS and bool(shape.features))
 

@@ -181,6 +181,8 @@ class FlashForwardGeneral(AttentionKernel):
     narrow: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 64, 4, 3), *preferences)
     boolean: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((64, 32, 4, 3), *preferences)
     """head_dim up to 64, and boolean masks, on an H200: 6 to 20 % less time than the first preference takes."""
+    few_rows: ClassVar[tuple[tuple[int, int, int, int], ...]] = ((32, 64, 4, 1), *preferences)
+    """A mask and up to 32 queries, on an H200: up to a third less time, since larger tiles would be empty."""
 
     def shape_problem(self, shape: AttentionShape, limits: ComputeLimits) -> str | None:
         if not shape.features:
@@ -213,6 +215,8 @@ class FlashForwardGeneral(AttentionKernel):
         """Return blocks, warps and stages of defaults, the best first."""
         if limits.mma == "mma" and shape.features.dropout:
             return self.crowded
+        if limits.mma == "wgmma" and shape.features.mask is not MaskKind.NONE and shape.seqlen_q <= 32:
+            return self.few_rows
         if limits.mma == "wgmma" and max(shape.head_dim, shape.head_dim_v) <= NARROW_COLUMNS:
             return self.narrow
         if limits.mma == "wgmma" and shape.features.mask is MaskKind.BOOLEAN:

@@ -25,7 +25,13 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.common.slots import new_barriers, new_tile_numbers, new_tile_ring
 from blocktune.kernels.hopper.forward.arguments import Memory, Scaling, ShortOptions, Sizes, Tensors
-from blocktune.kernels.hopper.forward.defaults import columns_in_registers, three_are_ahead
+from blocktune.kernels.hopper.forward.defaults import (
+    TWO_WITH_QUERIES,
+    columns_in_registers,
+    default_values,
+    reads_slowly,
+    three_are_ahead,
+)
 from blocktune.kernels.hopper.forward.device_kernel import SIZES, open_slots, tiles
 from blocktune.kernels.hopper.forward.kernel import FlashForwardHopper, describe_rows, trailing
 from blocktune.kernels.hopper.forward.layout import (
@@ -153,8 +159,10 @@ class FlashForwardHopperShort(FlashForwardHopper):
         return None
 
     def steps_back(self, shape: AttentionShape) -> bool:
-        """Return whether the other kernel is faster, by 2 to 7 % on an H200: with queries in registers."""
-        return columns_in_registers(shape) > 0 or super().steps_back(shape)
+        """Return whether the other kernel is faster, by 2 to 10 % on an H200: with queries in registers, and where rows
+        are read slowly."""
+        has_queries = default_values(shape) == TWO_WITH_QUERIES or columns_in_registers(shape) > 0
+        return has_queries or reads_slowly(shape) or super().steps_back(shape)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of Q of all consumers, the slots of K and V, and the panels of the output; barriers take
