@@ -6,6 +6,7 @@ said. Such a character is spelt, as in `\\x1b`, what is too long is cut, and pas
 
 import logging
 import re
+from urllib.parse import unquote
 
 MAX_CHARACTERS = 4000
 """Of a message. Ours are shorter; what a stranger adds may be of any length."""
@@ -14,15 +15,19 @@ MAX_CHARACTERS = 4000
 _MAX_PASSWORD = 1024
 
 _PORT = r"(?!\d{1,5}(?:[\s'\"/?#,.;)\]]|$)(?!\S*@))"
+_HOST = r"(?:[\w.-]+|\[[\da-fA-F:.]+\])"
 _PASSWORDS = (
     # up to the last @, whatever stands in between; where a message was cut before it, to the end of the word
     re.compile(
         rf"(?<![\w+.])([A-Za-z][\w+.-]{{0,40}}:/+[^\s:/'\"[]*:){_PORT}"
         rf"(?:(?:(?!://)[^\n]){{1,{_MAX_PASSWORD}}}(?=@)|\S+)"
     ),
-    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@[\w.-]+[:/])"),
+    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)(?=\S)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}[:/])"),
+    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@(?:[\w-]+\.[\w.-]+|localhost))"),
+    # an option ends where the next one begins: what else stands behind it may belong to it
+    re.compile(r"((?:password|passwd|pwd)\s*=\s*)(?:(?![&\s][\w.%-]+\s*=)[^\n])+", re.IGNORECASE),
     re.compile(
-        r"""((?:password|passwd|pwd)(?:\s*=\s*|["']\s*:\s*))("[^"\n]*"?|'[^'\n]*'?|[^\s&'",;]+)""", re.IGNORECASE
+        r"""((?:password|passwd|pwd)\\?["']\s*:\s*)(?:(?!,\s*\\?["'][\w.-]+\\?["']\s*:)[^\n])+""", re.IGNORECASE
     ),
 )
 """Of URLs, also of one that has lost its scheme or slashes, and of options of URLs, of libpq and of JSON."""
@@ -31,12 +36,18 @@ _PASSWORDS = (
 def shown(text: str, most: int = MAX_CHARACTERS) -> str:
     """Return a text as people may see it: lines and tabs stay, other control characters are spelt, passwords hidden."""
     cut = text[: most + _MAX_PASSWORD]
-    if ":" in cut or "=" in cut:
-        for password in _PASSWORDS:
-            cut = password.sub(r"\1***", cut)
-    cut = cut[:most]
+    cut = _without_passwords(cut)[:most]
     plain = cut if cut.isprintable() else "".join(map(_shown_sign, cut))
     return plain if len(text) <= most else f"{plain}... ({len(text):,} characters)"
+
+
+def _without_passwords(text: str) -> str:
+    """Return a text with three stars for each password. A text that has some once it is decoded, as that of a URL
+    inside of another one, is returned decoded."""
+    for password in _PASSWORDS if ":" in text or "=" in text else ():
+        text = password.sub(r"\1***", text)
+    decoded = unquote(text)
+    return text if decoded == text or (hidden := _without_passwords(decoded)) == decoded else hidden
 
 
 def spelt(sign: str) -> str:
