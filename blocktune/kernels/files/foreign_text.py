@@ -6,6 +6,7 @@ said. Such a character is spelt, as in `\\x1b`, what is too long is cut, and pas
 
 import logging
 import re
+from collections.abc import Iterator
 from urllib.parse import unquote
 
 MAX_CHARACTERS = 4000
@@ -19,11 +20,13 @@ _HOST = r"(?:[\w.-]+|\[[\da-fA-F:.]+\])"
 _PASSWORDS = (
     # up to the last @, whatever stands in between; where a message was cut before it, to the end of the word
     re.compile(
-        rf"(?<![\w+.])([A-Za-z][\w+.-]{{0,40}}:/+[^\s:/'\"[]*:){_PORT}"
+        rf"(?<![\w+.])((?:[A-Za-z][\w+.-]{{0,40}}:/+|//)[^\s:/'\"[]*:){_PORT}"
         rf"(?:(?:(?!://)[^\n]){{1,{_MAX_PASSWORD}}}(?=@)|\S+)"
     ),
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)(?=\S)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}[:/])"),
+    re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}:\d+/)"),
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@(?:[\w-]+\.[\w.-]+|localhost))"),
+    re.compile(rf"(?<!/)(/[\w.%+-]+:)(?=[^\s/])[^\n]{{1,{_MAX_PASSWORD}}}(?=@[\w-])"),  # a folder made of a URL
     # an option ends where the next one begins: what else stands behind it may belong to it
     re.compile(r"((?:password|passwd|pwd)\s*=\s*)(?:(?![&\s][\w.%-]+\s*=)[^\n])+", re.IGNORECASE),
     re.compile(
@@ -44,10 +47,19 @@ def shown(text: str, most: int = MAX_CHARACTERS) -> str:
 def _without_passwords(text: str) -> str:
     """Return a text with three stars for each password. A text that has some once it is decoded, as that of a URL
     inside of another one, is returned decoded."""
+    hidden, end = "", 0
+    for start, stop in sorted(_places_of_passwords(text)):
+        hidden += f"{text[end:start]}***" if start >= end else ""
+        end = max(end, stop)
+    hidden += text[end:]
+    decoded = unquote(hidden)
+    return hidden if decoded == hidden or (found := _without_passwords(decoded)) == decoded else found
+
+
+def _places_of_passwords(text: str) -> Iterator[tuple[int, int]]:
+    """Yield where passwords begin and end, each as one pattern sees it."""
     for password in _PASSWORDS if ":" in text or "=" in text else ():
-        text = password.sub(r"\1***", text)
-    decoded = unquote(text)
-    return text if decoded == text or (hidden := _without_passwords(decoded)) == decoded else hidden
+        yield from ((found.end(1), found.end()) for found in password.finditer(text))
 
 
 def spelt(sign: str) -> str:

@@ -227,14 +227,36 @@ def test_no_sign_of_a_password_makes_it_seen(before: str, after: str) -> None:
 
 
 ODD_PASSWORDS = (
-    *("{}", "a {}", "{} b", "a%20{}", "a%26{}", "a&{}", "a;{}", "a,{}", "a'{}", 'a"{}', "a@{}", "a:{}", "a/{}"),
+    *(
+        "{}",
+        " {}",
+        "\t!{}",
+        "a {}",
+        "{} b",
+        "a%20{}",
+        "a%26{}",
+        "a&{}",
+        "a;{}",
+        "a,{}",
+        "a'{}",
+        'a"{}',
+        "a@{}",
+        "a:{}",
+        "a/{}",
+    ),
     *("a={}", "a#{}", "a?{}", "a\\{}", "a\\' {}", "a\t{}", "[{}]", "(({}))", "a\u202e{}", "1234 {}", "a://{}"),
 )
 PLACES = (
-    *("postgresql://u:{}@h/x", "postgresql+psycopg://u:{}@h:5432/x?y=z", "postgresql:/u:{}@h/x", "//u:{}@h/x"),
-    *("--u:{}@h/x", "--db=postgresql://u:{}@h/x", "u:{}@h:5432", "u:{}@[::1]/x", "postgresql://u:{}@[::1]:5432/x"),
+    *("postgresql://u:{}@h/x", "postgresql+psycopg://u:{}@h:5432/x?y=z", "postgresql:/u:{}@h/x", "//u:{}@h is missing"),
+    *(
+        "--u:{}@h:1/x",
+        "--db=postgresql://u:{}@h/x",
+        "u:{}@h:5432/x",
+        "u:{}@[::1]:1/x",
+        "postgresql://u:{}@[::1]:5432/x",
+    ),
     *("sqlite:///o.db?password={}", "postgresql://h/x?a=1&PASSWORD={}&y=2", "postgresql://h/x?pass%77ord={}"),
-    *("postgresql://h/x?sslpassword={}", "postgresql%3A%2F%2Fu%3A{}%40h%2Fx", "postgresql://h/x?user=u&password%3D{}"),
+    *("postgresql://h:1/x?sslpassword={}", "postgresql%3A%2F%2Fu%3A{}%40h%2Fx", "postgresql://h?user=u&password%3D{}"),
     *("host=h password={}", "host=h password='{}' user=u", 'PGPASSWORD="{}"', "{{'password': '{}'}}"),
     *('{{"password": "{}", "user": "u"}}', "postgresql://u:%25{}@h/x"),
 )
@@ -277,7 +299,17 @@ def test_hiding_takes_no_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["report URL", "lab calibrate URL --out x.json", "kernels URL", "verify URL", "gc URL"]
+    "command",
+    [
+        "report URL",
+        "lab calibrate URL --out x.json",
+        "kernels URL",
+        "verify URL",
+        "gc URL",
+        "--URL",
+        "URL",
+        "list --URL",
+    ],
 )
 def test_a_forgotten_flag_shows_no_password(command: str, tmp_path: Path) -> None:
     url = "postgresql+psycopg://user:hunter2@127.0.0.1:1/name?password=hunter2"
