@@ -15,6 +15,7 @@ MAX_CHARACTERS = 4000
 
 _MAX_PASSWORD = 1024
 
+_NUMBER = re.compile(r"[+-]?[\d.,]+(?:[eE][+-]?\d+)?")
 _PORT = r"(?!\d{1,5}(?:[\s'\"/?#,.;)\]]|$)(?!\S*@))"
 _HOST = r"(?:[\w.-]+|\[[\da-fA-F:.]+\])"
 _PASSWORDS = (
@@ -60,6 +61,17 @@ def _places_of_passwords(text: str) -> Iterator[tuple[int, int]]:
     """Yield where passwords begin and end, each as one pattern sees it."""
     for password in _PASSWORDS if ":" in text or "=" in text else ():
         yield from ((found.end(1), found.end()) for found in password.finditer(text))
+
+
+_FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What a formula of a spreadsheet may begin with, also in the wide signs of East Asia."""
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell of a table. A spreadsheet would compute one that begins like a formula, whatever blanks
+    are in front, and shows it behind an apostrophe; a number stays."""
+    begins = text.startswith(_FORMULA_SIGNS) or text.strip().startswith(_FORMULA_SIGNS)
+    return f"'{text}" if begins and not _NUMBER.fullmatch(text) else text
 
 
 def spelt(sign: str) -> str:
