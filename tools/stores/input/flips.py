@@ -12,16 +12,20 @@ from blocktune.db import spool
 from blocktune.db.exchange.document import document_from, frozen_document, load_document, save_document
 from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.merging import Results
+from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.kernels.files.json_pieces import canonical_text
 from blocktune.kernels.files.signature import signed
+from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches, read_launches
 from blocktune.runtime.selection.miss_file import append_misses, read_misses
 from blocktune.runtime.store_reader.export_file import autotuned_rows_in_file, rows_in_file
 from blocktune.runtime.store_reader.store_file import SqliteRows
 from blocktune.runtime.store_reader.store_views import USER_DISPATCH
+from blocktune.tuner.compile.cache import ResourceCache
+from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep, save_sweep
 from blocktune.tuner.profile.counter_file import CounterFile
 from tests.support.stores.frozen_files import BOTH, H200, KERNEL, autotuned_winner
@@ -86,6 +90,7 @@ def kinds(folder: Path) -> dict[str, FileKind]:
         "signed files": FileKind(_signed(folder), _signed_rows),
         "sweeps": FileKind(_sweep(folder), lambda path: iter(load_sweep(path).trials)),
         "spools": FileKind(_spool(folder), _spooled),
+        "compiles that are remembered": FileKind(_compile(folder), _remembered),
         "counts of misses": FileKind(_misses(folder), lambda path: iter(read_misses(path).items()), False),
         "counts of launches": FileKind(_launches(folder), lambda path: iter(read_launches(path).items()), False),
         "lists of shapes": FileKind(_shapes(folder), lambda path: iter(flags_of_file(path)), False),
@@ -167,6 +172,19 @@ def _spooled(path: Path) -> Iterator[Any]:
         yield from (*left.trials, *left.bests)
     path.with_suffix(spool.UNREADABLE_SUFFIX).unlink(missing_ok=True)
     path.write_bytes(content)
+
+
+def _compile(folder: Path) -> Path:
+    best = winner()
+    resources = KernelResources(registers=168, shared_bytes=65536, num_warps=4)
+    ResourceCache(folder).put("ab" * 32, CompileResult(config=best.config, outcome=Outcome.OK, resources=resources))
+    return folder / f"{'ab' * 32}.json"
+
+
+def _remembered(path: Path) -> Iterator[Any]:
+    found = ResourceCache(path.parent).get(path.stem)
+    if found is not None:
+        yield found
 
 
 def _misses(folder: Path) -> Path:
