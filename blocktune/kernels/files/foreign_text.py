@@ -27,7 +27,7 @@ _PASSWORDS = (
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)(?=\S)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}[:/])"),
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}:\d+/)"),
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@(?:[\w-]+\.[\w.-]+|localhost))"),
-    re.compile(rf"(?<!/)(/[\w.%+-]+:)(?=[^\s/])[^\n]{{1,{_MAX_PASSWORD}}}(?=@[\w-])"),  # a folder made of a URL
+    re.compile(rf"(?<!/)(/[\w.%+-]+:)(?!/)[^\n]{{1,{_MAX_PASSWORD}}}(?=@[\w-])"),  # a folder made of a URL
     # an option ends where the next one begins: what else stands behind it may belong to it
     re.compile(r"((?:password|passwd|pwd)\s*=\s*)(?:(?![&\s][\w.%-]+\s*=)[^\n])+", re.IGNORECASE),
     re.compile(

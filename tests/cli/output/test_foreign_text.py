@@ -248,6 +248,7 @@ ODD_PASSWORDS = (
 )
 PLACES = (
     *("postgresql://u:{}@h/x", "postgresql+psycopg://u:{}@h:5432/x?y=z", "postgresql:/u:{}@h/x", "//u:{}@h is missing"),
+    *("No such folder: /u:{}@h. Make it.",),
     *(
         "--u:{}@h:1/x",
         "--db=postgresql://u:{}@h/x",

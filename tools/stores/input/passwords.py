@@ -58,9 +58,10 @@ def password(dice: random.Random) -> str:
 
 
 def url_of(dice: random.Random) -> str:
-    """Return a URL with a password. Behind a `?`, an @ is written as %40: else all in front of it is a user's name."""
+    """Return a URL with a password. In a query, @ and & are written as %40 and %26: else they end a name, and the
+    option."""
     place, word = dice.choice(PLACES), password(dice)
-    return place.format(word.replace("@", "%40") if "={}" in place else word)
+    return place.format(word.replace("@", "%40").replace("&", "%26") if "={}" in place else word)
 
 
 def main(folder: Path, runs: int, seed: int) -> None:
