@@ -8,10 +8,12 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +41,14 @@ COMMANDS = (
 """26 commands with a file that they read."""
 
 
+@cache
+def _compressed() -> bytes:
+    return gzip.compress(bytes(1 << 30), 1)
+
+
 def _bomb(folder: Path, suffix: str) -> Path:
     """A gzip file of 20 MB that unpacks to 20 GB."""
-    path, part = folder / f"bomb{suffix}", gzip.compress(bytes(1 << 30), 1)
+    path, part = folder / f"bomb{suffix}", _compressed()
     with path.open("wb") as file:
         for _ in range(20):
             file.write(part)
@@ -90,14 +97,13 @@ SUFFIXES = {"list": ".db", "lab": ".sweep.json.gz", "profile": ".counters.csv", 
 def judged(line: str, source: str, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     """Return how a command ended on a source, and which rule it broke."""
     suffix, place = SUFFIXES.get(line.split()[0], ".json"), folder / source
-    place.mkdir(exist_ok=True)
-    path = place / f"{source}{suffix}"
-    if not (path.exists() or path.is_symlink()):
-        path = SOURCES[source](place, suffix)
+    place.mkdir()
+    path = SOURCES[source](place, suffix)
     words = [str(path) if word == "FILE" else word.replace("JSON", "some.json") for word in line.split()]
     began, used = time.monotonic(), time.process_time()
     result = CliRunner().invoke(app, words, env=environment)
     waited, used = time.monotonic() - began, time.process_time() - used
+    shutil.rmtree(place)  # a recovery leaves a store in the place of the source
     late = f"{used:.1f} s, {waited:.1f} s" if used > MAX_SECONDS or waited > MAX_WAIT_SECONDS else ""
     return result.exit_code, broken_rule(words, result, 0.0) or late
 

@@ -176,7 +176,7 @@ def _spooled(path: Path) -> Iterator[Any]:
 
 def _compile(folder: Path) -> Path:
     best = winner()
-    resources = KernelResources(registers=168, shared_bytes=65536, num_warps=4)
+    resources = KernelResources(registers=168, shared_bytes=65536, num_warps=4, tensor_cores="wgmma")
     ResourceCache(folder).put("ab" * 32, CompileResult(config=best.config, outcome=Outcome.OK, resources=resources))
     return folder / f"{'ab' * 32}.json"
 
