@@ -178,7 +178,7 @@ def save_bytes(content: bytes, path: str | Path) -> None:
     no file, such as a device, a pipe or the standard output by its name, is written into and stays what it is.
 
     Raises:
-        OSError: the place cannot be written, or a database is there: nobody means to replace one.
+        OSError: the place cannot be written, or a database is there, which an output does not replace.
     """
     path = file_path(path)
     _require_no_database(path)
