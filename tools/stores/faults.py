@@ -164,7 +164,7 @@ PARTS: dict[str, Part] = {
     "bits": Part("flipped bits, read by production", flipped_bits, 5000),
     "frozen": Part("flipped bits and bytes of a frozen file", flipped_frozen, 2000),
     "flips": Part("flipped bits of every other kind of file", flips, 2000),
-    "production": Part("starts of production in odd circumstances", starts, 59),
+    "production": Part("starts of production in odd circumstances", starts, 58),
     "endless": Part("files without an end, read by 26 commands", commands("input.endless_files"), 26),
     "passwords": Part("passwords at odd places of commands", commands("input.passwords"), 2000),
     "imports": Part("changed exports, imported", imports, 10_000),

@@ -94,7 +94,6 @@ def _homes(file: Path, closed: Path) -> dict[str, Start]:
     return found | {
         "no temporary folder": Start({"TMPDIR": f"{file.with_name('missing')}"}),
         "a read-only current folder": Start(shell=f"cd {closed}"),
-        "a current folder that is gone": Start(shell="mkdir gone; cd gone; rmdir ../gone"),
     }
 
 
