@@ -13,7 +13,8 @@ import select
 import signal
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from types import FrameType
 from typing import Annotated, Any, TextIO
@@ -56,6 +57,11 @@ class CommandGroup(TyperGroup):
             with formatter.section(panel):
                 formatter.write_dl(rows)
 
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        """Return what click does; an option that is unknown here is refused before `invoke`."""
+        with _words_as_shown():
+            return super().make_context(*args, **options)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return what click does, or refuse a command that has moved.
 
@@ -68,7 +74,8 @@ class CommandGroup(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _words_as_shown():
+                return super().invoke(ctx)
         except BlocktuneError as error:
             note(f"error: {error}")
             raise typer.Exit(error.exit_code) from error
@@ -80,10 +87,17 @@ class CommandGroup(TyperGroup):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
             raise typer.Exit from error
-        except Exception as error:
-            if hasattr(error, "format_message"):  # wrong use, which typer reports: it repeats words of the command line
-                vars(error)["message"] = shown(str(vars(error).get("message", "")))
-            raise
+
+
+@contextmanager
+def _words_as_shown() -> Iterator[None]:
+    """Let a message of wrong use, which typer reports, repeat words of the command line as people may see them."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):
+            vars(error)["message"] = shown(str(vars(error).get("message", "")))
+        raise
 
 
 def _reader_has_left(stream: TextIO) -> bool:

@@ -7,10 +7,8 @@ from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.files.reading import open_file
+from blocktune.kernels.files.reading import is_database
 from blocktune.kernels.values.errors import UsageError
-
-_SQLITE = b"SQLite format 3\0"
 
 
 def read_results(place: str | Path, *, trials: bool) -> Results:
@@ -36,8 +34,7 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
 
 def _is_sqlite(path: Path) -> bool:
     try:
-        with open_file(path) as file:
-            return file.read(len(_SQLITE)) == _SQLITE
+        return is_database(path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}. Name a file of results, or the URL of a database."

@@ -13,6 +13,8 @@ from tools.stores import Unavailable, io_faults
 from tools.stores.changed_exports import imports
 from tools.stores.faults import Work, told
 from tools.stores.hostile_files import EVERY
+from tools.stores.input.flips import flips
+from tools.stores.input.starts import starts
 from tools.stores.server.disk import full_disks
 from tools.stores.server.network import network
 from tools.stores.server.stops import server_stops
@@ -60,6 +62,27 @@ def test_every_command_ends_well_on_hostile_files(tmp_path: Path) -> None:
 def test_every_command_that_ends_is_tried_on_hostile_files() -> None:
     missed = {name for name in leaf_commands() if not any(f"{line} ".startswith(f"{name} ") for line in EVERY)}
     assert missed == {"ui"}
+
+
+@pytest.mark.parametrize("tried", [30, pytest.param(500, marks=exhaustive)])
+def test_a_flipped_bit_of_any_file_is_refused_or_changes_nothing(tmp_path: Path, tried: int) -> None:
+    pytest.importorskip("cryptography", reason="signed files need cryptography")
+    assert flips(tmp_path, tried, seed=tried)[:2] == (0, 0)
+
+
+@pytest.mark.parametrize("runs", [45, pytest.param(500, marks=exhaustive)])
+def test_no_command_shows_a_password(tmp_path: Path, runs: int) -> None:
+    assert told("input.passwords", tmp_path, runs, runs)["broken"] == []
+
+
+@exhaustive
+def test_files_without_an_end_are_refused(tmp_path: Path) -> None:
+    assert told("input.endless_files", tmp_path, 3, 0)["broken"] == []
+
+
+@exhaustive
+def test_production_starts_in_odd_circumstances(tmp_path: Path) -> None:
+    assert starts(tmp_path, 3, seed=0) == (0, 0, "")
 
 
 @exhaustive

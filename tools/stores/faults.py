@@ -29,6 +29,8 @@ from tools.fuzz.drawn import odd_files, odd_requests
 from tools.stores import Unavailable, io_faults
 from tools.stores.changed_exports import imports
 from tools.stores.damaged_files import answers, damages, flipped_bits, flipped_frozen
+from tools.stores.input.flips import flips
+from tools.stores.input.starts import starts
 from tools.stores.server.disk import full_disks
 from tools.stores.server.network import network
 from tools.stores.server.stops import server_stops
@@ -161,6 +163,10 @@ PARTS: dict[str, Part] = {
     "calls": Part("first calls of production", first_calls, 300),
     "bits": Part("flipped bits, read by production", flipped_bits, 5000),
     "frozen": Part("flipped bits and bytes of a frozen file", flipped_frozen, 2000),
+    "flips": Part("flipped bits of every other kind of file", flips, 2000),
+    "production": Part("starts of production in odd circumstances", starts, 58),
+    "endless": Part("files without an end, read by 26 commands", commands("input.endless_files"), 26),
+    "passwords": Part("passwords at odd places of commands", commands("input.passwords"), 2000),
     "imports": Part("changed exports, imported", imports, 10_000),
     "files": Part("odd files and rows, read by every parser", odd_files, 10_000),
     "requests": Part("odd requests to the live page", odd_requests, 5000),

@@ -5,12 +5,14 @@ in one page would share their names.
 """
 
 import base64
-import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from blocktune.cli.report.drawing import svg
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.cost.analysis import Analysis
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.lab.sweep_file import Sweep
@@ -20,6 +22,8 @@ from blocktune.tuner.report.empty_cells import empty_cells, place_of
 
 if TYPE_CHECKING:
     from blocktune.cli.report.charts.style import Spec
+
+logger = logging.getLogger("blocktune")
 
 MAX_KERNELS = 3
 """Whose heat maps a notebook shows, the one with the fastest config first; the report shows all."""
@@ -33,19 +37,27 @@ Rows = list[dict[str, Any]]
 
 
 def pictures_of(value: Occupancy | Analysis | Sweep) -> str:
-    """Return the pictures as HTML; empty where the libraries that draw them are not installed."""
+    """Return the pictures as HTML; empty where the libraries that draw them are not installed, or cannot run."""
     try:
         import altair  # noqa: F401
         import vl_convert  # noqa: F401
     except ImportError:
         return ""
+    try:
+        return "".join(_pictures(value))
+    except UsageError as error:
+        logger.warning("There are no pictures. %s", error)
+        return ""
+
+
+def _pictures(value: Occupancy | Analysis | Sweep) -> Iterator[str]:
     match value:
         case Occupancy():
-            return "".join(_curves(value))
+            yield from _curves(value)
         case Analysis():
-            return _lanes(value)
+            yield _lanes(value)
         case Sweep():
-            return "".join(_heat_maps(value))
+            yield from _heat_maps(value)
 
 
 def _curves(result: Occupancy) -> Iterator[str]:
@@ -126,17 +138,15 @@ def picture(spec: "Spec", sets: Mapping[str, Rows], signals: Mapping[str, float]
         spec: of the chart.
         sets: the rows of its data sets, by name.
         signals: values of its parameters, by name.
-    """
-    import vl_convert
 
+    Raises:
+        UsageError: vl-convert cannot run here.
+    """
     from blocktune.cli.report.charts.style import theme
 
     config = theme(dark=False) | {"background": "white"}
     drawn = _without_tooltips(spec) | {"datasets": dict(sets), "config": config}
-    vega: Any = vl_convert.vegalite_to_vega(json.dumps(drawn))
-    for signal in vega.get("signals", ()):
-        signal["value"] = (signals or {}).get(signal["name"], signal.get("value"))
-    code = base64.b64encode(vl_convert.vega_to_svg(vega).encode()).decode()
+    code = base64.b64encode(svg(drawn, signals or {}).encode()).decode()
     return f'<img alt="{escape(spec["description"])}" src="data:image/svg+xml;base64,{code}"/>'
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from blocktune.cli.report.drawing import javascript_bundle
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.files.reading import package_text
 from blocktune.kernels.values.errors import UsageError
@@ -122,9 +123,6 @@ def vega() -> str:
     """Return Vega, Vega-Lite and Vega-Embed as one script that sets them on `window`.
 
     Raises:
-        UsageError: vl-convert is not installed.
+        UsageError: vl-convert cannot run here.
     """
-    import vl_convert
-
-    bundle: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub asks for what has a default
-    return bundle.replace("</script", "<\\/script")
+    return javascript_bundle().replace("</script", "<\\/script")

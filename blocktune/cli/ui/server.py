@@ -1,5 +1,6 @@
 """The server itself, and everything that runs while it listens."""
 
+import logging
 import socket
 import threading
 from collections.abc import Callable, Iterable
@@ -18,11 +19,14 @@ from blocktune.cli.ui.live_page import file_text
 from blocktune.cli.ui.live_store import LiveStore
 from blocktune.cli.ui.page_text import PageText
 from blocktune.cli.ui.what_if import WhatIfs
+from blocktune.kernels.values.errors import BlocktuneError
 from blocktune.tuner.compile_server.farm import CompileFarm
 
 if TYPE_CHECKING:
     from blocktune.cli.report.sources import Sources
     from blocktune.db.tables.location import StoreTarget
+
+logger = logging.getLogger("blocktune")
 
 END_SECONDS = 5
 """How long a page that is open may keep the server from ending."""
@@ -77,10 +81,14 @@ def make_server(settings: ServerSettings, what_ifs: WhatIfs, address: ServerAddr
 
 
 def _prepare(steps: Iterable[Callable[[], object]], ended: Callable[[], bool]) -> None:
-    """Read and load what the first page will need, while the user opens it, unless the server ends before.
+    """Read and load what the first page will need, while the user opens it, unless the server ends before. What cannot
+    be made costs a warning: the page says so, too.
 
     The process waits for a step that runs: one that is cut off while it imports PyTorch aborts the process.
     """
     for step in steps:
-        if not ended():
-            step()
+        try:
+            if not ended():
+                step()
+        except BlocktuneError as error:
+            logger.warning("%s", error)

@@ -48,7 +48,7 @@ from typing import Any, BinaryIO
 from blocktune.db.records.records import AnyBest, AnyTrial, Environment
 from blocktune.kernels.files.checksums import CHECKSUM
 from blocktune.kernels.files.file_path import file_path
-from blocktune.kernels.files.reading import read_json
+from blocktune.kernels.files.reading import is_database, read_json
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
 from blocktune.kernels.values.column_kinds import document_values, plain_values
@@ -178,9 +178,10 @@ def save_bytes(content: bytes, path: str | Path) -> None:
     no file, such as a device, a pipe or the standard output by its name, is written into and stays what it is.
 
     Raises:
-        OSError: the place cannot be written.
+        OSError: the place cannot be written, or a database is there, which an output does not replace.
     """
     path = file_path(path)
+    _require_no_database(path)
     if _is_stream(path):
         with _opened_stream(path) as stream:
             stream.write(content)
@@ -195,6 +196,16 @@ def save_bytes(content: bytes, path: str | Path) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _require_no_database(path: Path) -> None:
+    """Check that a file to be replaced is no database.
+
+    Raises:
+        OSError: it is one.
+    """
+    if path.is_file() and is_database(path):
+        raise OSError(errno.EEXIST, "it is a database, which an output does not replace", str(path))
 
 
 def _is_stream(path: Path) -> bool:

@@ -15,14 +15,11 @@ from dataclasses import asdict
 from typing import Any
 
 from blocktune.db.records.records import Trial
-from blocktune.kernels.files.foreign_text import shown
+from blocktune.kernels.files.foreign_text import cell, shown
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.errors import UsageError
 
 Row = dict[str, Any]
-
-FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
-"""What a formula of a spreadsheet may begin with."""
 
 _NO_RESOURCES = dict.fromkeys(KernelResources.__dataclass_fields__)
 
@@ -104,8 +101,4 @@ def _names(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a cell. A spreadsheet would compute a text that begins like a formula, and shows it after an
-    apostrophe."""
-    if isinstance(value, str) and value.startswith(FORMULA_SIGNS):
-        return f"'{value}"
-    return json.dumps(value) if isinstance(value, list) else value
+    return cell(shown(value)) if isinstance(value, str) else json.dumps(value) if isinstance(value, list) else value

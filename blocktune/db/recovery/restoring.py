@@ -10,7 +10,9 @@ from blocktune.db.recovery.salvage import salvaged
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.db.tables.location import StoreTarget
+from blocktune.kernels.files.ownership import require_trusted
 from blocktune.kernels.files.reading import open_file
+from blocktune.kernels.files.variables import TRUST_OWNER
 from blocktune.kernels.values.errors import StoreError, UsageError
 
 
@@ -61,15 +63,28 @@ def restore(target: str | Path | None) -> Restored:
 
 
 def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
-    """Copy the newest backup that is sound; returns it, and how many trials and winners it has."""
-    for backup in backups_of(path):
+    """Copy the newest backup that is sound and our own; returns it, and how many trials and winners it has."""
+    for backup in filter(_is_our_own, backups_of(path)):
         with open_file(backup) as source, fresh.open("wb") as copy:
             shutil.copyfileobj(source, copy)
         try:
             return backup, _rows(fresh)
         except StoreError:
             remove_fresh(fresh)
-    raise StoreError(f"{path} has no sound backup to restore. `tune doctor --recover` saves what can be read.")
+    raise StoreError(
+        f"{path} has no sound backup that you or root alone can write. `tune doctor --recover` saves what can be read; "
+        f"{TRUST_OWNER.name}=1 takes a backup of another user."
+    )
+
+
+def _is_our_own(backup: Path) -> bool:
+    """Return whether a backup is a file that no other user can change: what is restored is ours from then on."""
+    try:
+        require_trusted(backup)
+        open_file(backup).close()
+    except (OSError, StoreError):
+        return False
+    return True
 
 
 def _rows(path: Path) -> int:

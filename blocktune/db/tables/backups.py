@@ -29,8 +29,16 @@ _LOCK_SECONDS = 5.0
 
 
 def backups_of(path: Path) -> list[Path]:
-    """Return the backups of a store, newest first."""
-    return sorted(path.parent.glob(f"{escape(path.name)}.backup-*[0-9]"), reverse=True)
+    """Return the backups of a store, newest first. One of the future, from before a clock was put back, is the oldest:
+    it would be kept for good, in place of each that is made."""
+    now = _name_of(path)
+    found = path.parent.glob(f"{escape(path.name)}.backup-*[0-9]")
+    return sorted(found, key=lambda backup: (backup.name <= now, backup.name), reverse=True)
+
+
+def _name_of(path: Path) -> str:
+    """Return the name of a backup that is made at this moment."""
+    return f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
 
 
 def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
@@ -49,8 +57,11 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
             return None
         with _claimed(path) as is_ours:
             made = _made(path, unfinished) if is_ours else None
-    except (OSError, sqlite3.Error) as error:
+    except sqlite3.Error as error:
         logger.info("No backup of %s is made: %s.", path, error)
+        return None
+    except OSError as error:
+        logger.warning("No backup of %s is made: %s.", path, error)
         return None
     for old in backups_of(path)[KEPT:]:
         old.unlink(missing_ok=True)
@@ -101,7 +112,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 def _made(path: Path, unfinished: Path) -> Path | None:
     """Return the backup, once it is whole."""
-    made = path.with_name(f"{path.name}.backup-{datetime.now(UTC):%Y%m%dT%H%M%S%f}")
+    made = path.with_name(_name_of(path))
     try:
         for left in (unfinished, unfinished.with_name(f"{unfinished.name}-journal")):
             left.unlink(missing_ok=True)  # of a process that was killed
@@ -135,4 +146,4 @@ def _holds_results(path: Path) -> bool:
 
 
 def _is_younger(paths: list[Path], seconds: float) -> bool:
-    return any(time.time() - path.stat().st_mtime < seconds for path in paths)
+    return any(0 <= time.time() - path.stat().st_mtime < seconds for path in paths)

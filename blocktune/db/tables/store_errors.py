@@ -37,6 +37,10 @@ def translated(target: StoreTarget) -> Iterator[None]:
         raise _store_error(target, error) from error
     except UnicodeDecodeError as error:  # SQLite's own message repeats a damaged name
         raise _corrupt(target, error) from error
+    except UnicodeError as error:  # a host that no name can be
+        raise StoreError(
+            f"The database {target.label} does not work: {_reason(error)}. Correct the host of the URL."
+        ) from error
     except OSError as error:  # a directory that may not be searched, a name that is too long
         raise StoreError(
             f"The database {target.label} cannot be read: {error.strerror}. Give another one by --db or BLOCKTUNE_DB."

@@ -21,6 +21,10 @@ Summed = Callable[[bytes], bytes]
 """Makes fewer lines of many."""
 
 
+_HEAD_BYTES = 16 << 10
+"""Of a file that exists: one of these lines has to be one of ours."""
+
+
 def state_directory() -> Path | None:
     """Return `blocktune` in the user's state directory, or None for a user without a home."""
     try:
@@ -64,9 +68,12 @@ def append_lines(path: Path, added: bytes, max_bytes: int, summed: Summed) -> No
 
     Raises:
         BlockingIOError: another process writes at this moment.
-        OSError: the place cannot be written.
+        OSError: the place cannot be written, or the file is another one, which a variable names by mistake.
     """
     with _opened_to_add(path) as file:
+        head = file.read(_HEAD_BYTES)
+        if head and not summed(head):
+            raise OSError(errno.EEXIST, "it is another file, and is left as it is", str(path))
         if _add(file, added, max_bytes):
             return
         file.seek(0)

@@ -39,6 +39,8 @@ SERVED_BYTES = 16 << 20
 MAX_DEPTH = 100
 """Levels of JSON; no document of ours has more than ten."""
 
+_DATABASE = b"SQLite format 3\0"
+
 _KINDS = (
     (stat.S_ISDIR, "it is a directory"),
     (stat.S_ISFIFO, "it is a pipe; write what comes out of it to a file first"),
@@ -123,6 +125,16 @@ def read_json(path: Path, max_bytes: int = DOCUMENT_BYTES) -> Any:
         ValueError: it is no JSON, is nested too deeply, or has an object with two members of one name.
     """
     return json_value(read_bytes(path, max_bytes))
+
+
+def is_database(path: Path) -> bool:
+    """Return whether a file begins as one of SQLite does.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with open_file(path) as file:
+        return file.read(len(_DATABASE)) == _DATABASE
 
 
 def read_gzip(path: Path, max_bytes: int) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.autotuned.config import CONFIGS, LaunchConfig, LaunchProblem
+from blocktune.runtime.autotuned.reach import is_in_reach
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.runtime.autotuned.triton_config import launch_config, triton_config
 
@@ -59,11 +60,9 @@ class AutotunedCall:
 
     def takes(self, config: LaunchConfig) -> bool:
         """Return whether a stored config may be launched: one of the list or, where the search goes beyond that, one
-        with the parameters of such a one and perhaps a bound of the registers. Another would set arguments of the call,
-        leave constants out, or bring a stranger's code (`ir_override`)."""
-        if config in self.configs or not self.settings.expand:
-            return config in self.configs
-        return any(_kinds(config) == _kinds(listed) for listed in self.configs)
+        that it can come to. Another would set arguments of the call, leave constants out or change what they mean, or
+        bring a stranger's code (`ir_override`)."""
+        return config in self.configs or (self.settings.expand > 0 and is_in_reach(config, self.configs))
 
     def named_with(self, config: LaunchConfig) -> dict[str, object]:
         """Return the arguments by name with the parameters of a config, as hooks and functions of authors get them."""
@@ -82,11 +81,6 @@ class AutotunedCall:
             words += f"\nexpand {self.settings.expand}"
         digest = hashlib.sha256(words.encode()).hexdigest()[:12]
         return LaunchProblem.of(dict(self.problem.arguments) | {CONFIGS: digest})
-
-
-def _kinds(config: LaunchConfig) -> dict[str, type]:
-    """Return the types of a config's parameters, but for the bound that a search may add."""
-    return {name: type(value) for name, value in config.values if name != "maxnreg" or type(value) is not int}
 
 
 def jitted_function(fn: object) -> "JITFunction | InterpretedFunction":

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 from platformdirs import user_cache_dir
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.files.checksums import CHECKSUM, checksum_of, require_unchanged
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import COMPILED_BYTES, read_json
 from blocktune.kernels.hardware.resources import KernelResources
@@ -22,7 +23,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
-FORMAT = 2
+FORMAT = 3
 """Raised when an entry's meaning changes; entries of another format are compiled again."""
 
 REMEMBERED = frozenset({Outcome.OK, Outcome.INFEASIBLE, Outcome.COMPILE_ERROR})
@@ -92,7 +93,7 @@ def write_in_one_step(path: Path, content: bytes) -> None:
 
 
 def _entry(result: CompileResult) -> dict[str, Any]:
-    return {
+    told = {
         "format": FORMAT,
         "config": result.config.to_json(),
         "outcome": str(result.outcome),
@@ -101,16 +102,18 @@ def _entry(result: CompileResult) -> dict[str, Any]:
         "error": result.error,
         "seconds": result.seconds,
     }
+    return told | {CHECKSUM: checksum_of(told)}
 
 
 def _result(entry: dict[str, Any]) -> CompileResult | None:
     """Return the result of an entry; None if it is of another format.
 
     Raises:
-        ValueError, TypeError, KeyError: it is not an entry.
+        ValueError, TypeError, KeyError: it is not an entry, or was changed.
     """
     if entry["format"] != FORMAT:
         return None
+    require_unchanged({name: entry[name] for name in entry if name != CHECKSUM}, entry[CHECKSUM])
     outcome = Outcome(entry["outcome"])
     if outcome not in REMEMBERED or (outcome is Outcome.OK) != (entry["resources"] is not None):
         raise UsageError(f"An entry must have {sorted(REMEMBERED)}, and resources if ok, but got {outcome}.")

@@ -22,7 +22,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.profile.comparison import Row, Stall, comparison, stalls_of
-from blocktune.tuner.profile.counters import FIRST_COLUMN, Counters
+from blocktune.tuner.profile.counters import Counters, plain_table
 from blocktune.tuner.profile.nsight_compute import read_counters
 
 SUFFIX = ".counters.csv"
@@ -65,7 +65,7 @@ class CounterFile:
             "resources": found.occupied.resources.to_json(),
             "shared": found.shared and found.shared.to_json(),
         }
-        return f"{_MARK}{json.dumps(head)}\n{self.csv[self.csv.index(FIRST_COLUMN) :]}"
+        return f"{_MARK}{json.dumps(head)}\n{plain_table(self.csv)}"
 
     @staticmethod
     def says_of_what(text: str) -> bool:

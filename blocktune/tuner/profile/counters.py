@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from blocktune.kernels.files.foreign_text import cell
 from blocktune.kernels.values.errors import UsageError
 
 TIME = "gpu__time_duration.sum"
@@ -99,6 +100,16 @@ class Counters:
 
     def to_json(self) -> list[dict[str, Any]]:
         return [{"kernel": launch.kernel, "metrics": dict(launch.metrics)} for launch in self.launches]
+
+
+def plain_table(text: str) -> str:
+    """Return the table in a text, which may be from elsewhere, without cells that are formulas to a spreadsheet."""
+    out = io.StringIO()
+    rows = csv.reader(io.StringIO(text[text.index(FIRST_COLUMN) :]))
+    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows(
+        [cell(value) for value in row] for row in rows
+    )
+    return out.getvalue()
 
 
 def _rows(text: str) -> list[dict[str, str]]:

@@ -7,12 +7,8 @@ from itertools import combinations
 from blocktune.kernels.hardware.device import ComputeLimits
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.runtime.autotuned.config import LaunchConfig, Plain
-from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
+from blocktune.runtime.autotuned.reach import REGISTERS, STAGES, bounds_of
 from blocktune.tuner.occupancy.calculator import Limiter, occupancy
-
-WARPS = (1, 32)
-STAGES = (1, 7)
-SIZES = (16, 1 << 14)
 
 LEAST_CAP = 0.65
 """Registers are capped to no smaller part of what a thread takes: below it the compiler spills."""
@@ -33,9 +29,6 @@ class _Step:
 
 def neighbours(config: LaunchConfig, listed: Iterable[LaunchConfig] = ()) -> Iterator[LaunchConfig]:
     """Yield the configs that differ from one in a single step of a parameter: sizes first, then warps and stages.
-
-    Sizes are powers of two from 16 on, as most blocks are. Smaller ones count where the list has several of them: else
-    only the kernel's author knows what a parameter means.
 
     Args:
         config: the config.
@@ -70,7 +63,7 @@ def with_capped_registers(
     if now.binding != (Limiter.REGISTERS,):
         return
     cap = (resources.registers - 1) // _REGISTER_UNIT * _REGISTER_UNIT
-    while cap >= LEAST_CAP * resources.registers:
+    while cap >= max(REGISTERS[0], LEAST_CAP * resources.registers):
         if occupancy(replace(resources, registers=cap), limits).blocks_per_sm > now.blocks_per_sm:
             yield LaunchConfig(config.kernel, tuple((config.parameters | {"maxnreg": cap}).items()))
             return
@@ -85,30 +78,12 @@ def _steps(config: LaunchConfig, listed: Iterable[LaunchConfig]) -> list[_Step]:
 
 
 def _steps_of(name: str, value: Plain, listed: list[LaunchConfig]) -> list[_Step]:
-    if type(value) is not int:
+    bounds = bounds_of(name, value, listed)
+    if bounds is None or type(value) is not int:
         return []
-    if name == "num_stages":
-        both, kind, bounds = (value + 1, value - 1), _STAGES, STAGES
-    elif name == "num_warps":
-        both, kind, bounds = (2 * value, value // 2), _WARPS, WARPS
-    elif name not in LAUNCH_OPTIONS and _is_power_of_two(value):
-        least = 1 if _has_small_sizes(name, listed) else SIZES[0]
-        if value < least:
-            return []
-        both, kind, bounds = (2 * value, value // 2), _SIZE, (least, SIZES[1])
-    else:
-        return []
+    kind = {"num_stages": _STAGES, "num_warps": _WARPS}.get(name, _SIZE)
+    both = (value + 1, value - 1) if kind == _STAGES else (2 * value, value // 2)
     return [_Step(name, kind, other, other > value) for other in both if bounds[0] <= other <= bounds[1]]
-
-
-def _has_small_sizes(name: str, listed: list[LaunchConfig]) -> bool:
-    """Return whether the list tries several powers of two of a parameter, some of them small."""
-    values = {value for config in listed if type(value := config.parameters.get(name)) is int}
-    return len(values) > 1 and all(map(_is_power_of_two, values)) and min(values) < SIZES[0]
-
-
-def _is_power_of_two(value: int) -> bool:
-    return value > 0 and not value & (value - 1)
 
 
 def _make_up(one: _Step, other: _Step) -> bool:

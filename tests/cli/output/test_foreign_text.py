@@ -1,5 +1,6 @@
 """What files and names bring reaches a terminal and a log spelt and cut, whatever command reads it."""
 
+import itertools
 import json
 import logging
 import os
@@ -225,6 +226,51 @@ def test_no_sign_of_a_password_makes_it_seen(before: str, after: str) -> None:
         assert "hunter2" not in shown(text.format(f"{before}hunter2{after}"))
 
 
+ODD_PASSWORDS = (
+    *(
+        "{}",
+        " {}",
+        "\t!{}",
+        "a {}",
+        "{} b",
+        "a%20{}",
+        "a%26{}",
+        "a&{}",
+        "a;{}",
+        "a,{}",
+        "a'{}",
+        'a"{}',
+        "a@{}",
+        "a:{}",
+        "a/{}",
+    ),
+    *("a={}", "a#{}", "a?{}", "a\\{}", "a\\' {}", "a\t{}", "[{}]", "(({}))", "a\u202e{}", "1234 {}", "a://{}"),
+)
+PLACES = (
+    *("postgresql://u:{}@h/x", "postgresql+psycopg://u:{}@h:5432/x?y=z", "postgresql:/u:{}@h/x", "//u:{}@h is missing"),
+    *("No such folder: /u:{}@h. Make it.",),
+    *(
+        "--u:{}@h:1/x",
+        "--db=postgresql://u:{}@h/x",
+        "u:{}@h:5432/x",
+        "u:{}@[::1]:1/x",
+        "postgresql://u:{}@[::1]:5432/x",
+    ),
+    *("sqlite:///o.db?password={}", "postgresql://h/x?a=1&PASSWORD={}&y=2", "postgresql://h/x?pass%77ord={}"),
+    *("postgresql://h:1/x?sslpassword={}", "postgresql%3A%2F%2Fu%3A{}%40h%2Fx", "postgresql://h?user=u&password%3D{}"),
+    *("host=h password={}", "host=h password='{}' user=u", 'PGPASSWORD="{}"', "{{'password': '{}'}}"),
+    *('{{"password": "{}", "user": "u"}}', "postgresql://u:%25{}@h/x"),
+)
+MESSAGES = ("{}", "Got unexpected extra argument ({})", "No such command '{}'.", "{!r} cannot be read. Correct it.")
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_spelling_of_a_password_is_seen(place: str) -> None:
+    for password, message in itertools.product(ODD_PASSWORDS, MESSAGES):
+        text = message.format(place.format(password.format("hunter2")))
+        assert "hunter2" not in shown(text), text
+
+
 def test_what_is_no_password_stays() -> None:
     for text in (
         "https://example.org:8080/x",
@@ -233,6 +279,7 @@ def test_what_is_no_password_stays() -> None:
         "n=5 @ 3",
         "postgresql://user@host:5432/name",
         "http://[::1]:8080/ and http://127.0.0.1:8000, mail me@example.org",
+        "50 % of 100%25 at https://example.org/a%3Ab",
         "error:/tmp/x:12: without a password: see module.x:fn",
     ):
         assert shown(text) == text
@@ -253,7 +300,17 @@ def test_hiding_takes_no_long_time() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["report URL", "lab calibrate URL --out x.json", "kernels URL", "verify URL", "gc URL"]
+    "command",
+    [
+        "report URL",
+        "lab calibrate URL --out x.json",
+        "kernels URL",
+        "verify URL",
+        "gc URL",
+        "--URL",
+        "URL",
+        "list --URL",
+    ],
 )
 def test_a_forgotten_flag_shows_no_password(command: str, tmp_path: Path) -> None:
     url = "postgresql+psycopg://user:hunter2@127.0.0.1:1/name?password=hunter2"

@@ -16,6 +16,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.occupancy.of_block import occupancy
+from tests.support.pages.reports import python_of_few_addresses
 
 SWEEP = (
     Path(__file__).parents[3] / "results" / "sweeps" / "h200-b4-h16-s4096-d128-bf16-causal-window-1023-1.sweep.json.gz"
@@ -97,3 +98,12 @@ def test_without_the_libraries_there_are_tables_alone(library: str, monkeypatch:
     for value in (occupancy(num_warps=4, registers=168, shared_bytes=40_000, cc="9.0"), analysis(), sweep):
         page = ElementTree.fromstring(value._repr_html_())
         assert [element.tag for element in page] == ["table"]
+
+
+@pytest.mark.usefixtures("charts")
+def test_under_a_limit_of_memory_there_are_tables_alone() -> None:
+    """The engine of vl-convert aborts its process, which is none of the notebook's."""
+    script = "from tests.cli.report.test_notebook import analysis; print(analysis()._repr_html_())"
+    found = python_of_few_addresses("-c", script)
+    assert [element.tag for element in ElementTree.fromstring(found.stdout)] == ["table"], found.stderr
+    assert "ulimit -v" in found.stderr

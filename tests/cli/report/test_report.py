@@ -19,7 +19,17 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.selection.miss_file import append_misses
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.lab.sweep_file import load_sweep
-from tests.support.pages.reports import DENSE, DOCUMENTS, HOSTILE, RESULTS, SHIPPED, WIDE, hostile_bench, write_report
+from tests.support.pages.reports import (
+    DENSE,
+    DOCUMENTS,
+    HOSTILE,
+    RESULTS,
+    SHIPPED,
+    WIDE,
+    hostile_bench,
+    python_of_few_addresses,
+    write_report,
+)
 
 pytestmark = pytest.mark.xdist_group("report")
 
@@ -193,6 +203,14 @@ def test_a_library_that_is_missing_is_named_with_the_way_to_get_it(
     assert result.exit_code == 2
     assert 'pip install "blocktune[report]"' in result.stderr
     assert 'pip install "blocktune[ui]"' in tune("ui").stderr
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_under_a_limit_of_memory_the_limit_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert", reason="charts need vl-convert-python")
+    result = python_of_few_addresses("-m", "blocktune", "report", DENSE, "--out", tmp_path / "r.html")
+    assert result.returncode == 2, result.stderr
+    assert "this process may have 6.0 GiB. Raise that limit: ulimit -v unlimited" in result.stderr
     assert not (tmp_path / "r.html").exists()
 
 

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from blocktune.cli.main import app
 from blocktune.cli.output.json_files import write_atomically
 from blocktune.db.exchange.document import save_text
+from tests.support.command_line import CliRunner
+from tests.support.stores.filled_stores import filled
+from tests.support.stores.sample_records import sample_trials, winner
 
 SAVE = "import sys; from blocktune.db.exchange.document import save_text; save_text('{}', sys.argv[1])"
 
@@ -79,3 +83,29 @@ def test_a_long_name_and_a_directory(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         save_text("{}", tmp_path)
     assert os.listdir(tmp_path) == ["n" * 250]
+
+
+@pytest.mark.parametrize("through_a_link", [False, True])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "export {} --device h200",
+        "freeze {} --device h200",
+        "export {} --format csv",
+        "export {} --format triton --device h200",
+        "report {} --out {}",
+    ],
+)
+def test_no_output_takes_the_place_of_a_database(command: str, through_a_link: bool, tmp_path: Path) -> None:
+    """`tune export my.db` was meant as `--db my.db`, and cost all that was measured."""
+    if "report" in command:
+        pytest.importorskip("vl_convert", reason="charts need vl-convert-python")
+    path = tmp_path / "mine.db"
+    filled(path, winner(), sample_trials(1)[0], 2)
+    before, place = path.read_bytes(), tmp_path / "link" if through_a_link else path
+    if through_a_link:
+        place.symlink_to(path)
+    done = CliRunner().invoke(app, command.format(place, place).split(), env={"BLOCKTUNE_DB": str(path)})
+    assert done.exit_code == 2
+    assert "it is a database" in done.stderr
+    assert path.read_bytes() == before

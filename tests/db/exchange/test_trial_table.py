@@ -54,10 +54,20 @@ def test_parquet_says_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ['=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(1)", "\t=1", "=cmd|' /C calc'!A0"]
+    "text",
+    [
+        *('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@SUM(1)", "\t=1", "\n=1", "=cmd|' /C calc'!A0"),
+        *(" =1+1", "\uff1d1+1", "\uff20SUM(1)", "-1-2", "+1e5+1"),
+    ],
 )
 def test_no_cell_is_a_formula(text: str) -> None:
     """A spreadsheet would run what a stranger has written into a device's name or an error."""
     rows = [{"error": text, "time_us": -1.5}]
     (read,) = csv.DictReader(io.StringIO(csv_text(rows)))
-    assert read == {"error": f"'{text}", "time_us": "-1.5"}
+    assert (read["error"], read["time_us"]) == (f"'{text}", "-1.5")
+
+
+def test_a_cell_stays_in_its_row() -> None:
+    """A carriage return ends a row for a spreadsheet, and the next cell may be a formula."""
+    rows = [{"error": "a\r=1+1", "b": "x"}, {"error": "b\n=1+1", "b": "y"}]
+    assert csv_text(rows) == 'error,b\na\\r=1+1,x\n"b\n=1+1",y\n'

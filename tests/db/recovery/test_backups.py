@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,18 @@ def test_three_are_kept_and_as_private_as_the_store(filled: Path) -> None:
     assert backups_of(filled) == made[:1:-1]
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in backups_of(filled))
     assert list(filled.parent.glob(".*")) == []
+
+
+def test_a_clock_that_was_put_back_stops_no_backups(filled: Path) -> None:
+    """Their names begin with the time. Those of the future would be the newest ones for good."""
+    ahead = [filled.with_name(f"{filled.name}.backup-20990101T00000000000{number}") for number in range(KEPT)]
+    for path in ahead:
+        path.write_bytes(filled.read_bytes())
+    age(ahead, -3600 * 24 * 365 * 20)
+    made = [back_up(filled, unless_within_seconds=3600) for _ in range(2)]
+    assert made[0] is not None
+    assert made[1] is None
+    assert backups_of(filled) == [made[0], *ahead[:0:-1]]
 
 
 def test_a_damaged_store_displaces_no_backup(filled: Path) -> None:
@@ -200,6 +213,102 @@ def test_a_backup_that_is_damaged_is_passed_over(filled: Path, bests: list[Best]
     filled.unlink()
     found = restore(filled)
     assert (found.backup, found.kept) == (str(older), "")
+    assert stored(filled) == [bests[0]]
+
+
+def link_loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def of_everybody(path: Path) -> None:
+    path.write_bytes(b"")
+    path.chmod(0o666)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, link_loop, of_everybody])
+def test_what_others_may_have_put_among_the_backups_is_passed_over(
+    make: Callable[[Path], None], filled: Path, bests: list[Best]
+) -> None:
+    own = back_up(filled)
+    filled.write_bytes(b"\0" * 8192)
+    Path(f"{filled}-wal").unlink(missing_ok=True)
+    make(Path(f"{own}0"))
+    assert restore(filled).backup == str(own)
+    assert stored(filled) == [bests[0]]
+
+
+def test_a_backup_that_others_can_write_is_not_made_ours(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    backup = back_up(filled)
+    assert backup is not None
+    backup.chmod(0o666)
+    with pytest.raises(StoreError, match="you or root alone can write"):
+        restore(filled)
+    monkeypatch.setenv("BLOCKTUNE_TRUST_OWNER", "1")
+    assert restore(filled).backup == str(backup)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, link_loop])
+def test_a_place_of_the_lock_that_is_taken_is_said(
+    make: Callable[[Path], None], filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(filled.with_name(f".{filled.name}.backing-up.lock"))
+    assert back_up(filled) is None
+    assert "No backup of" in caplog.text
+
+
+def test_a_link_in_the_place_of_an_unfinished_backup_leads_nowhere(filled: Path, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("text")
+    filled.with_name(f".{filled.name}.backing-up").symlink_to(target)
+    backup = back_up(filled)
+    assert backup is not None
+    assert not backup.is_symlink()
+    assert target.read_text() == "text"
+
+
+BACK_UP = """
+import sys
+from pathlib import Path
+from blocktune.db.tables.backups import back_up
+print("ready", flush=True)
+for _ in range(int(sys.argv[2])):
+    back_up(Path(sys.argv[1]))
+"""
+
+
+def backing_up(path: Path, times: int) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-P", "-c", BACK_UP, str(path), str(times)], stdout=-1, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_backups_that_are_killed_leave_whole_ones_alone(filled: Path, bests: list[Best]) -> None:
+    for number in range(8):
+        with backing_up(filled, 1000) as process:
+            time.sleep(0.01 * number)
+            process.kill()
+        assert [stored(backup) for backup in backups_of(filled)] == [[bests[0]]] * len(backups_of(filled))
+    assert back_up(filled) == backups_of(filled)[0]
+    assert list(filled.parent.glob(".*")) == []
+
+
+def test_several_processes_at_once_leave_three_whole_backups(filled: Path, bests: list[Best]) -> None:
+    processes = [backing_up(filled, 20) for _ in range(4)]
+    for process in processes:
+        with process:
+            assert process.wait(120) == 0
+    assert [stored(backup) for backup in backups_of(filled)] == [[bests[0]]] * KEPT
+
+
+def test_a_disk_that_is_full_costs_the_backup_alone(filled: Path, bests: list[Best]) -> None:
+    script = BACK_UP.replace("import sys", "import resource, sys")
+    script = script.replace("for _", "resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))\nfor _")
+    found = subprocess.run([sys.executable, "-P", "-c", script, str(filled), "1"], capture_output=True, text=True)
+    assert found.returncode == 0
+    assert "No backup of" in found.stderr
+    assert backups_of(filled) == []
+    assert list(filled.parent.glob(".*backing-up")) == []
     assert stored(filled) == [bests[0]]
 
 

@@ -213,3 +213,9 @@ def test_the_folder_of_the_user_s_own_store_is_made(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "fresh" / "home"))
     with ResultStore.open() as store:
         assert store.label == str(tmp_path / "fresh" / "home" / "blocktune" / "blocktune.db")
+
+
+def test_a_host_that_no_name_can_be_is_said() -> None:
+    pytest.importorskip("psycopg", reason="a server needs psycopg")
+    with pytest.raises(StoreError, match="Correct the host of the URL"):
+        ResultStore.open("postgresql+psycopg://u@h\u202e:1/x", read_only=True)

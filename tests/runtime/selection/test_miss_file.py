@@ -101,3 +101,15 @@ def test_what_is_no_file_is_not_waited_for(path: Path, make: object) -> None:
 
 def test_a_file_that_is_not_there_holds_no_misses(path: Path) -> None:
     assert read_misses(path) == {}
+
+
+@pytest.mark.parametrize(
+    "text", ["SQLite format 3\0" + "x" * count_file.MAX_BYTES, "Dear Sir or Madam\n", '{"format": 1}\n', "{\n"]
+)
+def test_a_file_of_others_is_left_as_it_is(path: Path, text: str) -> None:
+    """A variable may name a store or a letter by mistake, which would be cut down to the lines that are ours."""
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(OSError, match="it is another file"):
+        append_misses(path, {SHORT_MISS: 1})
+    assert path.read_text() == text

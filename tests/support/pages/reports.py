@@ -1,6 +1,8 @@
 """Reports of the shipped results, written by the command."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +52,9 @@ def hostile_bench(folder: Path) -> Path:
     path = folder / "hostile.bench.json"
     path.write_text(json.dumps(document))
     return path
+
+
+def python_of_few_addresses(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run Python with 6 GiB of addresses, as a cluster's batch system may allow."""
+    command = ["/bin/sh", "-c", 'ulimit -v 6291456; exec "$@"', "sh", sys.executable, *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import random
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,6 +75,19 @@ def test_resource_cache_drops_damage_with_a_warning(
     assert str(path) in caplog.text
     cache.put(KEY, OK)
     assert cache.get(KEY) is not None
+
+
+def test_resource_cache_returns_no_flipped_bit(tmp_path: Path) -> None:
+    """A register more or less is a plausible number, and decides what fits on a multiprocessor."""
+    cache, path, dice = ResourceCache(tmp_path), tmp_path / f"{KEY}.json", random.Random(0)
+    cache.put(KEY, OK)
+    content = path.read_bytes()
+    for _ in range(500):
+        damaged = bytearray(content)
+        damaged[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        path.write_bytes(damaged)
+        found = cache.get(KEY)
+        assert found is None or remembered(found) == remembered(OK)
 
 
 def test_resource_cache_another_format_is_no_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -147,6 +147,14 @@ def test_a_frozen_file_makes_a_job_start_without_a_measurement(
         {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "ir_override": "/tmp/strange.ttgir"},
         {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "maxnreg": "64"},
         {"BLCK": 256, "num_warps": 2, "num_stages": 3},
+        {"BLOCK": 257, "num_warps": 2, "num_stages": 3},
+        {"BLOCK": 1 << 19, "num_warps": 2, "num_stages": 3},
+        {"BLOCK": -256, "num_warps": 2, "num_stages": 3},
+        {"BLOCK": 256, "num_warps": 3, "num_stages": 3},
+        {"BLOCK": 256, "num_warps": 64, "num_stages": 3},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 0},
+        {"BLOCK": 256, "num_warps": 2, "num_stages": 3, "maxnreg": 1},
+        {"BLOCK": 256, "num_warps": True, "num_stages": 3},
     ],
 )
 @pytest.mark.parametrize("expand", [0, 4])

@@ -1,5 +1,6 @@
 """A file of counters says of which config they are, so that no compile is needed to put predictions next to them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_what_is_written_is_read_with_the_same_predictions(tmp_path: Path) -> No
     assert (found.recorded_on, found.analysis.device.uuid) == ("2026-11-23", None)
     assert found.rows() == comparison(analysis, Counters.parse(CSV))
     assert CounterFile.parse(found.text()).text() == found.text()
+
+
+def test_no_cell_of_strangers_counters_is_a_formula() -> None:
+    csv_of_others = raw_page([('=HYPERLINK(""http://x"")', {TIME: ("us", "500"), "a__b": ("-1+cmd", "-5")})])
+    text = CounterFile(analysis_of("flash_fwd"), csv_of_others).text()
+    cells = [value for row in csv.reader(text.splitlines()[1:]) for value in row]
+    assert not [value for value in cells if value.startswith(("=", "+", "@"))]
+    assert {"-5", "'-1+cmd"} <= set(cells)
+    assert CounterFile.parse(text).counters.total(TIME) == 500
 
 
 def test_counters_alone_do_not_say_of_what_they_are() -> None:

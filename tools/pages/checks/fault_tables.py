@@ -38,6 +38,21 @@ def block(path: Path) -> str:
     return f"{caption}\n\n{markdown_table(columns, rows, words=(0, 4, 5))}"
 
 
+def counts(path: Path) -> str:
+    """Return a sentence with what was tried, and what was lost and wrong of all of it.
+
+    Raises:
+        UsageError: the file holds nothing of the kind that its name says.
+    """
+    cases = read_document(path, "results", FORMAT, SCHEMA)["cases"]
+    lost, wrong = (sum(case[what] for case in cases) for what in ("lost", "wrong"))
+    tried = "; ".join(f"{case['tried']:,} {case['name']}" for case in cases)
+    return (
+        f"The record of {max(case['date'] for case in cases)} counts {lost} lost rows and {wrong} wrong answers, "
+        f"tracebacks, hangs and shown passwords: {tried}."
+    )
+
+
 def _run(case: Mapping[str, Any]) -> str:
     """Return when a part was run, of which commit, and with which seed."""
     commit = f", `{case['commit']}`" if case["commit"] else ""

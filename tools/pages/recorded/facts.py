@@ -16,6 +16,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.lab.racing import CLOSE
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import RACE_MARGIN, TIE_BAND
+from tools.pages.checks import fault_tables
 from tools.pages.front_page import attention_speed, tuner_speed
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import sweeps_in
@@ -132,11 +133,16 @@ def gp_sampler(results: Path) -> str:
     )
 
 
+def store_faults(results: Path) -> str:
+    """Return what the store and the commands were put through."""
+    return fault_tables.counts(results / f"store{fault_tables.SUFFIX}")
+
+
 FACTS: dict[str, Callable[[Path], str]] = {
     each.__name__: each
     for each in (
         *(attention_speed, tuner_speed, hopper_defaults, hopper_and_portable),
-        *(backward_kernels, best_defaults, gp_sampler, noise, race),
+        *(backward_kernels, best_defaults, gp_sampler, noise, race, store_faults),
     )
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.values.errors import UsageError
-from tools.pages.checks.fault_tables import NO_FAULTS, block
+from tools.pages.checks.fault_tables import NO_FAULTS, block, counts
 from tools.pages.pages import with_results
 from tools.stores import faults
 
@@ -31,6 +31,13 @@ def test_what_a_run_writes_is_a_table(tmp_path: Path, monkeypatch: pytest.Monkey
     assert re.search(r"\| commands \| 1,001 \| 0 \| 1 \| 20\d\d-\d\d-\d\d.*, seed 1 \| note 1 \|", block(path))
     page = with_results("<!-- results store.faults.json -->\n<!-- /results -->", tmp_path)
     assert "1,001" in page
+
+
+def test_a_sentence_counts_all_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "store.faults.json"
+    recorded(path, monkeypatch, "commands", "kills")
+    assert "counts 0 lost rows and 1 wrong answers" in counts(path)
+    assert counts(path).endswith(": 1,000 killed searches; 1,001 commands.")
 
 
 def test_a_part_takes_the_place_of_its_earlier_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
