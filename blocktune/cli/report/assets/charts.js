@@ -116,6 +116,7 @@ BT.drawView = (id) => {
   view.stale = false;
   try {
     view.draw();
+    BT.showMore();
   } catch (error) {
     BT.fill(`${id}-body`, BT.message(`This view cannot be drawn: ${error.message}`));
     throw error;

@@ -1,7 +1,10 @@
-// View 4: lanes by unit of the compared configs, and the roofline.
+// Lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
-  BT.fill("times-body", BT.nothing() ? BT.message(BT.nothing()) : BT.timeParts(), BT.counterParts());
-  if (!BT.nothing()) BT.drawTimeCharts();
+  const problem = BT.table ? BT.nothing() : "";
+  const counters = BT.counterParts();
+  BT.showView("times", BT.table || counters);
+  BT.fill("times-body", problem ? BT.message(problem) : BT.table ? BT.timeParts() : null, counters);
+  if (BT.table && !problem) BT.drawTimeCharts();
   BT.drawCounters();
 };
 
