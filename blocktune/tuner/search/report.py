@@ -133,7 +133,7 @@ class TuningReport:
         rivals = (
             ("winner", best.config, best.time_us),
             ("default", best.default, best.default_time_us),
-            ("paper rule", best.paper, best.paper_time_us),
+            ("FA heuristic", best.paper, best.paper_time_us),
         )
         lines = [f"{best.shape.label} on {best.device.name}, {best.origin}"]
         lines += [

@@ -202,7 +202,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         (("best", "a:b", "--seq", 8, "--dim", 64), "is about a shape or about a kernel, but got"),
         (("best", "no:such"), "No kernel no:such was tuned on"),
         (("explain", "no:such"), "No kernel no:such was tuned on"),
-        (("run", KERNEL), "nothing makes them. Name a function: `--args"),
+        (("run", KERNEL), "needs input tensors. Name the function that makes them: `--args"),
         (("run", KERNEL, "--seq", 8), "`MODULE:KERNEL` brings the shapes, but --seq is given too"),
         (("run", "no.module:f", *ARGS), "no.module:f cannot be imported"),
         (("run", KERNEL, "--args", "json:nothing"), "json:nothing cannot be imported"),
@@ -211,7 +211,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         (("run", KERNEL, *ARGS, "--grid", "n"), "Choices are words NAME=VALUE,VALUE"),
         (
             ("run", KERNEL, *ARGS, "--kernel", "flash_fwd"),
-            f"--kernel would do nothing here. {KERNEL} names the kernel.",
+            f"--kernel: not supported here. {KERNEL} names the kernel.",
         ),
         (("run", KERNEL, *ARGS, "--from-misses"), f"which counts no miss of {KERNEL} on NVIDIA H200"),
         (("run", KERNEL, *ARGS, "--device", "a100"), f"no cost model ranks the configs of {KERNEL} without measuring"),

@@ -1,5 +1,5 @@
 // Many shapes at once, the ladder, block sizes, and what changed.
-BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "source of the config", misses: "misses" };
+BT.FLEET = { peer: "over the fastest rival", default: "over the default", rung: "source of the config", misses: "misses" };
 BT.fleet = { measure: "peer", bench: 0 };
 
 BT.drawShapes = () => {
