@@ -49,7 +49,7 @@ TRUSTED_ERROR = 0.25
 """A prediction that is further than this share from a measurement explains nothing about the config."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Analysis:
     """One config on one device.
 
@@ -123,6 +123,10 @@ class Analysis:
 
     def __str__(self) -> str:
         return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{bound('text_of_analysis')(self)}"
+
+    def __repr__(self) -> str:
+        """Return the analysis in words, as `print` shows it."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         """Return a table of the times and the occupancy for a notebook, and the lanes of the units."""
