@@ -100,7 +100,7 @@ class Progress(Generic[ConfigT]):
 OnProgress = Callable[[Progress[Any]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(repr=False, frozen=True, slots=True, kw_only=True)
 class TuningReport:
     """The end of a run.
 
@@ -141,6 +141,10 @@ class TuningReport:
         ]
         tried = ", ".join(f"{count} {str(outcome).replace('_', ' ')}" for outcome, count in self.outcomes.items())
         return "\n".join([*lines, self.reason, f"{self.feasible} configs can run; tried: {tried}"])
+
+    def __repr__(self) -> str:
+        """Return what `print` shows."""
+        return str(self)
 
     def _cost(self, config: AnyConfig, time_us: float | None) -> str:
         """Return the time of a config as the end of a line; a predicted one says so."""

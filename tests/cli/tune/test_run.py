@@ -167,7 +167,7 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
         "1.200x (1.190 to 1.210)",
         "2 blocks/SM of 4 warps, 12.5 % of the SM's, limited by shared memory",
         "150 configs can run; tried: 110 ok, 2 compile error (12 of earlier runs)",
-        "31 dropped: `shared memory",
+        "31 invalid: `shared memory",
         str(tune.db),
     ):
         assert part in result.stdout, part
@@ -176,10 +176,10 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
 def test_rules_that_dropped_few_configs_share_a_line(tune, fake: FakeTune) -> None:
     fake.report = replace(fake.report, dropped={"a": 2, "b": 1200, "c": 31, "d": 30, "e": 1})
     lines = tune(*RUN, "-v").stdout.splitlines()
-    assert [line for line in lines if " dropped" in line] == [
-        "1,200 dropped: b",
-        "31 dropped: c",
-        "30 dropped: d",
+    assert [line for line in lines if " invalid" in line] == [
+        "1,200 invalid: b",
+        "31 invalid: c",
+        "30 invalid: d",
         "3 invalid by 2 other rules (--json names each)",
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from blocktune.kernels.values.shape import Causal
 from tools.pages.bench_tables import GUESTS, MASKS, REGIMES, BenchRow
-from tools.pages.svg import svg_head, svg_text
+from tools.pages.pictures.svg import svg_head, svg_text
 
 SUFFIX = ".bench.svg"
 """How the names of pictures end: docs/**/NAME.bench.svg is drawn from results/NAME.bench.json."""

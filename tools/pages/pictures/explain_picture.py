@@ -8,7 +8,7 @@ from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import binding_terms
 from blocktune.tuner.lab.sweep_file import Sweep
-from tools.pages.svg import svg_head, svg_text
+from tools.pages.pictures.svg import svg_head, svg_text
 
 SUFFIX = ".explain.svg"
 """How the names of pictures end: docs/**/NAME.explain.svg shows the fastest config of sweeps/NAME.sweep.json.gz."""
