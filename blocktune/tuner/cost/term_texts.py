@@ -82,7 +82,7 @@ BACKWARD_FACTS = {
 }
 
 DECODE_FACTS = {
-    "exp": "Their number is the number of scores, those of rows that do not exist included.",
+    "exp": "There is one per score, those of rows without a query included.",
     "tensor": "Rows of a block that no query fills are multiplied like others.",
     "hbm": "Every key must be read once. Fewer key heads, a smaller data type or a window read less.",
 }

@@ -44,9 +44,9 @@ MEASURED_BUDGET = Budget(trials=24, seconds=60.0)
 """Default with a GPU: a few more than the measurements after which replayed searches are at the best
 (notes/models/search.md), and what 15 processes compile in two turns."""
 
-PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
+PREDICTED_BUDGET = Budget(trials=24, seconds=4.0)
 """Default without a GPU. The model orders the configs before any is compiled, and its first choice is rarely beaten by
-a later one (notes/models/search.md), so few of them are compiled: on two cores about ten in this time."""
+a later one (notes/models/search.md), so few of them are compiled, and the answer comes within ten seconds."""
 
 
 def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budget:

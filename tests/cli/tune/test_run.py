@@ -188,7 +188,7 @@ def test_without_a_gpu_the_first_line_says_so(tune, fake: FakeTune) -> None:
     lines = tune(*RUN, "-v").stderr.splitlines()
     assert lines[0].startswith("no GPU in this machine: compiling for NVIDIA H200")
     assert lines[1] == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
-    assert lines[2] == "predicting up to 24 configs, for at most 10 s once the first is compiled"
+    assert lines[2] == "predicting up to 24 configs, for at most 4 s once the first is compiled"
     assert "3/40 search" in lines[3]
 
 
@@ -233,7 +233,7 @@ def test_what_ships_is_called_that(tune, fake: FakeTune, compiles: list[str], mo
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "predicting up to 24 configs, for at most 10 s once the first is compiled"),
+        ((), "predicting up to 24 configs, for at most 4 s once the first is compiled"),
         (("--trials", 5), "predicting up to 5 configs"),
         (("--exhaustive",), "predicting every config, however long that takes"),
         (("--exhaustive", "--time-budget", 60), "predicting every config, for at most 60 s once the first is compiled"),
