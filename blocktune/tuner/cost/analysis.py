@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.kernels.values.text import html_table
+from blocktune.kernels.values.text import counted, html_table
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (
@@ -32,7 +32,7 @@ from blocktune.tuner.cost.roofline import (
     roofline,
     waves_of,
 )
-from blocktune.tuner.cost.term_texts import lifts_of
+from blocktune.tuner.cost.term_texts import lifts_of, terms_of
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
@@ -136,9 +136,9 @@ class Analysis:
         if self.measured_us is not None:
             rows["measured"] = f"{self.measured_us:,.1f} µs"
         if self.breakdown is not None and self.is_explained:
-            rows["bound by"] = self.breakdown.binding
+            rows["bound by"] = terms_of(self.shape)[self.breakdown.binding]
         limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
-        rows["occupancy"] = f"{self.occupied.blocks_per_sm} blocks/SM, limited by {limits}"
+        rows["occupancy"] = f"{counted(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
         table = html_table(f"{self.shape.label} on {self.device.name}", rows)
         return f"<div>{table}{bound('pictures_of')(self)}</div>"
 

@@ -24,7 +24,7 @@ TERMS = {
     "shared": "reads and writes of shared memory",
     "l2": "keys and values from L2",
     "hbm": "device memory",
-    "latency": "synchronisation and latency: barriers, reductions, first results",
+    "latency": "synchronisation and latency",
     "edge": "launches, prologues and epilogues of blocks",
     "tail": "an uneven last wave",
     "beside": "launches before and after that only move bytes",
