@@ -154,7 +154,7 @@ BT.STATES = {
   running: "The search runs",
   finished: "The search is finished",
   stopped: "The search was stopped or killed: for two minutes no trial has come, and no winner after the last one. `tune run` with the same flags goes on where it ended",
-  predicted: "Only predictions, which a report does not show",
+  predicted: "Predicted, nothing was measured",
   recorded: "From a file",
 };
 
