@@ -60,7 +60,10 @@ def _lines(text: str) -> list[str]:
 def page_of(notebook: dict[str, Any]) -> str:
     """Return the notebook as a page; its pictures are those of `pictures_of`."""
     numbers = iter(range(1, 1000))
-    link = lambda match: f'<img alt="{match["alt"]}" src="pictures/notebook-{next(numbers)}.svg">'  # noqa: E731
+
+    def link(match: re.Match[str]) -> str:
+        return f'<img alt="{match["alt"]}" src="pictures/notebook-{next(numbers)}.svg">'
+
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
@@ -94,7 +97,7 @@ def pictures_of(notebook: dict[str, Any]) -> Iterator[str]:
 def main() -> None:
     """Run the notebook, and write it, its page and its pictures."""
     notebook = executed(json.loads(NOTEBOOK.read_text()))
-    write_atomically(NOTEBOOK, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+    write_atomically(NOTEBOOK, json.dumps(notebook, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
     write_atomically(PAGE, page_of(notebook))
     for number, picture in enumerate(pictures_of(notebook), 1):
         write_atomically(PAGE.parent / "pictures" / f"notebook-{number}.svg", picture)
