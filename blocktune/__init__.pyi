@@ -46,6 +46,7 @@ from blocktune.tuner.drop_in.install import install as install
 from blocktune.tuner.drop_in.install import uninstall as uninstall
 from blocktune.tuner.drop_in.tune_schedule import tune_schedule as tune_schedule
 from blocktune.tuner.occupancy.of_block import occupancy as occupancy
+from blocktune.tuner.offline.compile import compile_offline as compile_offline
 from blocktune.tuner.report.frames import load_sweep as load_sweep
 from blocktune.tuner.report.frames import load_trials as load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler as GuidedSampler

@@ -2,14 +2,15 @@
 
 It registers the name `blocktune` of `torch.nn.attention.activate_flash_attention_impl`, and acts by the environment
 alone. With BLOCKTUNE_AUTOTUNE=1 every `@triton.autotune` of the process is tuned by blocktune, as after
-`blocktune.install()`; with BLOCKTUNE_SDPA=1 PyTorch's attention calls our kernels. No program has to be changed for it.
+`blocktune.install()`; with BLOCKTUNE_SDPA=1 PyTorch's attention calls our kernels; with BLOCKTUNE_RECORD it writes down
+its shapes. No program has to be changed for it.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from blocktune.kernels.files.variables import AUTOTUNE, SDPA
+from blocktune.kernels.files.variables import AUTOTUNE, RECORD, SDPA
 
 logger = logging.getLogger("blocktune")
 
@@ -27,6 +28,8 @@ def install_by_environment() -> None:
         _attempt(f"Autotuned kernels are not tuned by blocktune, although {AUTOTUNE.name}=1", _install)
     if SDPA.is_on():
         _attempt(f"PyTorch's attention does not call blocktune's kernels, although {SDPA.name}=1", _activate)
+    elif RECORD.text():
+        _attempt(f"Shapes of PyTorch's attention are not recorded, although {RECORD.name} is set", _observe)
 
 
 def _attempt(consequence: str, act: Callable[[], None]) -> None:
@@ -53,6 +56,18 @@ def _activate() -> None:
     from torch.nn.attention import activate_flash_attention_impl
 
     activate_flash_attention_impl(PROVIDER)
+
+
+def _observe() -> None:
+    """Replace PyTorch's ops by what records their shapes, until the process ends."""
+    from blocktune.runtime.provider.registration import replace_ops
+    from blocktune.runtime.provider.replacement import LateObserver
+
+    _observed.append(replace_ops(late=LateObserver()))
+
+
+_observed: list[Any] = []
+"""What keeps the observer in place."""
 
 
 def _install() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from triton import language as tl
 
-from blocktune import autotune, space
+from blocktune import autotune, compile_offline, space
 
 
 @autotune(
@@ -77,13 +77,9 @@ def on_the_gpu() -> None:
 
 
 def offline() -> None:
-    from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.offline.code import compiled_offline
-    from blocktune.tuner.offline.signature import positional_signature
-
-    types = positional_signature(attention_kernel, "*bf16, *bf16, *bf16, *bf16, fp32, i32:16")
+    signature = "*bf16, *bf16, *bf16, *bf16, fp32, i32:16"
     config = {"HEAD_DIM": 128, "IS_CAUSAL": True, "BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 8, "num_stages": 3}
-    print(compiled_offline(attention_kernel, types, config, device_named("h200").limits))
+    print(compile_offline(attention_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":

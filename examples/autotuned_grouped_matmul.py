@@ -16,7 +16,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from blocktune import autotune, space
+from blocktune import autotune, compile_offline, space
 
 EXPERTS, COLUMNS, INNER = 8, 2048, 4096
 
@@ -117,17 +117,10 @@ def on_the_gpu(folder: Path) -> None:
 
 
 def offline() -> None:
-    from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.offline.code import compiled_offline
-    from blocktune.tuner.offline.signature import positional_signature
-
-    types = positional_signature(grouped_matmul_kernel, "*bf16, *bf16, *bf16, *i32, i32:16, i32:16, i32:16")
+    signature = "*bf16, *bf16, *bf16, *i32, i32:16, i32:16, i32:16"
     config = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 16, "EXPERTS": EXPERTS}
-    print(
-        compiled_offline(
-            grouped_matmul_kernel, types, config | {"num_warps": 8, "num_stages": 3}, device_named("h200").limits
-        )
-    )
+    config |= {"num_warps": 8, "num_stages": 3}
+    print(compile_offline(grouped_matmul_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 from triton import language as tl
 
-from blocktune import autotune, space
+from blocktune import autotune, compile_offline, space
 
 
 @autotune(
@@ -67,12 +67,9 @@ def on_the_gpu() -> None:
 
 
 def offline() -> None:
-    from blocktune.kernels.hardware.device import device_named
-    from blocktune.tuner.offline.code import compiled_offline
-
-    signature = {"a": "*bf16:16", "b": "*bf16:16", "c": "*bf16:16", "M": "i32:16", "N": "i32:16", "K": "i32:16"}
+    signature = "*bf16, *bf16, *bf16, i32:16, i32:16, i32:16"
     config = {"BLOCK_M": 128, "BLOCK_N": 128, "BLOCK_K": 64, "GROUP_M": 8, "num_warps": 8, "num_stages": 3}
-    print(compiled_offline(matmul_kernel, signature, config, device_named("h200").limits))
+    print(compile_offline(matmul_kernel, signature, config, device="h200"))
 
 
 if __name__ == "__main__":

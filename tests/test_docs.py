@@ -18,6 +18,7 @@ PAGES = [
     *(path for name in ("docs", "notes") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
 SITE_BYTES = 150_000
+VERSION_BYTES = 8_000
 EXECUTABLE = [path for path in PAGES if ">>> " in path.read_text(encoding="utf-8")]
 
 
@@ -77,6 +78,12 @@ def test_every_document_that_the_code_names_exists() -> None:
 def test_the_site_is_read_in_an_evening() -> None:
     pages = sum(len(path.read_bytes()) for path in (ROOT / "docs").rglob("*.md"))
     assert pages <= SITE_BYTES, "Shorten a page, or move what was measured or tried to notes/."
+
+
+def test_the_changes_of_a_version_are_read_in_minutes() -> None:
+    versions = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE)[1:]
+    too_long = [version.split("\n")[0] for version in versions if len(version.encode()) > VERSION_BYTES]
+    assert too_long == [], "Say what users notice; what was measured on the way belongs in notes/."
 
 
 def test_every_note_is_in_their_index() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
+PUBLIC = ("blocktune.integrations", "blocktune.tuner.lab.sweep_file")
+"""Modules that examples may import from; a sweep as a frame is `blocktune.load_sweep`, its trials are of the lab."""
 SCRIPTS = sorted(path for path in EXAMPLES.glob("*.py") if "__main__" in path.read_text())
 PRINTED = {
     "autotuned_attention.py": r"__main__:attention_kernel HEAD_DIM=128 .*num_stages=3\n(?s:.*)blocks",
@@ -62,3 +64,9 @@ def test_without_transformers_the_example_says_what_to_install(
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_an_example_says_how_it_is_run(script: Path) -> None:
     assert f"python examples/{script.name}" in script.read_text().split('"""')[1]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_an_example_imports_public_names_alone(script: Path) -> None:
+    private = re.findall(r"^ *from (blocktune\.\S+) import", script.read_text(), re.MULTILINE)
+    assert [name for name in private if name not in PUBLIC] == []

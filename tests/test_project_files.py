@@ -1,5 +1,6 @@
 """What the project says of itself for other programs agrees with pyproject.toml and the Makefile."""
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from tools.checks.lowest_versions import constraints
+from tools.pages.command_reference import leaf_commands
 
 yaml = pytest.importorskip("yaml", reason="reading the files needs PyYAML, which comes with the documents' tools")
 
@@ -51,6 +53,32 @@ def test_continuous_integration_runs_the_oldest_python_and_both_tritons() -> Non
     assert [step["run"] for step in job["steps"] if "run" in step] == [".ci/run ${{ matrix.triton }}"]
     script = (ROOT / ".ci" / "run").read_text()
     assert all(f"{triton}) make test" in script for triton in matrix["triton"])
+
+
+def test_the_image_is_built_and_runs_its_job_and_its_page() -> None:
+    steps = read(".github/workflows/ci.yml")["jobs"]["image"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/image"]
+    subprocess.run(["bash", "-n", ROOT / ".ci" / "image"], check=True)
+    script = (ROOT / ".ci" / "image").read_text()
+    called = re.findall(r"blocktune:cpu (\w+) ([^\n)\"]*)", script)
+    assert [name for name, _ in called] == ["run", "ui"]
+    for name, flags in called:
+        known = {option for parameter in leaf_commands()[name].params for option in parameter.opts}
+        assert {word for word in flags.split() if word.startswith("--")} <= known
+
+
+def test_the_images_have_what_their_commands_need() -> None:
+    extras = re.findall(r'"\.\[([\w,]+)\]"', (ROOT / "Dockerfile").read_text())
+    assert [set(each.split(",")) >= {"ray", "ui"} for each in extras] == [True, True]
+
+
+def test_the_development_container_builds_a_stage_and_makes_a_target_that_exist() -> None:
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+    build = container["build"]
+    dockerfile = (ROOT / ".devcontainer" / build["dockerfile"]).resolve()
+    assert f" AS {build['target']}\n" in dockerfile.read_text()
+    target = container["postCreateCommand"].removeprefix("make ").replace(".venv", "$(VENV)")
+    assert f"\n{target}:" in (ROOT / "Makefile").read_text()
 
 
 def test_every_night_runs_what_a_push_leaves_out() -> None:

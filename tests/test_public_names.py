@@ -47,6 +47,7 @@ from blocktune.tuner.drop_in.autotune import autotune, space
 from blocktune.tuner.drop_in.install import install, uninstall
 from blocktune.tuner.drop_in.tune_schedule import tune_schedule
 from blocktune.tuner.occupancy.of_block import occupancy
+from blocktune.tuner.offline.compile import compile_offline
 from blocktune.tuner.report.frames import load_sweep, load_trials
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.report import Budget
@@ -82,6 +83,7 @@ def test_all_public_names_exist_and_are_those_of_the_rooms() -> None:
         "autotune": autotune,
         "best_config": best_config,
         "block_sparse_attention": block_sparse_attention,
+        "compile_offline": compile_offline,
         "context_parallel_attention": context_parallel_attention,
         "context_parallel_decode": context_parallel_decode,
         "explain": explain,

@@ -65,7 +65,7 @@ def test_every_shipped_winner_is_compared_with_what_the_code_has(path: Path) -> 
     bests, _ = records_from(load_document(path))
     for best in bests:
         assert with_todays_rivals(best) == best, (
-            f"{best.shape.label}: the default or the paper's rule of {path.name} is not the code's. "
+            f"{best.shape.label}: the default or FlashAttention's heuristic of {path.name} is not the code's. "
             "Measure it again by `tune verify --unknown-speedup`, or export it again."
         )
 

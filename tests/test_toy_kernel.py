@@ -66,7 +66,7 @@ def test_the_commands_search_and_explain_it(tune: Any) -> None:
     tune("run", *SIZES, "--kernel", "toy", "--trials", 4)
     with ResultStore.open(None) as store:
         trials = [trial for trial in store.trials(A100, SHAPE) if trial.config.kernel == "toy"]
-    assert len(trials) >= 2  # the others are the default and the paper's rule of the kernels that come first
+    assert len(trials) >= 2  # the others are the default and FlashAttention's heuristic of the kernels that come first
     assert all(trial.predicted_us and trial.kernel_hash == ToyForward().source_hash for trial in trials)
     explained = json.loads(tune("explain", *SIZES, "--kernel", "toy", "--json").stdout)
     assert explained["prediction"]["total_us"] > 0

@@ -116,3 +116,28 @@ def test_names_and_jitted_functions_are_left_alone(tmp_path: Path) -> None:
     assert avoided_words(source) == []
     source.write_text(source.read_text().replace("@triton.jit", "@triton.heuristics"))
     assert avoided_words(source) == [(9, "beside"), (9, "nobody"), (10, "anew")]
+
+
+PRIVATE = re.compile(
+    r"\b(?:paper rule|paper's rule|paper's block rule|best peer|by (?:which|a) rung|would do nothing|outranks|"
+    r"waiting for no unit|\d+ columns|is to reach|not served|the lane)\b",
+    re.IGNORECASE,
+)
+"""Words of our own. "FlashAttention's heuristic", "fastest rival", "source", "not supported", "is used instead",
+"latency", "head_dim 128", "target", "unit" are the field's."""
+SAID = {
+    "pages": ("README.md", "docs/**/*.md"),
+    "commands": ("blocktune/cli/**/*.py", "blocktune/tuner/cost/*.py", "blocktune/tuner/search/*.py"),
+}
+
+
+@pytest.mark.parametrize("place", SAID)
+def test_what_users_read_has_the_words_of_the_field(place: str) -> None:
+    found = []
+    for path in sorted(path for pattern in SAID[place] for path in ROOT.glob(pattern)):
+        text = path.read_text(encoding="utf-8")
+        said = [(0, text)] if path.suffix == ".md" else sentences(ast.parse(text))
+        found += [
+            f"{path.relative_to(ROOT)}:{line}: {word[0]}" for line, each in said for word in PRIVATE.finditer(each)
+        ]
+    assert not found, "\n".join(found)

@@ -1,4 +1,4 @@
-"""What a winner is compared with: the default and the paper's rule, as the kernels have them today."""
+"""What a winner is compared with: the default and FlashAttention's heuristic, as the kernels have them today."""
 
 from dataclasses import replace
 
@@ -12,13 +12,13 @@ def with_todays_rivals(best: AnyBest) -> AnyBest:
 
     A stored winner names what it was timed against, and later kernels may have another default. The figure of a default
     that no call gets any more says nothing, so it is dropped: the speed-up is 1 where the winner is today's default
-    itself and unknown elsewhere, until `tune verify` measures both. The same holds for the paper's rule.
+    itself and unknown elsewhere, until `tune verify` measures both. The same holds for FlashAttention's heuristic.
     """
     return _with_todays_paper(with_todays_default(best)) if isinstance(best.shape, AttentionShape) else best
 
 
 def with_todays_default(best: Best) -> Best:
-    """Return the winner as `with_todays_rivals` does, for those who do not show the paper's rule."""
+    """Return the winner as `with_todays_rivals` does, for those who do not show FlashAttention's heuristic."""
     from blocktune.kernels.registry import default_kernel  # imports triton
 
     kernel = None if best.default is None else default_kernel(best.shape, best.device.limits)

@@ -55,7 +55,7 @@ def tune(tmp_path: Path) -> Tune:
 @pytest.fixture
 def winner() -> Callable[..., Best]:
     """Makes a measured winner of b2 h32 s8192 d64 bf16 on an H200, with some fields replaced. It was timed against what
-    is the default and the paper's rule today."""
+    is the default and FlashAttention's heuristic today."""
     kernel, device, shape = get_kernel("flash_fwd"), device_named("h200"), complete_shape(8192, 64)
     own = kernel.default_config(shape, device.limits).parameters
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 WINNERS = ROOT / "blocktune/results/h100.json"
 SWEEP = next((ROOT / "results/sweeps").glob("*.sweep.json.gz"))
 SHAPE = "--seq 512 --dim 64 --device h200"
-DONE, WRONG_USE, NOTHING_FOUND, NO_GPU = 0, 2, 3, 4
+DONE, WRONG_USE, NO_GPU, NOTHING_MEASURED = 0, 2, 4, 6
 
 COMMANDS = {
     "bench": ("--seq 512 --dim 64", NO_GPU),
@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": ("", DONE),
     "explain": (f"{SHAPE} --kernel flash_fwd", DONE),
     "export": ("- --device h200", DONE),
-    "freeze": ("frozen.json --device h200", NOTHING_FOUND),
+    "freeze": ("frozen.json --device h200", NOTHING_MEASURED),
     "gc": ("", DONE),
     "import": (f"{WINNERS} --trust", DONE),
     "kernels": ("", DONE),

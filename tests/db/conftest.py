@@ -120,7 +120,7 @@ def best(trial: Trial) -> Best:
 
 
 def compared(best: Best) -> Best:
-    """The winner with the default and the paper's rule that its shape has today."""
+    """The winner with the default and FlashAttention's heuristic that its shape has today."""
     limits = best.device.limits
     kernels = kernels_for(best.shape, limits)
     default = kernels[0].default_config(best.shape, limits)

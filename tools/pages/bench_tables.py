@@ -21,7 +21,7 @@ NO_LOAD = (
     "No results under sustained load are here yet: those of this file do not say how the GPU worked. `tune bench "
     "--regime sustained --out results/DEVICE-sustained.bench.json` measures them, `make results` shows them."
 )
-HEADER = ("seqlen", "mask", "default", "paper rule", "stock autotune", "tuned", "cuDNN", "tuned / fastest rival")
+HEADER = ("seqlen", "mask", "default", "FA heuristic", "stock autotune", "tuned", "cuDNN", "tuned / fastest rival")
 GUESTS = {"fa3": "FA3", "fa4": "FA4", "flex": PEERS["flex"], "bfloat16": "16 bits"}
 """Contenders that take part where they are installed, or on request."""
 
@@ -30,7 +30,7 @@ RIVALS = {
     BEST: "the fastest rival",
     **PEERS,
     "default": "the default",
-    "paper": "the paper's rule",
+    "paper": "FlashAttention's heuristic",
     "triton_autotune": "stock autotune",
     "bfloat16": GUESTS["bfloat16"],
 }

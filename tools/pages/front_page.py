@@ -6,6 +6,7 @@ from pathlib import Path
 from blocktune.cli.output.json_files import read_document
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import read_bench
+from blocktune.cli.tune.bench_verdicts import COLUMNS, verdict_of
 from tools.pages.bench_tables import BEST, BenchRow
 from tools.pages.document_tables import markdown_table
 from tools.pages.readme_rivals import with_todays_rivals
@@ -13,6 +14,9 @@ from tools.pages.recorded.library_tables import FORMAT, SCHEMA
 from tools.pages.targets.backwards import BACKWARDS
 from tools.pages.targets.standings import standings
 from tools.pages.targets.target import DEVICES, OVER_BEST
+
+VERDICT_OF = "b2 h32 s8192 d64 bf16"
+"""The shape that the README times."""
 
 BENCHES = {
     "forward": ".bench.json",
@@ -52,6 +56,22 @@ def tuner_speed(results: Path) -> str:
         f"each. {same} of {10 * kernels} searches from nothing found the usual winner. A known launch has "
         f"{added:.2f} of the overhead."
     )
+
+
+def verdict(results: Path) -> str:
+    """Return what `tune bench` prints at the end for one shape of the recorded bench."""
+    document = with_todays_rivals(read_bench(results / "h200.bench.json"))
+    row = next(row for row in document["rows"] if row["label"] == VERDICT_OF)
+    cells = verdict_of(row)
+    assert cells is not None  # both were timed
+    widths = [max(map(len, pair)) for pair in zip(COLUMNS, cells, strict=True)]
+    lines = (
+        "   ".join(word.ljust(width) for word, width in zip(words, widths, strict=True)).rstrip()
+        for words in (COLUMNS, cells)
+    )
+    shown = "\n".join(lines)
+    day = document["created_at"][:10]
+    return f"```console\n$ tune bench --seq 8192 --dim 64       # {document['device']['name']}, {day}\n{shown}\n```"
 
 
 def _bench_ratios(path: Path) -> list[float]:

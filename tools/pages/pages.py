@@ -3,8 +3,8 @@
 
 Tables of results stand between two comment lines, the first of which names a file of results/ or blocktune/results/, as
 `tune bench --out`, `tune ladder --out` or `tune lab replay --out` writes it, and come from nothing else. So do
-pictures: docs/**/NAME.bench.svg shows results/NAME.bench.json. The reference of the commands comes from their help,
-their output from running them.
+pictures: docs/**/NAME.bench.svg shows results/NAME.bench.json, docs/**/NAME.explain.svg a sweep's fastest config. The
+reference of the commands comes from their help, their output from running them.
 """
 
 import re
@@ -18,16 +18,17 @@ from blocktune.cli.explain.ladder_file import read_ladder
 from blocktune.cli.lab.replay_file import SUFFIX as REPLAY
 from blocktune.cli.lab.replay_file import read_replay
 from blocktune.cli.lab.untuned_file import SUFFIX as UNTUNED
-from blocktune.cli.output.json_files import write_atomically
+from blocktune.cli.output.json_files import read_json, write_atomically
 from blocktune.cli.tune.bench_file import read_bench
 from blocktune.kernels.files import known_hashes
 from blocktune.kernels.files.reading import SOURCE_BYTES, read_text
 from blocktune.runtime.selection.correction import SUFFIX as CORRECTION
-from blocktune.tuner.lab.sweep_file import sweep_files
+from blocktune.tuner.lab.sweep_file import SUFFIX as SWEEP
+from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
 from tools.lab import calibration_file, transfer_file
 from tools.lab.fleet_cost import FOLDER as FLEET
 from tools.lab.fleet_cost import fleet_table
-from tools.pages import bench_summary, speed_picture
+from tools.pages import bench_summary
 from tools.pages.bench_tables import NOTHING, absent, measured, results_block
 from tools.pages.checks import (
     differential_tables,
@@ -40,6 +41,7 @@ from tools.pages.command_output import with_output
 from tools.pages.command_reference import with_commands
 from tools.pages.feature_tables import SUFFIX as FEATURES
 from tools.pages.feature_tables import feature_tables
+from tools.pages.pictures import explain_picture, speed_picture, start_picture
 from tools.pages.readme_rivals import left_out, with_todays_rivals
 from tools.pages.recorded import (
     backward_peer_tables,
@@ -180,16 +182,25 @@ def pages(root: Path) -> list[Path]:
 
 def pictures(root: Path) -> dict[Path, Path]:
     """Return the file of results that each picture of the documents shows, by the picture."""
-    drawn = sorted((root / "docs").rglob(f"*{speed_picture.SUFFIX}"))
-    return {path: root / "results" / path.with_suffix(".json").name for path in drawn}
+    speeds = sorted((root / "docs").rglob(f"*{speed_picture.SUFFIX}"))
+    reasons = sorted((root / "docs").rglob(f"*{explain_picture.SUFFIX}"))
+    starts = sorted((root / "docs").rglob(f"*{start_picture.SUFFIX}"))
+    sweeps = root / "results" / "sweeps"
+    return {path: root / "results" / path.with_suffix(".json").name for path in speeds + starts} | {
+        path: sweeps / (path.name.removesuffix(explain_picture.SUFFIX) + SWEEP) for path in reasons
+    }
 
 
 def drawn(results: Path) -> str:
     """Return the picture of a file of results.
 
     Raises:
-        UsageError: the file is no bench.
+        UsageError: the file is no bench, no sweep and no record of libraries.
     """
+    if results.name.endswith(SWEEP):
+        return explain_picture.explain_picture(load_sweep(results))
+    if results.name.endswith(library_tables.SUFFIX):
+        return start_picture.start_picture(read_json(results))
     return speed_picture.speed_picture(with_todays_rivals(read_bench(results)))
 
 

@@ -8,7 +8,7 @@ from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.registry import kernels_for
 from blocktune.kernels.values.shape import AttentionShape
 
-WORDS = {"default": "the default", "paper": "the paper's rule"}
+WORDS = {"default": "the default", "paper": "FlashAttention's heuristic"}
 
 
 def with_todays_rivals(document: Mapping[str, Any]) -> dict[str, Any]:

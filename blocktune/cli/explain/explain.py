@@ -65,8 +65,8 @@ def explain(
 
     The config is the one that `tune best` shows, or the default of --kernel; --block-m and the like change it. It is
     compiled here, which needs no GPU. A measured time is shown next to the prediction, and so is the config of the
-    paper's block rule. If measured and predicted time differ by more than a quarter, the model does not explain the
-    config: the command names no limit and gives no advice.
+    FlashAttention paper's heuristic. If measured and predicted time differ by more than a quarter, the model does not
+    explain the config: the command names no limit and gives no advice.
 
     \b
     tune explain --seq 8192 --dim 64
@@ -105,7 +105,7 @@ def explain(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rival:
-    """The config of the paper's block rule with its times; problem: why it has none."""
+    """The config of the heuristic of the FlashAttention paper with its times; problem: why it has none."""
 
     config: "KernelConfig"
     predicted_us: float | None = None
@@ -137,11 +137,13 @@ class _Rival:
             facts.append(f"predicted {microseconds(self.predicted_us)}, {ratio:.2f} times this one's")
         if self.measured_us is not None:
             facts.append(f"measured {microseconds(self.measured_us)}")
-        return f"The paper's block rule gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
+        return (
+            f"The FlashAttention paper's heuristic gives {self.config.label}: {'; '.join(facts) or 'no time is known'}."
+        )
 
 
 def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choice) -> Choice | None:
-    """Return the paper's block rule as the explained kernel can express it; None where it has no config, or gives this
+    """Return the paper's heuristic as the explained kernel can express it; None where it has no config, or gives this
     one."""
     from blocktune.kernels.base.paper_rule import paper_config
 
@@ -153,7 +155,7 @@ def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choic
     measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
     if measured_us is None:
         measured_us = measured_us_of(store, device, paper)
-    return Choice(request=paper, source="the paper's rule", measured_us=measured_us)
+    return Choice(request=paper, source="FlashAttention's heuristic", measured_us=measured_us)
 
 
 def _show(analysis: "Analysis") -> None:

@@ -1,16 +1,18 @@
 """`tune occupancy MODULE:KERNEL` and `tune explain MODULE:KERNEL`: a kernel that is compiled here, and explained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.render import microseconds, print_json, say
+from blocktune.cli.output.render import microseconds, print_json, print_table, say
 from blocktune.cli.shared.kernel_arguments import importable_from_here, parameter
 from blocktune.cli.shared.kernels import print_trials, require_kernels
+from blocktune.kernels.values.text import counted
 from blocktune.runtime.autotuned.config import Plain
 
 if TYPE_CHECKING:
     from blocktune.db.records.records import KernelBest
     from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
+    from blocktune.runtime.autotuned.config import LaunchConfig
     from blocktune.tuner.offline.code import OfflineCode
 
 
@@ -31,6 +33,80 @@ def compiled_by_name(
         function = function_named(name)
     types = positional_signature(function, signature or "")
     return compiled_offline(function, types, _given(options, param), limits)
+
+
+def listed_configs(name: str) -> "tuple[LaunchConfig, ...]":
+    """Return the configs of a kernel's own list; none where it has no list.
+
+    Raises:
+        UsageError: there is no such kernel.
+    """
+    from blocktune.runtime.autotuned.call import tuner_in
+    from blocktune.runtime.autotuned.triton_config import launch_config
+    from blocktune.tuner.offline.specialization import object_named
+
+    with importable_from_here():
+        tuner = tuner_in(object_named(name))
+    return () if tuner is None else tuple(launch_config(name, config) for config in tuner.configs)
+
+
+def show_configs(
+    name: str, configs: "Sequence[LaunchConfig]", signature: str | None, limits: "ComputeLimits", *, as_json: bool
+) -> None:
+    """Compile every config of a kernel's list, and print what each takes and how many of its blocks fit.
+
+    Raises:
+        UsageError: a type is missing.
+    """
+    from blocktune.kernels.values.errors import NoFeasibleConfigError
+
+    found: list[tuple[LaunchConfig, OfflineCode | str]] = []
+    for config in configs:
+        options = {str(key): value for key, value in config.parameters.items()}
+        try:
+            with importable_from_here():
+                found.append((config, _compiled_as_listed(name, signature, options, limits)))
+        except NoFeasibleConfigError as error:
+            found.append((config, str(error)))
+    if as_json:
+        rows = [
+            {"parameters": dict(config.parameters)} | ({"error": code} if isinstance(code, str) else code_json(code))
+            for config, code in found
+        ]
+        print_json({"kernel": name, "cc": limits.name, "configs": rows})
+        return
+    title = f"{name}, compute capability {limits.name}: {counted(len(found), 'config')} of its list"
+    print_table(CONFIG_COLUMNS, list(_config_rows(found)), title=title)
+
+
+def _compiled_as_listed(
+    name: str, signature: str | None, parameters: Mapping[str, Plain], limits: "ComputeLimits"
+) -> "OfflineCode":
+    from blocktune.tuner.offline.code import compiled_offline
+    from blocktune.tuner.offline.signature import positional_signature
+    from blocktune.tuner.offline.specialization import function_named
+
+    function = function_named(name)
+    return compiled_offline(function, positional_signature(function, signature or ""), parameters, limits)
+
+
+def _config_rows(found: "Iterable[tuple[LaunchConfig, OfflineCode | str]]") -> Iterator[tuple[object, ...]]:
+    """Yield a row for each config; code that an earlier config has too is said to be its."""
+    first: dict[str | None, int] = {}
+    for number, (config, code) in enumerate(found, 1):
+        label = config.label.partition(" ")[2]
+        if isinstance(code, str):
+            yield number, label, "-", "-", "-", "-", "-", code
+            continue
+        taken, fit = code.resources, code.occupancy
+        same = first.setdefault(taken.code_sha256, number)
+        limits = " and ".join(str(name).replace("_", " ") for name in fit.binding)
+        remark = f"the code of {same}" if same != number else f"limited by {limits}"
+        cells = taken.registers, taken.spill_bytes, f"{taken.shared_bytes:,}", fit.blocks_per_sm
+        yield number, label, *cells, f"{100 * fit.fraction:.0f} %", remark
+
+
+CONFIG_COLUMNS = ("", "config", "registers", "spilled, B", "shared, B", "blocks/SM", "occupancy", "remark")
 
 
 def explain_kernel(

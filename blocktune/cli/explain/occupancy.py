@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.explain.kernel import code_json, compiled_by_name
+from blocktune.cli.explain.kernel import code_json, compiled_by_name, listed_configs, show_configs
 from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
@@ -58,12 +58,13 @@ def occupancy(
     """Explain how many blocks fit an SM, and why.
 
     Give the resources of a block, or a kernel to compile, which needs no GPU. Kernels for decoding or features need a
-    whole shape: see `tune explain`.
+    whole shape: see `tune explain`. Of an autotuned kernel, without --param, every config of its list is a row.
 
     \b
     tune occupancy --cc 9.0 --warps 4 --regs 168 --shared 115712 --plot
     tune occupancy --device h200 --kernel flash_fwd --block-m 128 --block-n 64 --warps 4 --stages 3 --dim 128
     tune occupancy my_kernels:matmul --signature '*bf16,*bf16,*bf16,i32:16,i32:16,i32:16' --param BLOCK_M=128
+    tune occupancy my_kernels:softmax --signature '*bf16,*bf16,i32:16' --device h200
     """
     from blocktune.tuner.occupancy.calculator import occupancy as compute
     from blocktune.tuner.occupancy.text import text_of_occupancy
@@ -71,6 +72,9 @@ def occupancy(
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
+        if not (param or warps or stages or plot) and (configs := listed_configs(autotuned)):
+            show_configs(autotuned, configs, signature, _where(cc, device)[0], as_json=as_json)
+            return
         code = compiled_by_name(autotuned, signature, options, param or [], _where(cc, device)[0])
         if as_json:
             print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})

@@ -71,11 +71,11 @@ def winner_json(best: "AnyBest", predicted: "Predictions | None" = None) -> dict
 
 
 def winner_rows(best: "AnyBest", predicted: Predictions) -> list[tuple[str, ...]]:
-    """Return the winner, the kernel's default and the paper's rule, one row each, in the columns `COLUMNS`."""
+    """Return the winner, the kernel's default and FA's heuristic, one row each, in the columns `COLUMNS`."""
     default_us = None if best.default is None else predicted.get(best.default)
     rivals = (
         ("default", best.default, best.default_time_us, best.default_energy_mj),
-        ("paper rule", best.paper, best.paper_time_us, best.paper_energy_mj),
+        ("FA heuristic", best.paper, best.paper_time_us, best.paper_energy_mj),
     )
     against = IS_DEFAULT if is_default(best) else _against_default(best, default_us)
     rows = [_row("winner", best.config, best.time_us, best.energy_mj, best.predicted_us, against)]

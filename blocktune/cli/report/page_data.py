@@ -34,11 +34,13 @@ def page_data(sources: Sources, layers: "Sequence[ConfigSource]", *, now: dateti
     """
     from blocktune.cli.report.charts.all_charts import all_charts
     from blocktune.cli.report.charts.style import BRIGHTER, theme
+    from blocktune.kernels.hardware.device import present_devices
     from blocktune.tuner.report.device_table import HARDWARE, device_choices, limits_table
 
     views = {kind: [view_of(document) for document in sources.of_kind(kind)] for kind in VIEWS}
     return {
         "created_at": now.isoformat(timespec="minutes"),
+        "gpus": [device.name for device in present_devices()],
         "hardware": HARDWARE,
         "limits": limits_table(),
         "devices": device_choices(),

@@ -58,7 +58,8 @@ def _say_left_out(count: str, format_: ExportFormat) -> None:
 
 
 def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, *, as_json: bool) -> None:
-    """Write the newest sweep of every shape into a folder, in a format of Kernel Tuner; `-` is stdout.
+    """Write the newest sweep of every shape: into a folder, in a format of Kernel Tuner, or into one file as a trace;
+    `-` is stdout.
 
     Raises:
         NothingMeasuredError: there are no trials.
@@ -66,15 +67,20 @@ def write_sweeps(trials: "Sequence[Trial]", format_: ExportFormat, place: Path, 
     """
     from blocktune.tuner.lab.sweep_file import sweeps_of
     from blocktune.tuner.report.kernel_tuner import cache_files, t4_files
+    from blocktune.tuner.report.search_trace import search_trace
 
-    files_of = cache_files if format_ is ExportFormat.KERNEL_TUNER else t4_files
-    files: Files = {}
-    for sweep in sweeps_of(trials):
-        files |= files_of(sweep)
-    if not files:
+    sweeps = sweeps_of(trials)
+    if not sweeps:
         raise NothingMeasuredError(
             f"The database has no measured trials, which `--format {format_}` writes. Run `tune run` first."
         )
+    if format_ is ExportFormat.TRACE:
+        write_files({"trace": search_trace(sweeps)}, place, in_folder=False, as_json=as_json)
+        return
+    files_of = cache_files if format_ is ExportFormat.KERNEL_TUNER else t4_files
+    files: Files = {}
+    for sweep in sweeps:
+        files |= files_of(sweep)
     write_files(files, place, in_folder=True, as_json=as_json)
 
 

@@ -87,7 +87,7 @@ def export(
         typer.Option(
             "--format",
             help="json is ours. vllm, kernel-tuner and t4 write a folder; optuna writes all trials as studies, "
-            "csv and parquet as tables.",
+            "csv and parquet as tables, trace for Perfetto and Chrome.",
         ),
     ] = ExportFormat.JSON,
     db: Database = None,
@@ -102,6 +102,7 @@ def export(
     tune export studies.db --format optuna
     tune export trials.parquet --format parquet
     tune export caches --format kernel-tuner
+    tune export search.json --format trace
     """
     from blocktune.db.exchange.document import save_document
 

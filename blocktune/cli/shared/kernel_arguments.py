@@ -106,7 +106,7 @@ def requests_for(
 
     if make is None:
         raise UsageError(
-            f"{kernel} is measured on arguments, but nothing makes them. Name a function: "
+            f"{kernel} needs input tensors. Name the function that makes them: "
             '`--args my_module:make_args`, which returns them by name, `{"x": x, "n": n, "grid": (128,)}`.'
         )
     named = choices(param)

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 DEFAULT_WINS = "the default, which a call gets without tuning"
 MORE = "`-v` shows all that is known"
 
+FIRST_BF16 = (8, 0)
+"""Compute capability of the first GPUs with units for bf16: Ampere."""
+
 
 def show_winner(best: "AnyBest", predicted: Predictions, assumed: str = "") -> None:
     """Print the end of a search in six lines."""
@@ -33,13 +36,20 @@ def _print(device: "DeviceSpec", shape: Any, assumed: str, config: str, time: st
     label = f"{getattr(shape, 'kernel', '')} {shape.label}".strip()
     lines = {
         "GPU": _gpu(device),
-        "shape": f"{label}; {assumed}" if assumed else label,
+        "shape": "; ".join(filter(None, (label, assumed, _missing_units(device, shape)))),
         "config": config,
         "time": time,
         "compared": compared,
         "next": _next(device, shape),
     }
     say("\n".join(f"{name:9} {text}" for name, text in lines.items()))
+
+
+def _missing_units(device: "DeviceSpec", shape: Any) -> str:
+    """Return that the GPU has no units for the data type; empty where it has."""
+    if getattr(shape, "dtype", "") == "bfloat16" and device.limits.cc < FIRST_BF16:
+        return "this GPU has no units for bf16, `--dtype fp16` has"
+    return ""
 
 
 def _gpu(device: "DeviceSpec") -> str:

@@ -56,7 +56,7 @@ def bench(
 ) -> None:
     """Time the tuned config against its rivals.
 
-    They are the default, the paper's rule, other kernels, cuDNN and FlashAttention-2, -3, -4.
+    They are the default, FlashAttention's heuristic, other kernels, cuDNN and FlashAttention-2, -3, -4.
 
     All are checked first, then timed in turns. For a shape that was not tuned, the config that its calls get takes
     part. An existing file is extended, so a long bench can run in parts. At the end, each shape has a verdict: ours is

@@ -10,12 +10,12 @@ COLUMNS = ("shape", "ours", "fastest rival", "its time", "verdict")
 
 def show_verdicts(rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a row for every shape in which ours and a rival were timed."""
-    found = [verdict for row in rows if (verdict := _verdict(row)) is not None]
+    found = [verdict for row in rows if (verdict := verdict_of(row)) is not None]
     if found:
         print_table(COLUMNS, found)
 
 
-def _verdict(row: Mapping[str, Any]) -> tuple[str, ...] | None:
+def verdict_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return shape, times and verdict; None where one of the two was not timed."""
     from blocktune.tuner.compare.report import PEERS, fastest_peer, out_of_the_box
 

@@ -1,4 +1,4 @@
-"""Flags of `tune run` that would do nothing for what is tuned: they are refused, not ignored."""
+"""Flags of `tune run` that what is tuned does not support: they are refused, not ignored."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,4 +14,4 @@ def refuse(flags: Mapping[str, Any], instead: str) -> None:
     """
     given = [name for name, value in flags.items() if value]
     if given:
-        raise UsageError(f"{', '.join(given)} would do nothing here. {instead}")
+        raise UsageError(f"{', '.join(given)}: not supported here. {instead}")

@@ -64,7 +64,7 @@ def occupancy_text(config: "KernelConfig | LaunchConfig", result: "Occupancy") -
     )
     started = config.parameters["num_warps"]
     if warps > int(started or 0):
-        line += f" (`w{started}` counts the group that starts a block; {warps - int(started or 0)} join it)"
+        line += f" (`w{started}` is the default partition; {warps - int(started or 0)} warps are specialized)"
     return line
 
 
@@ -77,10 +77,10 @@ _ENDS = {
 def _dropped(dropped: Mapping[str, int]) -> list[str]:
     """Return a line for each of the rules that dropped most configs, and one for the others."""
     order = sorted(dropped.items(), key=lambda rule: -rule[1])
-    lines = [f"{count:,} dropped: {rule}" for rule, count in order[:SHOWN_RULES]]
+    lines = [f"{count:,} invalid: {rule}" for rule, count in order[:SHOWN_RULES]]
     others = [count for _, count in order[SHOWN_RULES:]]
     if others:
-        lines.append(f"{sum(others):,} dropped by {counted(len(others), 'other rule')} (--json names each)")
+        lines.append(f"{sum(others):,} invalid by {counted(len(others), 'other rule')} (--json names each)")
     return lines
 
 

@@ -30,7 +30,7 @@ class RunOutput:
     db: str | None
 
     def show_known(self, known: Answer, compiler: "Compiler") -> None:
-        """Print a measurement before the search for a device that is not here: no prediction outranks it."""
+        """Print a measurement before the search for a device that is not here: it is used instead of a prediction."""
         if self.verbose and not self.as_json:
             show_known(known, compiler)
         elif not self.as_json:
@@ -44,7 +44,7 @@ class RunOutput:
         elif self.verbose:
             show_report(report, store.label)
             if known is not None:
-                say("the measurement above outranks this prediction: it is what calls get and `tune best` shows")
+                say("`attention` uses the measured config above, not this prediction; so does `tune best`")
         elif known is None and isinstance(best.shape, AttentionShape) and not is_present(best.device):
             show_short(look_up(store, self.db, best.device, best.shape), self.assumed)
         elif known is None:

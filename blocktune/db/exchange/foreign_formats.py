@@ -32,7 +32,7 @@ class ExportFormat(StrEnum):
     """What `tune export` writes.
 
     `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables,
-    `KERNEL_TUNER` and `T4` files of Kernel Tuner.
+    `KERNEL_TUNER` and `T4` files of Kernel Tuner, `TRACE` the searches over time for Perfetto and Chrome.
     """
 
     JSON = "json"
@@ -44,6 +44,7 @@ class ExportFormat(StrEnum):
     PARQUET = "parquet"
     KERNEL_TUNER = "kernel-tuner"
     T4 = "t4"
+    TRACE = "trace"
 
 
 OF_TRIALS = (
@@ -52,6 +53,7 @@ OF_TRIALS = (
     ExportFormat.PARQUET,
     ExportFormat.KERNEL_TUNER,
     ExportFormat.T4,
+    ExportFormat.TRACE,
 )
 """Formats of trials, not of winners."""
 

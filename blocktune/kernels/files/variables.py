@@ -180,6 +180,11 @@ FROZEN_KERNELS = Paths(
 SUMMARY = Switch(
     "BLOCKTUNE_SUMMARY", "0", "Whether a process says at its end what its autotuned kernels cost and gained."
 )
+RECORD = File(
+    "BLOCKTUNE_RECORD",
+    "none",
+    "The TOML file that gets the shapes of attention of a process, for `tune bench --shapes`.",
+)
 LAUNCHES = OptionalFile(
     "BLOCKTUNE_LAUNCHES",
     "`blocktune/launches.jsonl` in your state directory",
@@ -204,6 +209,7 @@ VARIABLES: dict[str, Variable] = {
         STRICT,
         FROZEN_KERNELS,
         SUMMARY,
+        RECORD,
         LAUNCHES,
         KERNEL_CLASSES,
         PROCESSORS,

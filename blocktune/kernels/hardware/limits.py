@@ -171,13 +171,14 @@ def limits_for(cc: tuple[int, int]) -> ComputeLimits:
 
 
 def parse_cc(text: str) -> tuple[int, int]:
-    """Return the compute capability in `9.0`, `90` or `sm_90a`. Whether the table holds it is the question of
+    """Return the compute capability in `9.0`, `9`, `90` or `sm_90a`. Whether the table holds it is the question of
     `limits_for`.
 
     Raises:
         UsageError: the text has none of these forms.
     """
-    match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", text.strip().lower())
+    short = text.strip().lower()
+    match = re.fullmatch(r"(?:sm_?)?(\d{1,2})\.?(\d)[af]?", f"{short}.0" if re.fullmatch(r"\d", short) else short)
     if match is None:
         raise UsageError(f"A compute capability must be written as 9.0, 90 or sm_90, but got {text!r}.")
     return int(match[1]), int(match[2])

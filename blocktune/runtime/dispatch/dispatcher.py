@@ -225,6 +225,15 @@ class Dispatcher(Engine):
                 counts[plan.explanation.shape] += plan.calls
         return dict(counts.most_common())
 
+    def __repr__(self) -> str:
+        """Return what it is, and which sources have served its calls; nothing is read for it."""
+        calls: Counter[str] = Counter()
+        for plan in list(self._resolver.plans.values()):
+            calls[str(plan.explanation.rung)] += plan.calls
+        served = ", ".join(f"{rung} {count:,}" for rung, count in calls.most_common() if count)
+        name = "blocktune.attention" if self is attention else "Dispatcher"
+        return f"<{name}{', strict' if self._strict else ''}: {served or 'no call yet'}>"
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Return what a pickle holds: `attention` is itself again, other dispatchers are built from their source."""
         if self is attention:

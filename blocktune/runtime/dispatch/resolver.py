@@ -10,6 +10,7 @@ from torch import Tensor
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.files.incidents import reason_of
+from blocktune.kernels.files.shape_record import record
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec, current_device
 from blocktune.kernels.hardware.side_thread import run_on_side_thread
 from blocktune.kernels.registry import get_kernel
@@ -138,6 +139,7 @@ class Resolver:
             self.fast_path.clear()
         self.plans[place] = plan
         watch(plan)
+        record(plan.explanation.shape)
 
     def explain(self, shape: AttentionShape, device: DeviceSpec | None) -> Explanation:
         """Return what serves a shape on a device, the current one by default, without launching anything."""

@@ -55,10 +55,10 @@ class Handle:
         self._libraries = ()
 
 
-def replace_ops(key: str = "CUDA", *, dispatcher: "Dispatcher | None" = None) -> Handle:
-    """Replace the kernels of one dispatch key by those of a dispatcher, by default this process's."""
+def replace_ops(key: str = "CUDA", *, late: LateServer | None = None) -> Handle:
+    """Replace the kernels of one dispatch key by those of a server, by default of this process's dispatcher."""
     libraries = {namespace: Library(namespace, "IMPL", key) for namespace in (ATEN, VARLEN)}
-    late = LateServer(dispatcher)
+    late = late or LateServer()
     defined = [op for op in OPS if op.is_defined]
     drifted = [op for op in defined if op.drift() is not None]
     warn_of_drift(drifted)
@@ -73,7 +73,7 @@ def replace_ops(key: str = "CUDA", *, dispatcher: "Dispatcher | None" = None) ->
 
 def register_provider(dispatcher: "Dispatcher | None" = None) -> None:
     """Register the name, which from then on stands for this dispatcher; nothing is active before it is asked for."""
-    registry.register_flash_attention_impl(NAME, register_fn=partial(replace_ops, dispatcher=dispatcher))
+    registry.register_flash_attention_impl(NAME, register_fn=partial(replace_ops, late=LateServer(dispatcher)))
 
 
 def replace_sdpa_flash(*, dispatcher: "Dispatcher | None" = None) -> None:

@@ -13,6 +13,7 @@ from torch.library import get_kernel
 
 if TYPE_CHECKING:
     from blocktune.runtime.dispatch.dispatcher import Dispatcher
+    from blocktune.runtime.provider.observer import Observer
     from blocktune.runtime.provider.server import Server
 
 logger = logging.getLogger("blocktune")
@@ -33,12 +34,23 @@ class LateServer:
         self._dispatcher = dispatcher
 
     @cached_property
-    def server(self) -> "Server":
+    def server(self) -> "Server | Observer":
         """The server."""
         from blocktune.runtime.dispatch.dispatcher import attention
         from blocktune.runtime.provider.server import Server
 
         return Server(attention if self._dispatcher is None else self._dispatcher)
+
+
+class LateObserver(LateServer):
+    """An observer, made by the first call as well."""
+
+    @cached_property
+    def server(self) -> "Observer":
+        """The observer."""
+        from blocktune.runtime.provider.observer import Observer
+
+        return Observer()
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,12 +144,12 @@ class Server:
     ) -> BoundCall:
         """Return what serves calls of this kind from now on; a `TorchCall` for those that are PyTorch's."""
         dispatcher, given = self._dispatcher, SdpaArguments(query, key, value)
-        obstacle = _obstacle(asked, query, key, value, mask, bounds)
+        obstacle = op_obstacle(asked, query, key, value, mask, bounds)
         if obstacle is not None:
             return TorchCall(dispatcher.torch_plan(obstacle), given)
         layout = Layout(asked.layout)
         query, key, value = layout.to_heads_first(query, key, value)
-        call = _call(asked, query, key, mask, bounds)
+        call = call_of(asked, query, key, mask, bounds)
         dispatcher.check(query, key, value, call)
         use = PlanUse(sums=asked.sums, competes=is_sdpa_call(query, key, call))
         plan = dispatcher.plan(query, key, value, call, direction, use)
@@ -160,7 +160,7 @@ class Server:
         return KernelCall(call, plan, backward, lse=asked.sums, layout=layout)
 
 
-def _call(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, bounds: Bounds) -> Call:
+def call_of(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, bounds: Bounds) -> Call:
     """Return the call of tensors [batch, heads, length, dim]."""
     lengths = None
     if asked.longest is not None and bounds[0] is not None:
@@ -183,7 +183,7 @@ def _extras(mask: Tensor | None, bounds: Bounds) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in (mask, *bounds) if tensor is not None)
 
 
-def _obstacle(
+def op_obstacle(
     asked: OpCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bounds: Bounds
 ) -> str | None:
     """Return why PyTorch judges or computes a call, whatever its plan; or None."""

@@ -35,7 +35,7 @@ def measured_reason(candidate: Candidate[Any, Any], noun: str) -> str:
     return f"measured {_HOW[candidate.reuse or Reuse.EXACT]} for {subject}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Generic[ProblemT, ConfigT]):
     """Which source of the ladder serves a call, and why no higher one; of attention unless the types say otherwise.
 
@@ -100,6 +100,10 @@ class Explanation(Generic[ProblemT, ConfigT]):
         lines += [f"  compared with {rival.label}" for rival in self.compared[1 : SHOWN_RIVALS + 1]]
         lines += [f"  dropped {label}: {reason}" for label, reason in (self.dropped or {}).items()]
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
+
+    def __repr__(self) -> str:
+        """Return the explanation in words, as `print` shows it."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook: what serves the call, then why each higher source does not."""

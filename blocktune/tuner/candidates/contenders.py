@@ -13,7 +13,7 @@ class Contenders(Generic[ConfigT]):
 
     expected: first what calls get while the problem is not tuned, even a shipped winner of a kernel that is not
     searched. It takes part to the end, so that tuning never makes a call slower. Then what is expected to be next.
-    default: of the first kernel, or the first of a list. paper: the paper's rule in the first kernel that can express
+    default: of the first kernel, or the first of a list. paper: FA's heuristic in the first kernel that can express
     it; None where none can. neighbours: winners of near problems.
     """
 

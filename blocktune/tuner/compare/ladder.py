@@ -148,7 +148,11 @@ def _kernels(step: str, shape: AttentionShape, preset: Preset | None) -> tuple[A
 
 def _paper_step(kernel: AttentionKernel, shape: AttentionShape, limits: ComputeLimits) -> LadderStep:
     config = paper_config(kernel, shape, limits)
-    problem = "" if config else f"no block of the paper's rule fits compute capability {limits.name}, or the queries"
+    problem = (
+        ""
+        if config
+        else f"no block size of FlashAttention's heuristic fits compute capability {limits.name}, or the queries"
+    )
     return LadderStep(name=PAPER, config=config, problem=problem)
 
 

@@ -21,7 +21,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.kernels.values.text import html_table
+from blocktune.kernels.values.text import counted, html_table
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (
@@ -32,7 +32,7 @@ from blocktune.tuner.cost.roofline import (
     roofline,
     waves_of,
 )
-from blocktune.tuner.cost.term_texts import lifts_of
+from blocktune.tuner.cost.term_texts import lifts_of, terms_of
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
@@ -49,7 +49,7 @@ TRUSTED_ERROR = 0.25
 """A prediction that is further than this share from a measurement explains nothing about the config."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Analysis:
     """One config on one device.
 
@@ -124,6 +124,10 @@ class Analysis:
     def __str__(self) -> str:
         return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{bound('text_of_analysis')(self)}"
 
+    def __repr__(self) -> str:
+        """Return the analysis in words, as `print` shows it."""
+        return str(self)
+
     def _repr_html_(self) -> str:
         """Return a table of the times and the occupancy for a notebook, and the lanes of the units."""
         rows = {"config": self.config.label}
@@ -132,9 +136,9 @@ class Analysis:
         if self.measured_us is not None:
             rows["measured"] = f"{self.measured_us:,.1f} µs"
         if self.breakdown is not None and self.is_explained:
-            rows["bound by"] = self.breakdown.binding
+            rows["bound by"] = terms_of(self.shape)[self.breakdown.binding]
         limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
-        rows["occupancy"] = f"{self.occupied.blocks_per_sm} blocks/SM, limited by {limits}"
+        rows["occupancy"] = f"{counted(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
         table = html_table(f"{self.shape.label} on {self.device.name}", rows)
         return f"<div>{table}{bound('pictures_of')(self)}</div>"
 

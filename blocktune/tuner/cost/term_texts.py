@@ -24,7 +24,7 @@ TERMS = {
     "shared": "reads and writes of shared memory",
     "l2": "keys and values from L2",
     "hbm": "device memory",
-    "latency": "waiting for no unit: barriers, reductions, first results",
+    "latency": "synchronisation and latency",
     "edge": "launches, prologues and epilogues of blocks",
     "tail": "an uneven last wave",
     "beside": "launches before and after that only move bytes",
@@ -60,8 +60,8 @@ MORE_BLOCKS = "With more resident blocks, other work hides it: see what the occu
 
 FACTS = {
     "tensor": "It is the work itself: only tiles with fewer masked or padded scores do less of it.",
-    "exp": "Their number is the number of scores, whatever the blocks.",
-    "arithmetic": "It grows with the number of scores, whatever the blocks.",
+    "exp": "There is one per score: block sizes do not change their number.",
+    "arithmetic": "It grows with the number of scores: block sizes do not change it.",
     "spill": "A thread holds more than its registers.",
     "shared": "Bank conflicts, where they are listed, are of the compiler's layouts, which no parameter changes.",
     "l2": "Every block reads all that it walks along.",
@@ -82,7 +82,7 @@ BACKWARD_FACTS = {
 }
 
 DECODE_FACTS = {
-    "exp": "Their number is the number of scores, those of rows that do not exist included.",
+    "exp": "There is one per score, those of rows without a query included.",
     "tensor": "Rows of a block that no query fills are multiplied like others.",
     "hbm": "Every key must be read once. Fewer key heads, a smaller data type or a window read less.",
 }

@@ -42,14 +42,14 @@ def _time(analysis: Analysis) -> list[str]:
     predicted = f"Predicted {found.total_us:,.1f} µs, {rate:.0f} TFLOP/s."
     if not analysis.is_explained:
         return [predicted]
-    binding = _binding(analysis)
+    binding = binding_terms(analysis)
     return [
         f"{predicted} {_bound_by(analysis, binding)}",
-        *(f"To lift {name}: {analysis.lifts[name]}" for name in binding),
+        *(f"To reduce {name}: {analysis.lifts[name]}" for name in binding),
     ]
 
 
-def _binding(analysis: Analysis) -> dict[str, float]:
+def binding_terms(analysis: Analysis) -> dict[str, float]:
     """Return the largest term and those that are level with it, with the time that each takes alone."""
     times = {name: getattr(analysis.breakdown, f"{name}_us") for name in terms_of(analysis.shape)}
     largest = max(times.values())

@@ -42,7 +42,7 @@ def dense_part(
 ) -> tuple[KernelConfig, ...]:
     """Return all feasible configs of a shape, or the `most` of them that a search would most likely choose from.
 
-    The default and the paper's rule come first. Of what is left, every kernel in the order in which calls take them has
+    The default and FA's heuristic come first. Of what is left, every kernel in the order in which calls take them has
     half of the room, or all its configs. Within a kernel every combination of the parameters that are its own, such as
     splits, has an equal share, the most promising tiles by the model first: the model hardly tells schedules apart.
     """

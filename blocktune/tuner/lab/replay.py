@@ -171,7 +171,7 @@ class Replay:
         )
 
     def _first(self) -> tuple[KernelConfig, ...]:
-        """Return what a search without neighbours tries first: the default and the paper's rule."""
+        """Return what a search without neighbours tries first: the default and FlashAttention's heuristic."""
         shape, limits = self.sweep.shape, self.sweep.device.limits
         able = self.serving
         named = [able[0].default_config(shape, limits), first_paper_config(able, shape, limits)] if able else []

@@ -41,7 +41,7 @@ class Limiter(StrEnum):
     BARRIERS = "barriers"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Occupancy:
     """The answer for one kernel on one SM.
 
@@ -93,6 +93,10 @@ class Occupancy:
 
     def __str__(self) -> str:
         return str(bound("text_of_occupancy")(self))
+
+    def __repr__(self) -> str:
+        """Return the occupancy in words, as `print` shows it."""
+        return str(self)
 
     def _repr_html_(self) -> str:
         """Return a table for a notebook, the blocks that each limit allows with what binds in bold, and its curves."""

@@ -6,6 +6,7 @@ from typing import Any
 from blocktune.db.records.records import Trial
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.report.importance import parameter_importance
 from blocktune.tuner.report.on_chip_table import on_chip_table
 from blocktune.tuner.report.sweep_table import explanation, sweep_table
 from blocktune.tuner.report.trial_columns import in_order, trial_columns
@@ -13,6 +14,9 @@ from blocktune.tuner.report.trial_columns import in_order, trial_columns
 Update = dict[str, Any]
 """What a page does to its copy of the table: `rows` says which rows get the values of `columns`, `scores` is that whole
 column, and `facts` replaces what stands next to the columns."""
+
+GROWTH = 1.25
+"""By how much a sweep grows before its parameters are judged again."""
 
 
 class LiveTable:
@@ -25,6 +29,7 @@ class LiveTable:
     def __init__(self, sweep: Sweep) -> None:
         self.table = sweep_table(sweep)
         self._rows = {trial.config: row for row, trial in enumerate(in_order(sweep.trials))}
+        self._judged = len(sweep.trials)
 
     def update(self, sweep: Sweep, trials: Sequence[Trial]) -> Update:
         """Put trials into the table and return what changed.
@@ -44,11 +49,19 @@ class LiveTable:
             "facts": {
                 "layouts": self.table["layouts"],
                 "measured_on": max(trial.created_at for trial in sweep.trials).date().isoformat(),
+                "importance": self._importance(sweep),
                 "explanation": explanation(sweep),
             },
         }
         apply_update(self.table, update)
         return update
+
+    def _importance(self, sweep: Sweep) -> list[dict[str, Any]]:
+        """Return which parameters matter, judged again when there are a quarter more trials: it takes a moment."""
+        if len(sweep.trials) < GROWTH * self._judged:
+            return list(self.table["importance"])
+        self._judged = len(sweep.trials)
+        return parameter_importance(sweep)
 
     def _row(self, config: KernelConfig) -> int:
         return self._rows.setdefault(config, len(self._rows))

@@ -12,6 +12,7 @@ from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import TIE_BAND
 from blocktune.tuner.report.device_table import ceilings, limits_json
 from blocktune.tuner.report.empty_cells import empty_cells
+from blocktune.tuner.report.importance import parameter_importance
 from blocktune.tuner.report.on_chip_table import on_chip_table
 from blocktune.tuner.report.trial_columns import in_order, trial_columns
 
@@ -37,6 +38,7 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
         "columns": trial_columns(sweep, trials) | {"layout": numbers},
         "layouts": layouts,
         "empty_cells": [cell.to_json() for cell in empty_cells(sweep)],
+        "importance": parameter_importance(sweep),
         "explanation": explanation(sweep),
     }
 

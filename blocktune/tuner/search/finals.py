@@ -1,4 +1,4 @@
-"""The finals: the best of the search, what calls get untuned, the default and the paper's rule, timed in turns and
+"""The finals: the best of the search, what calls get untuned, the default and FA's heuristic, timed in turns and
 measured for energy; the winner is checked again."""
 
 import statistics
@@ -76,7 +76,7 @@ def ranked(trials: Iterable[AnyTrial]) -> list[AnyTrial]:
 def finalists(
     trials: Iterable[AnyTrial], subject: Subject[ProblemT, ConfigT], incumbent: ConfigT | None
 ) -> list[ConfigT]:
-    """Return who takes part: what calls get untuned, the default, the paper's rule, the stored winner and the fastest
+    """Return who takes part: what calls get untuned, the default, FA's heuristic, the stored winner and the fastest
     of the search, if they run. Of configs that launch equal code in the same way the search's first one stands for
     all."""
     order, contenders = ranked(trials), subject.contenders
@@ -104,7 +104,7 @@ def hold_finals(
 ) -> Result[ConfigT]:
     """Time the finalists, measure energies, and confirm the winner; if it fails, the next best takes its place.
 
-    By energy, all finalists have it measured; by time, the winner, the default and the paper's rule.
+    By energy, all finalists have it measured; by time, the winner, the default and FlashAttention's heuristic.
 
     Raises:
         NoFeasibleConfigError: none of them passes.

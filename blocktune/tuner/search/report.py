@@ -44,9 +44,9 @@ MEASURED_BUDGET = Budget(trials=24, seconds=60.0)
 """Default with a GPU: a few more than the measurements after which replayed searches are at the best
 (notes/models/search.md), and what 15 processes compile in two turns."""
 
-PREDICTED_BUDGET = Budget(trials=24, seconds=10.0)
+PREDICTED_BUDGET = Budget(trials=24, seconds=4.0)
 """Default without a GPU. The model orders the configs before any is compiled, and its first choice is rarely beaten by
-a later one (notes/models/search.md), so few of them are compiled: on two cores about ten in this time."""
+a later one (notes/models/search.md), so few of them are compiled, and the answer comes within ten seconds."""
 
 
 def effective_budget(budget: Budget, *, present: bool, exhaustive: bool) -> Budget:
@@ -100,7 +100,7 @@ class Progress(Generic[ConfigT]):
 OnProgress = Callable[[Progress[Any]], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(repr=False, frozen=True, slots=True, kw_only=True)
 class TuningReport:
     """The end of a run.
 
@@ -133,7 +133,7 @@ class TuningReport:
         rivals = (
             ("winner", best.config, best.time_us),
             ("default", best.default, best.default_time_us),
-            ("paper rule", best.paper, best.paper_time_us),
+            ("FA heuristic", best.paper, best.paper_time_us),
         )
         lines = [f"{best.shape.label} on {best.device.name}, {best.origin}"]
         lines += [
@@ -141,6 +141,10 @@ class TuningReport:
         ]
         tried = ", ".join(f"{count} {str(outcome).replace('_', ' ')}" for outcome, count in self.outcomes.items())
         return "\n".join([*lines, self.reason, f"{self.feasible} configs can run; tried: {tried}"])
+
+    def __repr__(self) -> str:
+        """Return what `print` shows."""
+        return str(self)
 
     def _cost(self, config: AnyConfig, time_us: float | None) -> str:
         """Return the time of a config as the end of a line; a predicted one says so."""

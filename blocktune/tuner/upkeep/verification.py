@@ -12,7 +12,7 @@ from blocktune.runtime.autotuned.config import LaunchConfig
 class Recheck:
     """One config then and now.
 
-    role: `winner`, else `default`, `paper rule` or `runner-up`.
+    role: `winner`, else `default`, `FA heuristic` or `runner-up`.
     before_us, after_us: its times in microseconds; None where it has no time.
     problem: why it has no time now.
     """

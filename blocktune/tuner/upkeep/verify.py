@@ -1,7 +1,7 @@
 """Whether a stored winner still wins, and still computes the right result, on this GPU with the software that is here.
 
 After an upgrade of the driver, Triton or a kernel the stored times are of yesterday, and a winner from another machine
-was never checked here. A verification checks and times the winner, its runners-up, the default and the paper's rule
+was never checked here. A verification checks and times the winner, its runners-up, the default and FA's heuristic
 again, by the search's own means and finals, and stores who wins as measured here. A winner that the machine kept from
 running, such as by memory that another process has, stays as it is.
 """
@@ -152,7 +152,7 @@ def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial
     """Return who is timed again, and as what; the present default first, since it is the anchor."""
     roles: dict[KernelConfig, str] = {contenders.default: "default", best.config: "winner"}
     if contenders.paper is not None:
-        roles.setdefault(contenders.paper, "paper rule")
+        roles.setdefault(contenders.paper, "FA heuristic")
     runners_up = [config for config in earlier if config not in roles][:RUNNERS_UP]
     return roles | dict.fromkeys(runners_up, "runner-up")
 

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.runtime.autotuned.config import LaunchProblem
 from blocktune.runtime.autotuned.launches import Kind, Launches, append_launches
 from blocktune.tuner.drop_in.autotune import autotune
+from blocktune.tuner.offline.code import compiled_offline
 from tests.support.fakes.fake_triton import FakeGpu, Launch
 from tests.support.libraries import autotuned_kernels
 from tests.support.libraries.autotuned_kernels import scale_kernel
@@ -202,7 +204,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         (("best", "a:b", "--seq", 8, "--dim", 64), "is about a shape or about a kernel, but got"),
         (("best", "no:such"), "No kernel no:such was tuned on"),
         (("explain", "no:such"), "No kernel no:such was tuned on"),
-        (("run", KERNEL), "nothing makes them. Name a function: `--args"),
+        (("run", KERNEL), "needs input tensors. Name the function that makes them: `--args"),
         (("run", KERNEL, "--seq", 8), "`MODULE:KERNEL` brings the shapes, but --seq is given too"),
         (("run", "no.module:f", *ARGS), "no.module:f cannot be imported"),
         (("run", KERNEL, "--args", "json:nothing"), "json:nothing cannot be imported"),
@@ -211,7 +213,7 @@ def test_another_source_serves_no_call(tuned: Any, monkeypatch: pytest.MonkeyPat
         (("run", KERNEL, *ARGS, "--grid", "n"), "Choices are words NAME=VALUE,VALUE"),
         (
             ("run", KERNEL, *ARGS, "--kernel", "flash_fwd"),
-            f"--kernel would do nothing here. {KERNEL} names the kernel.",
+            f"--kernel: not supported here. {KERNEL} names the kernel.",
         ),
         (("run", KERNEL, *ARGS, "--from-misses"), f"which counts no miss of {KERNEL} on NVIDIA H200"),
         (("run", KERNEL, *ARGS, "--device", "a100"), f"no cost model ranks the configs of {KERNEL} without measuring"),
@@ -224,3 +226,33 @@ def test_wrong_use_is_refused(tune: Any, command: tuple[Any, ...], message: str)
     done = tune(*command)
     assert done.exit_code in (2, 3, 6), done.output
     assert message in words(done.output)
+
+
+SIGNATURE = ("--signature", "*fp32,i32,fp32", "--cc", "9")
+
+
+def test_every_config_of_a_list_is_a_row_without_a_gpu(tune: Any) -> None:
+    result = tune("occupancy", KERNEL, *SIGNATURE)
+    assert result.exit_code == 0, result.output
+    configs = list(autotuned_kernels.scale_kernel.configs)
+    assert f"compute capability 9.0: {len(configs)} configs of its list" in result.stdout
+    found = json.loads(tune("occupancy", KERNEL, *SIGNATURE, "--json").stdout)["configs"]
+    assert [each["parameters"]["BLOCK"] for each in found] == [config.kwargs["BLOCK"] for config in configs]
+    assert all(each["resources"]["registers"] > 0 for each in found)
+    (one,) = (each for each in found if each["parameters"] == found[0]["parameters"])
+    choice = ("--param", f"BLOCK={one['parameters']['BLOCK']}", "--warps", one["parameters"]["num_warps"])
+    single = json.loads(tune("occupancy", KERNEL, *SIGNATURE, *choice, "--json").stdout)
+    assert single["blocks_per_sm"] == one["blocks_per_sm"]
+
+
+def test_a_config_that_does_not_compile_is_a_row_with_its_reason(tune: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(function: Any, types: Any, parameters: Any, limits: Any) -> Any:
+        if parameters["BLOCK"] == 256:
+            raise NoFeasibleConfigError("too many registers")
+        return compiled_offline(function, types, parameters, limits)
+
+    monkeypatch.setattr("blocktune.tuner.offline.code.compiled_offline", refuse)
+    found = json.loads(tune("occupancy", KERNEL, *SIGNATURE, "--json").stdout)["configs"]
+    errors = {each["parameters"]["BLOCK"] for each in found if "error" in each}
+    assert errors == {256}
+    assert "too many registers" in tune("occupancy", KERNEL, *SIGNATURE).stdout

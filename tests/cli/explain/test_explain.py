@@ -104,7 +104,7 @@ def test_the_paper_s_block_rule_stands_beside_the_config(tune, winner, compiled)
     assert rule["predicted_us"] > 0
     assert (rule["measured_us"], rule["problem"]) == (None, "")
     assert len(compiled) == 2
-    assert f"The paper's block rule gives {compiled[1]}: predicted " in tune(*words).stdout
+    assert f"The FlashAttention paper's heuristic gives {compiled[1]}: predicted " in tune(*words).stdout
     itself = tune(*words, "--block-m", 64, "--block-n", 128, "--warps", 4, "--stages", 1, "--json")
     assert json.loads(itself.stdout)["paper"] is None
     backward = tune(*EXPLAIN, "--direction", "backward", "--json")
@@ -132,7 +132,7 @@ def test_a_rule_that_does_not_compile_is_told(tune, compiled, monkeypatch: pytes
     monkeypatch.setattr(CompileRequest, "compile", compile_)
     words = (*EXPLAIN, "--kernel", "flash_fwd", "--block-n", 64)
     assert "such blocks do not compile" in json.loads(tune(*words, "--json").stdout)["paper"]["problem"]
-    assert "The paper's block rule gives flash_fwd 64x128 w4 s1 " in tune(*words).stdout
+    assert "The FlashAttention paper's heuristic gives flash_fwd 64x128 w4 s1 " in tune(*words).stdout
 
 
 def test_flags_change_the_winner_and_then_its_time_is_not_claimed(tune, winner, compiled) -> None:

@@ -55,7 +55,7 @@ def test_a_soft_cap_that_the_model_is_far_from_is_left_unexplained(tune) -> None
     assert abs(data["model_error"]) > 0.25
     assert not data["is_explained"]
     assert data["prediction"]["binding"] is None
-    for claim in ("Bound by", "To lift", "where the time goes", "Exponentials take"):
+    for claim in ("Bound by", "To reduce", "where the time goes", "Exponentials take"):
         assert claim not in text
     for fact in ("The model does not explain this config", "block/SM", "registers/thread", "Matrix products run on"):
         assert fact in text
@@ -92,7 +92,7 @@ def test_every_term_that_binds_has_its_own_time(tune) -> None:
 def test_no_shipped_winner_is_advised_to_change_what_its_kernel_lacks(tune) -> None:
     text, data = explained(tune, "--batch", 64, *DECODE)
     own = KERNELS[data["config"]["kernel"]].parameters
-    advice = [line for line in text.splitlines() if line.startswith("To lift")]
+    advice = [line for line in text.splitlines() if line.startswith("To reduce")]
     assert advice
     for line in advice:
         assert all(len(own.get(name, ())) > 1 for name in re.findall(r"`(\w+)`", line)), line

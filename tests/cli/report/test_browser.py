@@ -235,13 +235,14 @@ def test_hostile_names_are_inert(browser: Any, tmp_path: Path) -> None:
     opened.close()
 
 
-def test_views_without_data_say_what_would_fill_them(browser: Any, tmp_path: Path) -> None:
+def test_views_without_data_are_no_frames_and_the_end_says_what_would_fill_them(browser: Any, tmp_path: Path) -> None:
     opened = Page(browser, write_report(tmp_path / "bare.html", RESULTS / "h200.noise.json"))
     assert opened.problems == []
     for view in ("sweeps", "times", "search"):
-        assert "No sweep was given" in opened.text(f"#{view}-body")
-    assert "No counters were given" in opened.text("#times-body")
-    assert "No bench was given" in opened.text("#shapes-body")
+        assert not opened.page.locator(f"#{view}").is_visible()
+        assert not opened.page.locator(f"nav a[href='#{view}']").is_visible()
+    assert opened.page.locator("main .message").count() == 1  # that no winner is there
+    assert [opened.text("#more-body").count(word) for word in ("tune run", "tune profile", "tune bench")] == [2, 1, 1]
     assert "blocks/SM" in opened.text("#answer-A")
     opened.close()
 
@@ -264,3 +265,10 @@ def test_it_prints_in_dark_ink(browser: Any, report_file: Path) -> None:
     assert opened.page.evaluate("document.documentElement.dataset.theme") == "light"
     assert opened.problems == []
     opened.close()
+
+
+def test_the_search_says_which_parameters_matter(page: Page) -> None:
+    page.page.locator("#search").scroll_into_view_if_needed()
+    page.settle()
+    assert "Parameters that matter" in page.text("#search-body")
+    assert page.page.locator("#importance [aria-label*='parameter: block_m']").count() == 1

@@ -106,7 +106,7 @@ def test_a_kernel_is_compiled_and_explained_by_its_name(tune: Any) -> None:
         (["json:dumps"], "dumps is not a function of `triton.jit`"),
         (["tests.support.libraries.autotuned_kernels:scale_kernel"], "has a type for each of x, n, factor, but ''"),
         (
-            ["tests.support.libraries.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32"],
+            ["tests.support.libraries.autotuned_kernels:scale_kernel", "--signature", "*fp32,i32,fp32", "--warps", "4"],
             "BLOCK has neither",
         ),
         (

@@ -83,6 +83,14 @@ def test_files_of_kernel_tuner_go_to_a_folder_and_to_stdout(
     assert printed == {Path(name).name: json.loads(Path(name).read_text()) for name in files}
 
 
+def test_a_trace_is_one_file_or_stdout(tune: Any, sweep: Sweep, tmp_path: Path) -> None:
+    assert tune("export", tmp_path / "trace.json", "--format", "trace").exit_code == 0
+    written = json.loads((tmp_path / "trace.json").read_text())
+    assert written == json.loads(tune("export", "-", "--format", "trace").stdout)
+    slices = [event for event in written["traceEvents"] if event["ph"] == "X"]
+    assert len(slices) == len(sweep.trials)
+
+
 @pytest.mark.parametrize("format_", ["kernel-tuner", "t4", "vllm"])
 def test_a_device_of_any_name_has_files(tune: Any, winner: Any, tmp_path: Path, format_: str) -> None:
     trials = load_sweep(SWEEPS / SWEPT).trials

@@ -73,3 +73,11 @@ def test_a_gpu_that_is_here_is_compared_next(tune, winner, monkeypatch: pytest.M
     assert lines["next"].startswith("`tune bench --seq 8192 --dim 64 ")
     other = six_lines(tune("best", "--seq", 8192, "--dim", 64, "--device", "a100").stdout)
     assert other["GPU"] == "another one here: this is for NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "said"), [("t4", "bf16", True), ("t4", "fp16", False), ("a100", "bf16", False)]
+)
+def test_a_gpu_without_units_for_bf16_is_called_that(tune, name: str, dtype: str, said: bool) -> None:
+    lines = six_lines(tune("best", "--seq", 4096, "--dim", 64, "--device", name, "--dtype", dtype).stdout)
+    assert ("this GPU has no units for bf16" in lines["shape"]) is said

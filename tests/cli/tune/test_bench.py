@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blocktune.cli.tune.bench import geometric_mean
-from blocktune.cli.tune.bench_verdicts import _verdict
+from blocktune.cli.tune.bench_verdicts import verdict_of
 from blocktune.db.records.records import Environment, Regime
 from blocktune.kernels.hardware import device
 from blocktune.kernels.values.errors import NoDeviceError
@@ -183,10 +183,10 @@ def test_each_shape_has_a_verdict(tune, fake: FakeCompare) -> None:
         tune("bench", *GRID).stdout.split()
     )
     row = {"label": "s", "contenders": [vars_of("tuned", 100.0, 0.9, 0.95), vars_of("cudnn", 90.0, 1.0, 1.0)]}
-    assert _verdict(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "slower, 0.925x")
+    assert verdict_of(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "slower, 0.925x")
     row["contenders"][0] = vars_of("tuned", 100.0, 1.01, 1.05)
-    assert _verdict(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "faster, 1.030x")
-    assert _verdict({"label": "s", "contenders": row["contenders"][:1]}) is None
+    assert verdict_of(row) == ("s", "100.0 µs", "cuDNN", "90.0 µs", "faster, 1.030x")
+    assert verdict_of({"label": "s", "contenders": row["contenders"][:1]}) is None
 
 
 def vars_of(name: str, median_us: float, low: float, high: float) -> dict[str, Any]:

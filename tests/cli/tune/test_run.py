@@ -123,14 +123,14 @@ def test_what_cannot_be_is_refused_before_anything_is_shown(words: tuple[object,
 def test_flags_of_an_autotuned_kernel_are_refused_for_a_shape(words: tuple[object, ...], tune, fake: FakeTune) -> None:
     result = tune(*RUN, *words)
     assert result.exit_code == 2
-    assert f"{words[0]} would do nothing here. Name an autotuned kernel" in result.stderr
+    assert f"{words[0]}: not supported here. Name an autotuned kernel" in result.stderr
     assert not fake.got
 
 
 def test_the_flag_that_names_a_kernel_is_refused_for_an_autotuned_kernel(tune) -> None:
     result = tune("run", "my_kernels:scale", "--kernel", "flash_fwd")
     assert result.exit_code == 2
-    assert "--kernel would do nothing here. my_kernels:scale names the kernel." in result.stderr
+    assert "--kernel: not supported here. my_kernels:scale names the kernel." in result.stderr
 
 
 def test_a_report_prints_in_words(fake: FakeTune) -> None:
@@ -163,11 +163,11 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
         "b2 h32 s8192 d64 bf16 on NVIDIA H200",
         "flash_fwd 128x64 w4 s3",
         "812.5 µs",
-        "paper rule",
+        "FA heuristic",
         "1.200x (1.190 to 1.210)",
         "2 blocks/SM of 4 warps, 12.5 % of the SM's, limited by shared memory",
         "150 configs can run; tried: 110 ok, 2 compile error (12 of earlier runs)",
-        "31 dropped: `shared memory",
+        "31 invalid: `shared memory",
         str(tune.db),
     ):
         assert part in result.stdout, part
@@ -176,11 +176,11 @@ def test_the_table_has_everything_a_person_asks_for(tune, fake: FakeTune) -> Non
 def test_rules_that_dropped_few_configs_share_a_line(tune, fake: FakeTune) -> None:
     fake.report = replace(fake.report, dropped={"a": 2, "b": 1200, "c": 31, "d": 30, "e": 1})
     lines = tune(*RUN, "-v").stdout.splitlines()
-    assert [line for line in lines if " dropped" in line] == [
-        "1,200 dropped: b",
-        "31 dropped: c",
-        "30 dropped: d",
-        "3 dropped by 2 other rules (--json names each)",
+    assert [line for line in lines if " invalid" in line] == [
+        "1,200 invalid: b",
+        "31 invalid: c",
+        "30 invalid: d",
+        "3 invalid by 2 other rules (--json names each)",
     ]
 
 
@@ -188,7 +188,7 @@ def test_without_a_gpu_the_first_line_says_so(tune, fake: FakeTune) -> None:
     lines = tune(*RUN, "-v").stderr.splitlines()
     assert lines[0].startswith("no GPU in this machine: compiling for NVIDIA H200")
     assert lines[1] == "assumed --batch 2 (batch * seq = 16384), --heads 32 (heads * dim = 2048)"
-    assert lines[2] == "predicting up to 24 configs, for at most 10 s once the first is compiled"
+    assert lines[2] == "predicting up to 24 configs, for at most 4 s once the first is compiled"
     assert "3/40 search" in lines[3]
 
 
@@ -204,9 +204,9 @@ def test_a_measurement_that_is_known_comes_before_the_prediction(
     assert compiles == [winner().config.label]
     assert predicted.splitlines()[0] == (
         ": 1 block/SM of 12 warps, 18.75 % of the SM's, limited by registers "
-        "(`w4` counts the group that starts a block; 8 join it)"
+        "(`w4` is the default partition; 8 warps are specialized)"
     )
-    assert result.stdout.endswith("outranks this prediction: it is what calls get and `tune best` shows\n")
+    assert result.stdout.endswith("not this prediction; so does `tune best`\n")
     notes = result.stderr.splitlines()
     assert [line.split()[0] for line in notes[2:4]] == ["compiling", "predicting"]
     assert notes[3] == "predicting every config, for at most 5 s once the first is compiled"
@@ -233,7 +233,7 @@ def test_what_ships_is_called_that(tune, fake: FakeTune, compiles: list[str], mo
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((), "predicting up to 24 configs, for at most 10 s once the first is compiled"),
+        ((), "predicting up to 24 configs, for at most 4 s once the first is compiled"),
         (("--trials", 5), "predicting up to 5 configs"),
         (("--exhaustive",), "predicting every config, however long that takes"),
         (("--exhaustive", "--time-budget", 60), "predicting every config, for at most 60 s once the first is compiled"),

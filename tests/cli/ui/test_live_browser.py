@@ -132,7 +132,7 @@ def test_a_page_without_a_database_waits_for_one(browser: Any, tmp_path: Path) -
     with live_server(db) as server:
         opened = Page(browser, server.url)
         wait_for_text(opened, "#problem", "There is no database")
-        assert "no measured trial yet" in opened.text("#sweeps-body")
+        assert "as soon as one measures" in opened.text("#more-body")
         with ResultStore.open(db) as store:
             store.put_all(recorded()[:3], [])
         wait_for_text(opened, "#live", "3 trials")

@@ -82,13 +82,21 @@ def test_unknown_cc_is_an_error_that_names_the_known_ones(cc: tuple[int, int]) -
 
 @pytest.mark.parametrize(
     ("text", "cc"),
-    [("9.0", (9, 0)), (" 8.6 ", (8, 6)), ("90", (9, 0)), ("sm_90a", (9, 0)), ("SM120", (12, 0)), ("12.1", (12, 1))],
+    [
+        ("9.0", (9, 0)),
+        (" 8.6 ", (8, 6)),
+        ("90", (9, 0)),
+        ("9", (9, 0)),
+        ("sm_90a", (9, 0)),
+        ("SM120", (12, 0)),
+        ("12.1", (12, 1)),
+    ],
 )
 def test_parse_cc(text: str, cc: tuple[int, int]) -> None:
     assert parse_cc(text) == cc
 
 
-@pytest.mark.parametrize("text", ["", "9", "9.", "x", "9.0.1", "-9.0", "compute 90"])
+@pytest.mark.parametrize("text", ["", "9.", "x", "9.0.1", "-9.0", "compute 90"])
 def test_parse_cc_refuses(text: str) -> None:
     with pytest.raises(UsageError, match=r"written as 9\.0, 90 or sm_90"):
         parse_cc(text)

@@ -17,7 +17,7 @@ from blocktune.integrations import replace_sdpa_flash, restore_sdpa_flash
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.provider import registration
 from blocktune.runtime.provider.registration import ATEN, NAME, OPS, register_provider, replace_ops
-from blocktune.runtime.provider.replacement import ReplacedOp
+from blocktune.runtime.provider.replacement import LateServer, ReplacedOp
 from tests.support.fakes.dispatch_fakes import ListSource, pretend_h200
 from tests.support.fakes.provider_fakes import Standins, provided
 
@@ -235,6 +235,6 @@ def test_calls_go_on_while_others_activate_and_restore(monkeypatch: pytest.Monke
         library.impl(name, Standins().kernel(name), "CPU")
         running = [pool.submit(attend, number) for number in range(2)]
         for _ in range(10):
-            replace_ops("CPU", dispatcher=dispatcher).remove()
+            replace_ops("CPU", late=LateServer(dispatcher)).remove()
         for future in running:
             future.result()

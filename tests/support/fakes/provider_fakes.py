@@ -9,6 +9,7 @@ from torch import Tensor
 
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.provider.registration import ATEN, OPS, replace_ops
+from blocktune.runtime.provider.replacement import LateServer
 from tests.support.fakes.dispatch_fakes import ListSource
 
 
@@ -44,14 +45,16 @@ class Standins:
 
 
 @contextmanager
-def provided(standins: Standins | None = None, dispatcher: Dispatcher | None = None) -> Iterator[Dispatcher]:
+def provided(
+    standins: Standins | None = None, dispatcher: Dispatcher | None = None, late: LateServer | None = None
+) -> Iterator[Dispatcher]:
     """Replace the ops' kernels on the CPU, above those of the stand-ins; the dispatcher knows no measurement."""
     dispatcher = Dispatcher(ListSource()) if dispatcher is None else dispatcher
     with torch.library._scoped_library(ATEN, "IMPL") as library:
         for op in OPS:
             if standins is not None and op.namespace == ATEN:
                 library.impl(op.name, standins.kernel(op.name), "CPU")
-        handle = replace_ops("CPU", dispatcher=dispatcher)
+        handle = replace_ops("CPU", late=late or LateServer(dispatcher))
         try:
             yield dispatcher
         finally:

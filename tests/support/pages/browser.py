@@ -58,7 +58,9 @@ class Page:
         self.page = self._context.new_page()
         self.problems: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))
+        self.page.on(
+            "console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text)
+        )
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("dialog", lambda dialog: self.problems.append(f"dialog: {dialog.message}"))
         self.page.on("request", lambda request: self.requests.append(request.url))

@@ -8,7 +8,7 @@ from tests.tools.pages.test_readme_results import DOCUMENT, entry, row
 from tools.pages.bench_summary import summary
 from tools.pages.bench_tables import NOTHING
 from tools.pages.pages import with_results
-from tools.pages.speed_picture import LINES, speed_picture
+from tools.pages.pictures.speed_picture import LINES, speed_picture
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 from tools import SHIPPED
-from tools.pages.front_page import attention_speed, tuner_speed
+from tools.pages.front_page import attention_speed, tuner_speed, verdict
 from tools.pages.support_matrix import support_matrix, with_support
 from tools.pages.targets.tables import block
 
@@ -32,6 +32,18 @@ def test_the_tuner_s_sentence_is_of_the_record(tmp_path: Path) -> None:
             row["step_seconds"] = 77.7
     (tmp_path / "h200.libraries.json").write_text(json.dumps(record))
     assert "s by Triton's tuner, 77.7 s by this one" in tuner_speed(tmp_path)
+
+
+def test_the_verdict_is_of_the_record(tmp_path: Path) -> None:
+    bench = json.loads((RESULTS / "h200.bench.json").read_text())
+    row = next(row for row in bench["rows"] if row["label"] == "b2 h32 s8192 d64 bf16")
+    entry = next(entry for entry in row["contenders"] if entry["name"] == "cudnn")
+    entry["timing"]["median_us"] = 987.6
+    (tmp_path / "h200.bench.json").write_text(json.dumps(bench))
+    line = verdict(tmp_path).split("\n")[3]
+    assert line.startswith("b2 h32 s8192 d64 bf16")
+    assert "   cuDNN " in line
+    assert "   987.6 µs   " in line
 
 
 def test_the_matrix_says_what_was_measured_and_what_goes_to_pytorch(tmp_path: Path) -> None:

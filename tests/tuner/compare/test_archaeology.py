@@ -66,7 +66,7 @@ def test_the_paper_s_rule_is_a_step_of_its_own() -> None:
     assert steps["paper"].config == KernelConfig("flash_v1", 64, 128, 4, 1), "ceil(116224 / 256) keys, rounded down"
     few = {step.name: step for step in listed_steps(replace(LONG, seqlen_q=4), H200.limits, ())}
     assert few["paper"].config is None
-    assert "no block of the paper's rule fits" in few["paper"].problem
+    assert "no block size of FlashAttention's heuristic fits" in few["paper"].problem
 
 
 def test_known_configs_are_taken_by_the_tuned_steps_alone() -> None:

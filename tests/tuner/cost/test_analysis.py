@@ -117,7 +117,7 @@ def test_a_model_that_is_far_from_the_measurement_explains_nothing(factor: float
     found = analysis(measured_us=plain.breakdown.total_us * factor)
     assert found.is_explained is is_explained
     text, document = text_of_analysis(found), found.to_json()
-    for advice in ("Bound by ", "To lift ", "Exponentials take "):
+    for advice in ("Bound by ", "To reduce ", "Exponentials take "):
         assert (advice in text) is is_explained
     assert ("The model does not explain this config" in text) is not is_explained
     assert (document["prediction"]["binding"] is not None) is document["is_explained"] is is_explained
@@ -129,12 +129,12 @@ def test_the_words_name_what_binds_and_what_lifts_it() -> None:
     text = text_of_analysis(bound_by(analysis(), tensor_us=900.0))
     assert "Predicted 1,000.0 µs" in text
     assert "Bound by tensor (matrix products), alone 900.0 µs; units overlap" in text
-    assert f"To lift tensor: {FACTS['tensor']}" in text
+    assert f"To reduce tensor: {FACTS['tensor']}" in text
     assert "run on tensor cores (wgmma)" in text
     assert "For 2 blocks you need ≤ 128 registers/thread (now 168) and ≤ 115,712 B of shared memory" in text
     assert "num_stages 3→2 gives 98,304 B" in text
     spilling = text_of_analysis(bound_by(analysis(), spill_us=900.0))
-    assert f"To lift spill: {FACTS['spill']} A smaller `block_m` needs" in spilling, "8 warps are the most"
+    assert f"To reduce spill: {FACTS['spill']} A smaller `block_m` needs" in spilling, "8 warps are the most"
 
 
 def test_terms_that_are_level_bind_together_each_with_its_own_time() -> None:
@@ -238,7 +238,7 @@ def test_decoding_is_bound_by_memory_and_told_in_gigabytes_a_second() -> None:
     text = text_of_analysis(found)
     moved = found.traffic["own_perfect_l2"].total_bytes
     assert f"{moved / 1e6:,.1f} MB at least, {moved / 20e3:,.0f} GB/s" in text
-    assert "To lift hbm: Every key must be read once." in text
+    assert "To reduce hbm: Every key must be read once." in text
 
 
 def test_a_window_takes_time_and_bytes_away() -> None:

@@ -68,7 +68,9 @@ def test_a_perfect_model_needs_one_measurement_beside_the_default() -> None:
     run = Replay(sweep()).run("model", seed=0, measurements=20)
     assert len(run.slowdowns) == 20
     assert list(run.slowdowns) == sorted(run.slowdowns, reverse=True)
-    assert run.regret(3) == pytest.approx(0.0, abs=1e-9)  # the default, the paper's rule, the model's favourite
+    assert run.regret(3) == pytest.approx(
+        0.0, abs=1e-9
+    )  # the default, FlashAttention's heuristic, the model's favourite
     assert run.regret(1000) == run.regret(20)
     assert run.seconds_within(1e-9) == run.seconds(run.slowdowns.index(min(run.slowdowns)) + 1)
     assert run.seconds_within(-0.5) is None

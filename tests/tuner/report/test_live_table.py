@@ -45,6 +45,7 @@ def test_a_table_grows_to_what_the_whole_sweep_gives() -> None:
         update = live.update(part(count), part(count).trials[known:])
         apply_update(page, copied(update))
     whole = sweep_table(sweep())
+    assert whole["importance"] != []
     assert live.table == whole | {"empty_cells": live.table["empty_cells"]}
     assert page == copied(live.table)
 
@@ -65,3 +66,17 @@ def test_a_trial_that_was_made_again_replaces_its_row() -> None:
     assert live.update(now, [again])["rows"] == [0]
     assert live.table["columns"]["time_us"][0] == again.time_us
     assert len(live.table["columns"]["time_us"]) == 5
+
+
+def test_parameters_are_judged_again_when_there_are_a_quarter_more_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged: list[int] = []
+
+    def judge(sweep: Sweep) -> list[dict[str, Any]]:
+        judged.append(len(sweep.trials))
+        return []
+
+    live = LiveTable(part(20))
+    monkeypatch.setattr("blocktune.tuner.report.live_table.parameter_importance", judge)
+    for count in range(21, 33):
+        live.update(part(count), part(count).trials[count - 1 :])
+    assert judged == [25, 32]

@@ -114,7 +114,7 @@ def test_a_winner_that_still_wins_becomes_one_of_this_software(store: ResultStor
     assert len(runner.measured) == len(found.rechecks) <= RUNNERS_UP + 3
     roles = [each.role for each in found.rechecks]
     assert (roles.count("winner"), roles.count("default"), roles.count("runner-up")) == (1, 1, RUNNERS_UP)
-    assert all(each.ratio == pytest.approx(1.0, rel=0.01) for each in found.rechecks if each.role != "paper rule")
+    assert all(each.ratio == pytest.approx(1.0, rel=0.01) for each in found.rechecks if each.role != "FA heuristic")
     stored = store.best(landscape.DEVICE, landscape.SHAPE)
     assert stored is not None
     assert (stored.environment, stored.origin) == (UPGRADED, Origin.MEASURED)

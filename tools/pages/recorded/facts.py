@@ -17,7 +17,7 @@ from blocktune.tuner.lab.racing import CLOSE
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import RACE_MARGIN, TIE_BAND
 from tools.pages.checks import fault_tables
-from tools.pages.front_page import attention_speed, tuner_speed
+from tools.pages.front_page import attention_speed, tuner_speed, verdict
 from tools.pages.recorded.places import place_of
 from tools.pages.recorded.sweeps import sweeps_in
 
@@ -54,7 +54,7 @@ def hopper_defaults(results: Path) -> str:
 
 
 def hopper_and_portable(results: Path) -> str:
-    """Return what the Hopper forward gains where heads are not of 64 or 128 columns, and what spills."""
+    """Return what the Hopper forward gains at other head dimensions than 64 and 128, and what spills."""
     labels = [f"b4 h{heads} s4096 d{dim} bf16 causal" for heads, dim in ((21, 96), (8, 256))]
     (ours, theirs), (wide, wider) = (
         (best_us(results, label, HOPPER), best_us(results, label, *PORTABLE)) for label in labels
@@ -141,7 +141,7 @@ def store_faults(results: Path) -> str:
 FACTS: dict[str, Callable[[Path], str]] = {
     each.__name__: each
     for each in (
-        *(attention_speed, tuner_speed, hopper_defaults, hopper_and_portable),
+        *(attention_speed, tuner_speed, verdict, hopper_defaults, hopper_and_portable),
         *(backward_kernels, best_defaults, gp_sampler, noise, race, store_faults),
     )
 }

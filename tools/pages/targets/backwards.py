@@ -64,23 +64,27 @@ PLAIN, GROUPED, WIDE = (
 
 BACKWARDS = (
     Target(
-        what="backward, 128 columns", least=1.0, mean=1.03, sources=rows(PLAIN, backwards(128)), limit=f"{FULL} {STEP}."
+        what="backward, head_dim 128",
+        least=1.0,
+        mean=1.03,
+        sources=rows(PLAIN, backwards(128)),
+        limit=f"{FULL} {STEP}.",
     ),
     Target(
-        what="backward, 64 columns",
+        what="backward, head_dim 64",
         least=1.0,
         mean=1.03,
         sources=rows(PLAIN, backwards(64)),
     ),
     Target(
-        what="backward, 256 columns",
+        what="backward, head_dim 256",
         least=1.0,
         mean=1.3,
         ratio="over FA4",
         sources=benches(WIDE, backwards(256), ("fa4",)),
     ),
     Target(
-        what="backward, 256 columns",
+        what="backward, head_dim 256",
         least=1.0,
         mean=1.3,
         sources=benches(WIDE, backwards(256)),
@@ -96,12 +100,12 @@ BACKWARDS = (
         limit=f"The same step as without groups. {STEP}.",
     ),
     Target(
-        what="backward, keys of 192 and values of 128 columns",
+        what="backward, head_dim 192 of keys and 128 of values",
         least=1.0,
         sources=benches(GROUPED, backwards(192, narrow=True)),
     ),
     Target(
-        what="backward, 192 columns",
+        what="backward, head_dim 192",
         least=1.0,
         sources=rows(PLAIN, backwards(192)),
         limit=(

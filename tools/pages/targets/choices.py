@@ -45,7 +45,7 @@ def backwards(*dims: int, **rest: Any) -> Chosen:
 
 
 def biased(direction: Callable[..., Chosen]) -> Chosen:
-    """Return which shapes of 64 and 128 columns have ALiBi or a mask of all pairs, and nothing else.
+    """Return which shapes of head_dim 64 and 128 have ALiBi or a mask of all pairs, and nothing else.
 
     Args:
         direction: `forwards` or `backwards`.

@@ -24,13 +24,13 @@ def of_plain(*wanted: str) -> tuple[Source, ...]:
 
 FORWARDS = (
     Target(
-        what="forward, 64 and 128 columns",
+        what="forward, head_dim 64 and 128",
         least=1.0,
         mean=1.05,
         sources=(*benches(".bench.json", forwards(64, 128)), *benches("-sustained.bench.json", forwards(64, 128))),
     ),
     Target(
-        what="forward, 256 columns",
+        what="forward, head_dim 256",
         least=1.0,
         sources=benches("-wide.bench.json", forwards(256)),
         limit=(
@@ -39,7 +39,7 @@ FORWARDS = (
         ),
     ),
     Target(
-        what="forward, keys of 192 and values of 128 columns",
+        what="forward, head_dim 192 of keys and 128 of values",
         least=1.02,
         sources=(
             *benches(GROUPED, forwards(192, narrow=True)),
@@ -89,27 +89,27 @@ CAPPED_FORWARDS = (
 
 EIGHT_BIT_FORWARDS = (
     Target(
-        what="8-bit forward, 64 and 128 columns",
+        what="8-bit forward, head_dim 64 and 128",
         least=1.03,
         ratio="over FA3 in 8 bits",
         sources=in_8_bits(64, 128, rival="fa3", column="over FlashAttention-3"),
         limit=(
-            "At 64 columns special functions are the busiest unit, at 128 with many keys the card's power limit holds "
+            "At head_dim 64 special functions are the busiest unit, at 128 with many keys the card's power limit holds "
             f"the clock down. {EIGHT_BITS}."
         ),
     ),
     Target(
-        what="8-bit forward, 64 and 128 columns",
+        what="8-bit forward, head_dim 64 and 128",
         least=1.0,
         ratio="over our 16 bits",
         sources=in_8_bits(64, 128, rival="bfloat16", column="over our 16 bits"),
         limit=(
-            "Products of 64 columns are short in 16 bits already, so that exponentials decide; with few keys the "
+            "Products of head_dim 64 are short in 16 bits already, so that exponentials decide; with few keys the "
             f"transposing of values. {EIGHT_BITS}."
         ),
     ),
     Target(
-        what="8-bit forward, 256 columns",
+        what="8-bit forward, head_dim 256",
         least=1.0,
         ratio="over FA3 in 8 bits",
         sources=in_8_bits(256, rival="fa3", column="over FlashAttention-3"),
@@ -124,8 +124,8 @@ BIASED_FORWARDS = (
         ratio="of the plain rate",
         sources=of_plain("alibi"),
         limit=(
-            "The tensor cores make a line for every block of keys, 16 columns more in the first product, an eighth of "
-            f"all products at 64 columns. {BIASES}."
+            "The tensor cores make a line for every block of keys, 16 dimensions more in one product, an eighth of "
+            f"all products at head_dim 64. {BIASES}."
         ),
     ),
     Target(
@@ -134,7 +134,7 @@ BIASED_FORWARDS = (
         ratio="of the plain rate",
         sources=of_plain("boolean", "additive"),
         limit=(
-            "An additive mask at 64 columns is read from the L2 by every head, as many bytes as K and V, and unpacked. "
+            "An additive mask at head_dim 64 is read from the L2 by every head, as many bytes as K and V, unpacked. "
             f"{BIASES}."
         ),
     ),
@@ -144,7 +144,7 @@ BIASED_FORWARDS = (
         ratio="of the plain rate",
         sources=of_plain("dropout"),
         limit=(
-            "Instructions of Philox, a third of a step at 64 columns: two warps on one scheduler hardly cover each "
+            "Instructions of Philox, a third of a step at head_dim 64: two warps on one scheduler hardly cover each "
             f"other's stalls. {BIASES}."
         ),
     ),

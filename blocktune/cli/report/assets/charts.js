@@ -19,6 +19,7 @@ BT.NARROW = 500;
 
 // Charts of small multiples do not follow the page by themselves.
 BT.fitFacets = (spec, name, width) => {
+  if (name === "finalists" && width < BT.NARROW) for (const layer of spec.layer) if (layer.encoding.y) layer.encoding.y.axis.labelLimit = 150;
   if ("columns" in spec) spec.columns = width < 2 * BT.MAP_WIDTH ? 1 : 2;
   if (!(name in BT.FACETS)) return;
   const narrow = width < BT.NARROW;
@@ -51,6 +52,14 @@ BT.coloured = (spec) => {
   return JSON.parse(text);
 };
 
+// The height of a chart with a step for each row, in pixels: Vega-Lite warns of steps where the width is fitted.
+BT.heightOf = (spec, sets) => {
+  if (!spec.height?.step) return spec.height;
+  const part = spec.encoding ? spec : spec.layer.find((layer) => layer.encoding.y?.field);
+  const rows = sets[(part.data ?? spec.data).name];
+  return spec.height.step * Math.max(1, new Set(rows.map((row) => row[part.encoding.y.field])).size);
+};
+
 // Draws the chart `name` into the element `id` with these data sets. `ready` gets the view, for its events. A `live`
 // chart that is there already gets the new rows instead.
 BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, live = false } = {}) => {
@@ -58,9 +67,10 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
   if (!element) return;
   const ticket = Symbol(name);
   const before = BT.figures.get(id);
+  const height = BT.heightOf(BT.data.charts[name], sets);
   const same =
-    live && before?.view?.container()?.isConnected && before.name === name && before.dark === BT.isDark();
-  BT.figures.set(id, { name, sets, signals, ready, edit, ticket, live, dark: BT.isDark(), view: same ? before.view : null });
+    live && before?.height === height && before?.view?.container()?.isConnected && before.name === name && before.dark === BT.isDark();
+  BT.figures.set(id, { name, sets, signals, ready, edit, ticket, live, height, dark: BT.isDark(), view: same ? before.view : null });
   if (same) {
     for (const [signal, value] of Object.entries(signals)) before.view.signal(signal, value);
     for (const [set, rows] of Object.entries(sets)) before.view.data(set, structuredClone(rows)); // Vega keeps marks of its own in rows
@@ -70,6 +80,7 @@ BT.chart = async (id, name, sets, { signals = {}, ready = null, edit = null, liv
   element.dataset.state = "drawing";
   const spec = BT.coloured(BT.data.charts[name]);
   spec.datasets = structuredClone(sets);
+  if (height) spec.height = height;
   if (edit) edit(spec);
   BT.fitFacets(spec, name, element.clientWidth);
   const width = element.clientWidth;
@@ -116,6 +127,7 @@ BT.drawView = (id) => {
   view.stale = false;
   try {
     view.draw();
+    BT.showMore();
   } catch (error) {
     BT.fill(`${id}-body`, BT.message(`This view cannot be drawn: ${error.message}`));
     throw error;

@@ -95,5 +95,5 @@ BT.configList = () => {
 };
 
 BT.onChange((names) => {
-  if (!BT.nothing() && names.includes("brush") && !names.includes("sweep") && !BT.views.get("sweeps").stale) BT.drawConfigs();
+  if (BT.table && !BT.nothing() && names.includes("brush") && !names.includes("sweep") && !BT.views.get("sweeps").stale) BT.drawConfigs();
 });

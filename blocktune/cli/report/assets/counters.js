@@ -1,4 +1,4 @@
-// Part of view 4: counters of Nsight Compute next to what the models predict of the same config.
+// Counters of Nsight Compute next to what the models predict of the same config.
 BT.counted = null; // the index of the file that is shown; null for the one that fits the sweep
 
 BT.counterFile = () => {
@@ -7,9 +7,9 @@ BT.counterFile = () => {
 };
 
 BT.counterParts = () => {
-  const title = BT.el("h3", {}, "The model next to the counters");
   const file = BT.counterFile();
-  if (!file) return [title, BT.message("No counters were given: `tune profile FLAGS --out NAME.counters.csv` records them on a GPU with Nsight Compute, and `tune report` shows such files.")];
+  BT.hint("counters", file, "Counters of Nsight Compute next to the model: `tune profile FLAGS --out NAME.counters.csv` records them on a GPU.");
+  if (!file) return null;
   const choose = (index) => {
     BT.counted = Number(index);
     BT.drawTimes();
@@ -17,7 +17,7 @@ BT.counterParts = () => {
   };
   const names = BT.data.counters.map((each, index) => [index, `${each.config}, ${each.label}`]);
   return [
-    title,
+    BT.el("h3", {}, "The model next to the counters"),
     BT.selectOf("counter-file", "Counters of", names, BT.data.counters.indexOf(file), choose),
     BT.el("p", { class: "quiet", id: "counter-words" }, `${file.name}: one call on ${file.device}${file.recorded_on ? `, ${file.recorded_on}` : ""}, under Nsight Compute: ${file.launches.join(", ")}. Hollow: predicted; the grey line is what was counted.`),
     BT.el("div", { class: "chart", id: "counter-ratios" }),

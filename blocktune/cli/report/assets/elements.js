@@ -22,6 +22,16 @@ BT.fill = (id, ...children) => document.getElementById(id).replaceChildren(...ch
 
 BT.message = (text) => BT.el("p", { class: "message", role: "note" }, text);
 
+// The list of what else could be shown; a view without data is no frame and has no link.
+BT.showMore = () => {
+  document.getElementById("more").hidden = !BT.hints.size;
+  BT.fill("more-body", [...BT.hints.values()].map((words) => BT.el("li", {}, words)));
+};
+BT.showView = (id, isThere) => {
+  document.getElementById(id).hidden = !isThere;
+  document.querySelector(`nav a[href="#${id}"]`).hidden = !isThere;
+};
+
 // A table of more than two columns becomes a list of named values where the page is narrow; the roles keep it a table to readers.
 BT.tableOf = (columns, rows, caption = "") =>
   BT.el(

@@ -1,4 +1,4 @@
-// View 2: one kernel on two GPUs, its resources as sliders.
+// One kernel on two GPUs, its resources as sliders.
 BT.explorer = { registers: 128, shared_bytes: 65536, num_warps: 4, stages: null, carveout: null, source: null };
 
 BT.limitsOf = (gpu) => BT.data.limits[BT.data.devices.find((device) => device.id === gpu).cc];
@@ -203,7 +203,7 @@ BT.nextStep = (result, limits) => {
 };
 
 BT.largestTiles = () => {
-  if (BT.nothing()) return null;
+  if (!BT.table || BT.nothing()) return null;
   const limits = BT.limitsOf(BT.state.gpuA);
   const columns = BT.table.columns;
   const rows = [];

@@ -65,6 +65,9 @@ BT.mapsOf = () => {
 };
 
 BT.drawHeatMaps = () => {
+  BT.hint("sweep", BT.table, BT.NO_SWEEP);
+  BT.showView("sweeps", BT.table);
+  if (!BT.table) return BT.fill("sweeps-body");
   if (BT.nothing()) return BT.fill("sweeps-body", BT.message(BT.nothing()));
   BT.maps = BT.mapsOf();
   const { maps, signals } = BT.maps;
@@ -153,7 +156,7 @@ BT.sweepWords = () => {
 
 BT.addView("sweeps", BT.drawHeatMaps, ["sweep", "measure"]);
 BT.onChange((names) => {
-  if (!BT.nothing() && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) {
+  if (BT.table && !BT.nothing() && names.some((name) => ["a", "b"].includes(name)) && !names.includes("sweep") && !BT.views.get("sweeps").stale) {
     BT.markCompared();
     BT.drawConfigs();
   }

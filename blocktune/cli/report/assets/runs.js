@@ -1,10 +1,11 @@
-// View 1: the winner of every shape that was tuned or predicted here, then those that come with the package.
+// The winner of every shape that was tuned or predicted here, then those that come with the package.
 BT.drawRuns = () => {
   const newest = (winners) => [...winners].sort((one, other) => other.created_at.localeCompare(one.created_at));
   const own = newest(BT.data.winners.filter((winner) => !winner.ships));
   const shipped = newest(BT.data.winners.filter((winner) => winner.ships));
   BT.fill(
     "runs-body",
+    BT.el("p", { class: "quiet", id: "gpus" }, BT.gpuWords()),
     own.length
       ? [BT.el("p", { class: "verdict", id: "last-run" }, BT.runSentence(own[0])), BT.runTable(own, "Winners found here")]
       : BT.message("No winner of yours is stored yet: `tune run --seq 8192 --dim 64` finds one."),
@@ -13,6 +14,8 @@ BT.drawRuns = () => {
       : null,
   );
 };
+
+BT.gpuWords = () => (BT.data.gpus.length ? `GPU of this machine: ${BT.data.gpus.join(", ")}.` : "This machine has no GPU: what is predicted is for the device that is named.");
 
 BT.runSentence = (winner) => `${winner.device}, ${winner.label}: ${winner.config} takes ${BT.runTime(winner)}; ${BT.runGain(winner)}.`;
 

@@ -1,4 +1,4 @@
-// View 5: how the search went, the runners-up, and the state of the GPU.
+// How the search went, the runners-up, and the state of the GPU.
 BT.FINALISTS = 12;
 BT.replay = 0;
 
@@ -9,25 +9,27 @@ BT.replayChoice = () =>
   });
 
 BT.drawSearch = () => {
-  const parts = BT.nothing() ? [BT.message(BT.nothing())] : BT.searchParts();
+  const problem = BT.table ? BT.nothing() : "";
   const replay = BT.data.replay[BT.replay];
+  BT.hint("replay", replay, "How search strategies compare: `tune lab replay SWEEPS --out FILE` replays them on recorded sweeps.");
+  BT.showView("search", BT.table || replay);
   BT.fill(
     "search-body",
-    parts,
-    BT.el("h3", {}, "Strategies, replayed on recorded sweeps"),
+    problem ? BT.message(problem) : BT.table ? BT.searchParts() : null,
     replay
-      ? [BT.replayChoice(), BT.el("p", { class: "quiet" }, `${replay.name}: the mean over ${replay.sweeps} sweeps, the band of the chosen strategy holds it with 95 % confidence, diamonds are the means of this sweep. The legend chooses a strategy.`), BT.el("div", { class: "chart", id: "strategies" })]
-      : BT.message("No replay was given: `tune lab replay SWEEPS --out FILE` makes one."),
+      ? [BT.el("h3", {}, "Strategies, replayed on recorded sweeps"), BT.replayChoice(), BT.el("p", { class: "quiet" }, `${replay.name}: the mean over ${replay.sweeps} sweeps, the band of the chosen strategy holds it with 95 % confidence, diamonds are the means of this sweep. The legend chooses a strategy.`), BT.el("div", { class: "chart", id: "strategies" })]
+      : null,
   );
-  if (!BT.nothing()) BT.drawProgress();
+  if (BT.table && !problem) BT.drawProgress();
   if (replay) BT.chart("strategies", "strategies", { strategies: BT.strategies(replay) });
 };
 
 BT.searchParts = () => [
   BT.el("p", { class: "verdict", id: "throttled" }, BT.throttledVerdict()),
-  BT.el("h3", {}, "Best so far"),
+  BT.el("h3", {}, "History of the search: the best so far"),
   BT.el("p", { class: "quiet" }, "A recorded sweep tries every config in the order in which they were made; a search stops long before."),
   BT.el("div", { class: "columns" }, ["trial", "seconds"].map((over) => BT.el("div", { class: "chart", id: `progress-${over}` }))),
+  BT.el("div", { id: "importance-part" }, BT.importanceParts()),
   BT.el("h3", {}, "Finalists"),
   BT.el("p", { class: "quiet" }, BT.finalistWords(), " ", BT.el("span", { id: "finalist-shared" })),
   BT.el("div", { class: "chart wide", id: "finalists", tabindex: "0", role: "region", "aria-label": "Finalists" }),
@@ -37,6 +39,16 @@ BT.searchParts = () => [
   BT.el("div", { class: "chart wide", id: "states", tabindex: "0", role: "region", "aria-label": "State of the GPU over time" }),
 ];
 
+// Which parameters decide whether a config is fast, as Optuna judges them.
+BT.importanceParts = () =>
+  BT.table.importance.length
+    ? [
+        BT.el("h3", {}, "Parameters that matter"),
+        BT.el("p", { class: "quiet" }, "How much each one decides whether a config is among the fastest tenth: Optuna's PED-ANOVA of all trials with a time."),
+        BT.el("div", { class: "chart", id: "importance" }),
+      ]
+    : null;
+
 BT.drawProgress = () => {
   const progress = BT.progress();
   for (const over of ["trial", "seconds"]) BT.chart(`progress-${over}`, `progress-${over}`, { progress }, { live: true });
@@ -44,6 +56,10 @@ BT.drawProgress = () => {
   const { names, shared } = BT.unshared(rows.map((row) => row.config));
   rows.forEach((row, place) => { row.name = names[place] || row.config; });
   BT.fill("finalist-shared", shared ? `All of them: ${shared}.` : "");
+  if (BT.table.importance.length) {
+    if (!document.getElementById("importance")) BT.fill("importance-part", BT.importanceParts());
+    BT.chart("importance", "importance", { importance: BT.table.importance }, { live: true });
+  }
   BT.chart("finalists", "finalists", { finalists: rows, tie: [{ low: 1, high: 1 + tie }] }, { live: true });
   BT.chart("states", "states", { states: BT.states() }, { live: true });
 };

@@ -1,27 +1,25 @@
-// View 6: many shapes at once, the ladder, block sizes, and what changed.
-BT.FLEET = { peer: "over the best peer", default: "over the default", rung: "source of the config", misses: "misses" };
+// Many shapes at once, the ladder, block sizes, and what changed.
+BT.FLEET = { peer: "over the fastest rival", default: "over the default", rung: "source of the config", misses: "misses" };
 BT.fleet = { measure: "peer", bench: 0 };
 
 BT.drawShapes = () => {
   BT.fill(
     "shapes-body",
     BT.fleetParts(),
-    BT.el("h3", {}, "All contenders of a bench"),
-    BT.benchParts(),
-    BT.el("h3", {}, "The ladder: how attention became fast"),
-    BT.ladderParts(),
-    BT.el("h3", {}, "Runtime and bytes against the block size"),
-    BT.blockSizeParts(),
-    BT.el("h3", {}, "What changed against another store"),
-    BT.differenceParts(),
-    BT.el("h3", {}, "Autotuned kernels"),
-    BT.kernelParts(),
+    BT.titled("All contenders of a bench", BT.benchParts()),
+    BT.titled("The ladder: how attention became fast", BT.ladderParts()),
+    BT.titled("Runtime and bytes against the block size", BT.blockSizeParts()),
+    BT.titled("What changed against another store", BT.differenceParts()),
+    BT.titled("Autotuned kernels", BT.kernelParts()),
   );
   BT.drawFleet();
   BT.climbs().forEach((climb, number) => BT.chart(`ladder-${number}`, "ladder", { ladder: BT.ladderRows(climb) }));
-  if (!BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() }, { live: true });
+  if (BT.table && !BT.nothing()) BT.chart("block-sizes", "block-sizes", { blocks: BT.blockSizes() }, { live: true });
   if (BT.data.differences?.length) BT.chart("differences", "differences", { differences: BT.data.differences });
 };
+
+// A part under its heading; none where it has nothing to show.
+BT.titled = (title, part) => (part === null ? null : [BT.el("h3", {}, title), part]);
 
 BT.isPlain = (shape) => !shape.features && shape.seqlen_q === shape.seqlen_k && shape.head_dim === shape.head_dim_v && shape.num_heads === shape.num_heads_kv;
 BT.MASKS = { none: "full", upper_left: "causal", lower_right: "causal, lower right" };
@@ -67,26 +65,30 @@ BT.onePerCell = (rows) => {
   return [...cells.values()];
 };
 
-BT.fleetParts = () => [
-  BT.choices("What the colour says", BT.FLEET, BT.fleet.measure, (measure) => {
-    BT.fleet.measure = measure;
-    BT.drawShapes();
-  }),
-  BT.el("p", { class: "quiet" }, "Click a shape to load its sweep, where there is one."),
-  BT.el("div", { class: "chart wide", id: "fleet", tabindex: "0", role: "region", "aria-label": "Shapes by sequence and head dimension" }),
-];
+// What the shapes have in common to colour them by.
+BT.measures = () => {
+  const rows = BT.shapeRows();
+  return Object.fromEntries(Object.entries(BT.FLEET).filter(([measure]) => rows.some((row) => row[measure] !== undefined)));
+};
 
-BT.NO_FLEET = {
-  peer: "No bench was given: `tune bench --out FILE` measures shapes against cuDNN and others.",
-  default: "No bench and no winner was given: `tune run` finds winners.",
-  rung: "No winner was given: `tune run` finds winners.",
-  misses: "No call was missed on these devices, or misses are not counted.",
+BT.fleetParts = () => {
+  const measures = BT.measures();
+  if (!Object.keys(measures).length) return null;
+  if (!(BT.fleet.measure in measures)) [BT.fleet.measure] = Object.keys(measures);
+  return [
+    BT.choices("What the colour says", measures, BT.fleet.measure, (measure) => {
+      BT.fleet.measure = measure;
+      BT.drawShapes();
+    }),
+    BT.data.sweeps.length ? BT.el("p", { class: "quiet" }, "Click a shape to load its sweep, where there is one.") : null,
+    BT.el("div", { class: "chart wide", id: "fleet", tabindex: "0", role: "region", "aria-label": "Shapes by sequence and head dimension" }),
+  ];
 };
 
 BT.drawFleet = () => {
   const { measure } = BT.fleet;
   const rows = BT.shapeRows().filter((row) => row[measure] !== undefined);
-  if (!rows.length) return BT.fill("fleet", BT.message(BT.NO_FLEET[measure]));
+  if (!rows.length) return;
   const far = Math.max(0.1, ...rows.map((row) => Math.abs((row[measure] ?? 1) - 1)));
   for (const row of rows) row.light = Math.abs(row[measure] - 1) < 0.6 * far;
   BT.chart("fleet", `shapes-${measure}`, { shapes: rows }, { ready: BT.followFleet, signals: BT.fleetEnds(rows, measure) });
@@ -105,7 +107,8 @@ BT.followFleet = (view) =>
   });
 
 BT.benchParts = () => {
-  if (!BT.data.bench.length) return BT.message(BT.NO_FLEET.peer);
+  BT.hint("bench", BT.data.bench.length, "Your shapes next to PyTorch, cuDNN and installed rivals: `tune bench --out FILE`.");
+  if (!BT.data.bench.length) return null;
   const choose = (value) => {
     BT.fleet.bench = Number(value);
     BT.drawContenders();
@@ -141,7 +144,8 @@ BT.stepName = (step) => step.name.replaceAll("_", " ");
 
 BT.ladderParts = () => {
   const climbs = BT.climbs();
-  if (!climbs.length) return BT.message("No ladder was given: `tune ladder --out FILE` climbs one.");
+  BT.hint("ladder", climbs.length, "The steps from standard attention to the fastest kernel: `tune ladder --out FILE`.");
+  if (!climbs.length) return null;
   const origin = (climb) => (climb.origin === "predicted" ? "Predicted by the models, nothing was measured: dashed." : `${climb.origin[0].toUpperCase()}${climb.origin.slice(1)}: solid; predicted: hollow.`);
   const lead = BT.el("p", { class: "quiet" }, "A bar leads from the time before to the step's own; the factor is how much faster the step is.");
   return [lead, ...climbs.map((climb, number) => [BT.el("h4", {}, `${climb.label} on ${climb.device}`), BT.el("p", { class: "quiet" }, origin(climb)), BT.el("div", { class: "chart", id: `ladder-${number}` }), BT.ladderTable(climb)])];
@@ -202,9 +206,9 @@ BT.ladderTable = (climb) => {
 };
 
 BT.blockSizeParts = () =>
-  !BT.nothing()
+  BT.table && !BT.nothing()
     ? [BT.el("p", { class: "quiet" }, `${BT.trial(BT.state.a).kernel}, ${BT.table.label}: the fastest config of each size. Time is measured; bytes (every key read from memory again) and the tail of the last wave are the model's.`), BT.el("div", { class: "chart wide", id: "block-sizes", tabindex: "0", role: "region", "aria-label": "Time and bytes over block sizes" })]
-    : BT.message(BT.nothing());
+    : null;
 
 BT.blockSizes = () => {
   const { kernel } = BT.trial(BT.state.a);
@@ -226,7 +230,8 @@ BT.blockSizes = () => {
 
 BT.differenceParts = () => {
   const found = BT.data.differences;
-  if (found === null) return BT.message("Nothing to compare with: `tune report --against STORE` shows what an upgrade changed.");
+  BT.hint("differences", found, "What an upgrade changed: `tune report --against STORE`.");
+  if (found === null) return null;
   if (!found.length) return BT.message("No winner differs.");
   return [
     BT.el("div", { class: "chart", id: "differences" }),
@@ -236,7 +241,8 @@ BT.differenceParts = () => {
 
 BT.kernelParts = () => {
   const found = BT.data.kernels;
-  if (!found.length) return BT.message("No autotuned kernel is known: launch some under `blocktune.install()`, or by `tune run MODULE:KERNEL`.");
+  BT.hint("kernels", found.length, "Winners of your own Triton kernels: launch them under `blocktune.install()`, or `tune run MODULE:KERNEL`.");
+  if (!found.length) return null;
   return BT.tableOf(
     ["kernel", "key", "GPU", "config", "µs", "over the first", "configs"],
     found.map((each) => [each.kernel, each.key, each.device, each.config, BT.number(each.time_us, 1), each.over_default === null ? "–" : BT.number(each.over_default, 3), String(each.configs)]),

@@ -19,7 +19,7 @@ BT.drawChoice = (chosen) => {
     "chosen",
     sweeps.length
       ? BT.selectOf("sweep", "Sweep", sweeps.map((sweep, index) => [index, `${sweep.label} (${sweep.device})`]), chosen, (value) => BT.chooseSweep(Number(value)))
-      : BT.message("No sweep in this report"),
+      : null,
   );
 };
 

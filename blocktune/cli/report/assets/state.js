@@ -30,18 +30,21 @@ BT.chooseSweep = async (index) => {
   BT.change({ sweep: index, a: order[0] ?? null, b: BT.rival(order), brush: null });
 };
 
-// Why views 3 to 5 have nothing to show; empty where they have something.
+// Why the chosen sweep has nothing to show; empty where it has something.
 BT.nothing = () => {
-  if (!BT.table) return BT.NO_SWEEP;
   if (BT.state.a !== null) return "";
   const outcomes = [...new Set(BT.table.columns.outcome)].map((each) => each.replaceAll("_", " "));
   const errors = BT.table.columns.error_text.filter(Boolean);
   return `No config of ${BT.table.label} has a time: ${outcomes.join(", ")}. ${errors[0] ?? ""}`;
 };
 
-BT.NO_SWEEP =
-  "No sweep was given. `tune run --exhaustive` measures every config of a shape, `tune lab sweeps FOLDER` writes its file, " +
-  "and `tune report FOLDER` shows it here.";
+// Parts without data are left out. What would fill them, by part; the end of the page lists it.
+BT.hints = new Map();
+BT.hint = (part, isThere, words) => {
+  if (isThere) BT.hints.delete(part);
+  else BT.hints.set(part, words);
+};
+BT.NO_SWEEP = "Every config of a shape as heat maps, where its time goes, and how the search went: `tune run` on a GPU, with `--exhaustive` for every config.";
 
 // The trials with a time, fastest first.
 BT.ranked = (table) => {

@@ -1,7 +1,10 @@
-// View 4: lanes by unit of the compared configs, and the roofline.
+// Lanes by unit of the compared configs, and the roofline.
 BT.drawTimes = () => {
-  BT.fill("times-body", BT.nothing() ? BT.message(BT.nothing()) : BT.timeParts(), BT.counterParts());
-  if (!BT.nothing()) BT.drawTimeCharts();
+  const problem = BT.table ? BT.nothing() : "";
+  const counters = BT.counterParts();
+  BT.showView("times", BT.table || counters);
+  BT.fill("times-body", problem ? BT.message(problem) : BT.table ? BT.timeParts() : null, counters);
+  if (BT.table && !problem) BT.drawTimeCharts();
   BT.drawCounters();
 };
 
@@ -25,7 +28,7 @@ BT.laneWords = (letter, row) => {
   if (row.total_us === null) return `${letter}, ${row.config}: there is no prediction for this config.`;
   const most = Object.keys(BT.table.terms).sort((one, two) => row[two] - row[one])[0];
   const off = row.error === null ? "" : ` Measured ${BT.us(row.time_us)}, so the model is ${BT.percent(Math.abs(row.error))} ${row.error > 0 ? "above" : "below"} it${Math.abs(row.error) > 0.25 ? " and explains this config badly" : ""}.`;
-  return `${letter}, ${row.config}: predicted ${BT.us(row.total_us)}; the longest lane is ${BT.table.terms[most]}, alone ${BT.us(row[most])}.${off}`;
+  return `${letter}, ${row.config}: predicted ${BT.us(row.total_us)}; the longest unit is ${BT.table.terms[most]}, alone ${BT.us(row[most])}.${off}`;
 };
 
 BT.lanesOf = (letter, row) => {

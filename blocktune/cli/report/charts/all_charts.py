@@ -27,6 +27,7 @@ def all_charts() -> dict[str, Spec]:
             "progress-trial": search.progress("trial"),
             "progress-seconds": search.progress("seconds"),
             "strategies": search.strategies(STRATEGY),
+            "importance": search.importance(),
             "finalists": search.finalists(),
             "states": search.states(),
             "contenders": shapes.contenders(),

@@ -19,9 +19,12 @@ def counter_ratios() -> Spec:
     )
     dots = base.mark_point(filled=False, size=70, strokeWidth=2, color=BLUE).encode(x=x, y=y, tooltip=tooltip)
     words = [
-        base.transform_filter(f"datum.ratio {side} 1")
-        .mark_text(align=align, dx=dx, fontSize=11)
-        .encode(x=x, y=y, text=alt.Text("ratio:Q", format=".2f"))
+        base.mark_text(align=align, dx=dx, fontSize=11).encode(
+            x=x,
+            y=y,
+            text=alt.Text("ratio:Q", format=".2f"),
+            opacity=alt.condition(f"datum.ratio {side} 1", alt.value(1), alt.value(0)),
+        )
         for side, align, dx in (("<", "right", -9), (">=", "left", 9))
     ]
     chart = alt.layer(exact, stems, dots, *words).properties(width="container", height=alt.Step(24))
@@ -38,7 +41,7 @@ def stall_reasons() -> Spec:
         alt.Tooltip("percent:Q", format=".1f", title="share, %"),
         alt.Tooltip("words:N", title="near"),
     ]
-    bars = base.mark_bar(color=BLUE, height={"band": 0.7}).encode(x=x, y=y, tooltip=tooltip)
+    bars = base.mark_bar(color=BLUE, height={"band": 0.7}).encode(x=x.stack(None), y=y, tooltip=tooltip)
     words = base.mark_text(align="left", dx=6, fontSize=11).encode(x=x, y=y, text="words:N")
     chart = alt.layer(bars, words).properties(width="container", height=alt.Step(22))
     return spec_of(

@@ -62,6 +62,21 @@ def strategies(shown: str) -> Spec:
     )
 
 
+def importance() -> Spec:
+    """Return how much each parameter decides: `importance` with a share of each."""
+    chart = (
+        alt.Chart(rows("importance"))
+        .mark_bar(color=BLUE, height=12)
+        .encode(
+            x=alt.X("share:Q", title="importance", axis=alt.Axis(format="%", tickCount=5)),
+            y=alt.Y("parameter:N", title=None, sort=alt.SortField("share", order="descending")),
+            tooltip=["parameter:N", alt.Tooltip("share:Q", format=".1%")],
+        )
+        .properties(width="container", height=alt.Step(19))
+    )
+    return spec_of(chart, "How much each parameter of a config decides whether it is among the fastest.")
+
+
 def finalists() -> Spec:
     """Return times over the fastest: `finalists` with the range of their rounds, `tie` with the band of equals."""
     base = alt.Chart(rows("finalists"))

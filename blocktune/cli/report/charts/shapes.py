@@ -80,19 +80,19 @@ def ladder() -> Spec:
         "note:N",
     ]
     changes, clocked = alt.Scale(domain=["faster", "slower"], range=[BLUE, ORANGE]), "datum.origin == 'measured'"
-    timed = base.transform_filter("isValid(datum.time_us)")
-    bars = timed.mark_bar(height={"band": 0.6}).encode(
+    bars = base.mark_bar(height={"band": 0.6}).encode(
         x=x, x2="before_us:Q", y=y, tooltip=tooltip,
         color=alt.Color("change:N", title=None, scale=changes),
-        stroke=alt.Stroke("change:N", legend=None, scale=changes),
+        stroke=alt.Stroke("change:N", title=None, scale=changes),
         fillOpacity=alt.condition(clocked, alt.value(1), alt.value(0.2)),
         strokeDash=alt.condition(clocked, alt.value([1, 0]), alt.value(DASHED)),
     )  # fmt: skip
-    ends = timed.transform_filter(clocked).mark_tick(thickness=3, color=RED).encode(x=x, y=y, tooltip=tooltip)
-    model = base.transform_filter("isValid(datum.predicted_us)").mark_point(
+    shown = alt.condition(clocked, alt.value(1), alt.value(0))
+    ends = base.mark_tick(thickness=3, color=RED).encode(x=x, y=y, opacity=shown, tooltip=tooltip)
+    model = base.mark_point(
         shape="circle", filled=False, strokeWidth=1.5, size=60, color=GREY
     ).encode(x=alt.X("predicted_us:Q"), y=y, tooltip=tooltip)  # fmt: skip
-    words = timed.mark_text(align="left", dx=6, fontSize=11).encode(x=alt.X("right_us:Q"), y=y, text="gain:N")
+    words = base.mark_text(align="left", dx=6, fontSize=11).encode(x=alt.X("right_us:Q"), y=y, text="gain:N")
     return spec_of(
         alt.layer(bars, ends, model, words).properties(width="container", height=alt.Step(30)),
         "How attention became fast: the time of every step, with what it gained over the one before.",

@@ -86,7 +86,7 @@ def _points(place: Mapping[str, Any]) -> alt.Chart:
         .encode(
             **place,
             color=alt.Color("group:N", title=None, scale=groups, legend=LEGEND),
-            stroke=alt.Stroke("group:N", legend=None, scale=groups),
+            stroke=alt.Stroke("group:N", title=None, scale=groups),
             fillOpacity=alt.condition("datum.kind == 'measured'", alt.value(0.85), alt.value(0)),
             shape=alt.Shape("memory:N", title="bytes from", legend=alt.Legend(columns=1)),
             tooltip=[

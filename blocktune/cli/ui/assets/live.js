@@ -32,7 +32,7 @@ BT.unpackSweep = async (index) => {
 
 BT.firstSweep = () => 0; // the youngest
 
-BT.NO_SWEEP = "The database has no measured trial yet. `tune run` measures, and what it stores appears here.";
+BT.NO_SWEEP = "A search, as soon as one measures: `tune run` on a GPU, and what it stores appears here.";
 
 // Follows the chosen sweep; the browser connects again by itself and says what it has seen.
 BT.follow = () => {
@@ -90,7 +90,7 @@ BT.takeStatus = (status) => {
   if (!winner) return;
   BT.data.winners = [winner, ...BT.data.winners.filter((each) => each.label !== winner.label || each.device !== winner.device)];
   if (BT.isDrawn("runs")) BT.drawRuns();
-  if (BT.isDrawn("search") && !BT.nothing()) BT.fill("winners", BT.winnerTable() ?? []);
+  if (BT.isDrawn("search") && BT.table && !BT.nothing()) BT.fill("winners", BT.winnerTable() ?? []);
 };
 
 BT.takeRows = (update) => {
@@ -154,7 +154,7 @@ BT.STATES = {
   running: "The search runs",
   finished: "The search is finished",
   stopped: "The search was stopped or killed: for two minutes no trial has come, and no winner after the last one. `tune run` with the same flags goes on where it ended",
-  predicted: "Only predictions, which a report does not show",
+  predicted: "Predicted, nothing was measured",
   recorded: "From a file",
 };
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from math import log2
 from typing import Any
-from xml.sax.saxutils import escape
 
 from blocktune.kernels.values.shape import Causal
 from tools.pages.bench_tables import GUESTS, MASKS, REGIMES, BenchRow
+from tools.pages.pictures.svg import svg_head, svg_text
 
 SUFFIX = ".bench.svg"
 """How the names of pictures end: docs/**/NAME.bench.svg is drawn from results/NAME.bench.json."""
@@ -20,7 +20,6 @@ LINES = {
 }
 """Of each contender its name, colour and width, the one drawn last on top. Who was not timed has no line."""
 
-INK, FAINT, GRID, PAPER = "#0b0b0b", "#52514e", "#e1e0d9", "#fcfcfb"
 WIDTH, PANEL_WIDTH, PANEL_HEIGHT = 760, 300, 150
 LEFT, TOP, GAP_X, GAP_Y = 56, 110, 64, 62
 STEP = 200
@@ -37,14 +36,12 @@ def speed_picture(document: Mapping[str, Any]) -> str:
     lines = {name: line for name, line in LINES.items() if any(row.timing(name) for row in rows)}
     highest = STEP * (1 + int(max(_rate(row, name) or 0 for row in rows for name in lines) // STEP))
     height = TOP + (PANEL_HEIGHT + GAP_Y) * -(-len(panels) // 2)
-    title = f"Attention forward on {document['device']['name']}, {rows[0].shape.dtype}, TFLOP/s"
+    title = f"Attention forward on {document['device']['name']}, {rows[0].shape.dtype}: TFLOP/s, higher is better"
+    when = f"{document['created_at'][:10]}, {REGIMES[document['regime']]}"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
-        'font-family="system-ui, sans-serif" font-size="12">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{WIDTH}" height="{height}" fill="{PAPER}"/>',
-        _text(LEFT, 28, title, size=16),
-        _text(LEFT, 46, f"{document['created_at'][:10]}, {REGIMES[document['regime']]}", fill=FAINT),
+        *svg_head(WIDTH, height, title),
+        svg_text(LEFT, 28, title, size=16),
+        svg_text(LEFT, 46, f"{when}, over the sequence length", faint=True),
         *_legend(lines),
     ]
     for index, panel in enumerate(panels):
@@ -69,7 +66,7 @@ def _legend(lines: Mapping[str, Line]) -> list[str]:
     parts, x = [], LEFT
     for name, colour, width in reversed(list(lines.values())):
         parts.append(f'<path d="M{x} 64h20" stroke="{colour}" stroke-width="{width}"/>')
-        parts.append(_text(x + 26, 68, name))
+        parts.append(svg_text(x + 26, 68, name))
         x += 26 + 7 * len(name) + 24
     return parts
 
@@ -87,20 +84,15 @@ def _panel(
     def down(rate: float) -> float:
         return y + PANEL_HEIGHT * (1 - rate / highest)
 
-    parts = [_text(x, y - 8, f"head_dim {panel[0]}, {MASKS[panel[1]]}")]
+    parts = [svg_text(x, y - 8, f"head_dim {panel[0]}, {MASKS[panel[1]]}")]
     for mark in range(0, highest + 1, STEP):
-        parts.append(f'<path d="M{x} {down(mark):.1f}h{PANEL_WIDTH}" stroke="{GRID}"/>')
-        parts.append(_text(x - 8, down(mark) + 4, str(mark), fill=FAINT, anchor="end"))
+        parts.append(f'<path d="M{x} {down(mark):.1f}h{PANEL_WIDTH}" class="grid"/>')
+        parts.append(svg_text(x - 8, down(mark) + 4, str(mark), faint=True, anchor="end"))
     parts += [
-        _text(across(length), y + PANEL_HEIGHT + 18, str(length), fill=FAINT, anchor="middle") for length in lengths
+        svg_text(across(length), y + PANEL_HEIGHT + 18, str(length), faint=True, anchor="middle") for length in lengths
     ]
     for name, (_, colour, width) in lines.items():
         rates = [(row.shape.seqlen_q, rate) for row in rows if (rate := _rate(row, name)) is not None]
         points = " ".join(f"{across(length):.1f},{down(rate):.1f}" for length, rate in rates)
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
     return parts
-
-
-def _text(x: float, y: float, text: str, *, fill: str = INK, anchor: str = "start", size: int = 12) -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" fill="{fill}" text-anchor="{anchor}" font-size="{size}"'
-    return f"<text {place}>{escape(text)}</text>"

@@ -1,0 +1,104 @@
+"""The shapes that a process computes attention of, as tables of the TOML file that BLOCKTUNE_RECORD names:
+
+    BLOCKTUNE_RECORD=shapes.toml python train.py
+    tune bench --shapes shapes.toml
+
+The file is written when the process ends. Without the variable nothing is recorded, and nothing waits.
+"""
+
+import atexit
+import json
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from blocktune.kernels.files.variables import RECORD
+from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
+
+logger = logging.getLogger("blocktune")
+
+MAX_SHAPES = 1000
+"""Of a file, the first: a model that decodes token by token has a new shape with every step."""
+
+
+class ShapeRecord:
+    """The shapes of a process, and the file that gets them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._shapes: dict[AttentionShape, None] = {}
+        self._is_full = False
+
+    def add(self, shape: AttentionShape) -> None:
+        """Record a shape once, unless there are as many as the file takes."""
+        if len(self._shapes) < MAX_SHAPES:
+            self._shapes[shape] = None
+        else:
+            self._is_full |= shape not in self._shapes
+
+    def forget(self) -> None:
+        """Start empty, as a forked child must: its parent writes the parent's shapes."""
+        self._shapes, self._is_full = {}, False
+
+    def write(self) -> None:
+        """Write the file as a whole; a process without a shape leaves it as it is. A place that cannot be written costs
+        a warning."""
+        if not self._shapes:
+            return
+        if self._is_full:
+            logger.warning("Only the first %d shapes are in %s.", MAX_SHAPES, self._path)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            temporary.write_text("\n".join(map(table_of, self._shapes)), encoding="utf-8")
+            temporary.replace(self._path)
+        except OSError as error:
+            logger.warning("Shapes are not recorded: %s cannot be written (%s).", self._path, error.strerror)
+
+
+def table_of(shape: AttentionShape) -> str:
+    """Return a shape as a table of TOML, with the keys of the shape flags."""
+    return "".join(
+        [f"# {shape.label}\n[[shape]]\n", *(f"{key} = {json.dumps(value)}\n" for key, value in _flags(shape))]
+    )
+
+
+def record(shape: AttentionShape | None) -> None:
+    """Record a shape of this process, if the environment names a file and it is one; called once for every plan."""
+    if shape is not None and (found := _record()) is not None:
+        found.add(shape)
+
+
+def _flags(shape: AttentionShape) -> list[tuple[str, Any]]:
+    """Return what the flags of a shape must say; switches and words that say nothing are left out."""
+    sizes: Mapping[str, Any] = {
+        "batch": shape.batch,
+        "heads": shape.num_heads,
+        "kv-heads": shape.num_heads_kv,
+        "seq": shape.seqlen_q,
+        "seq-k": shape.seqlen_k,
+        "dim": shape.head_dim,
+        "dim-v": shape.head_dim_v,
+        "dtype": SHORT_DTYPES[shape.dtype],
+    }
+    words: Mapping[str, Any] = {
+        "causal": shape.causal is Causal.UPPER_LEFT,
+        "causal-lower-right": shape.causal is Causal.LOWER_RIGHT,
+        "direction": "backward" if shape.direction is Direction.BACKWARD else "",
+        "features": shape.features.label,
+    }
+    return [*sizes.items(), *((key, value) for key, value in words.items() if value)]
+
+
+@cache
+def _record() -> ShapeRecord | None:
+    """Return the record of the process; None where the environment names no file."""
+    named = RECORD.text()
+    if not named:
+        return None
+    made = ShapeRecord(Path(os.path.expanduser(named)).absolute())  # the program may change its directory
+    atexit.register(made.write)
+    os.register_at_fork(after_in_child=made.forget)
+    return made

@@ -1,0 +1,1 @@
+"""Pictures of the documents, and the notebook."""
