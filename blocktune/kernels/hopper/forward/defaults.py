@@ -165,7 +165,8 @@ def _default_of_128(shape: AttentionShape) -> Values:
         return (128, 64, 3, 0, 0, 0) if short else _one_ring(shape)
     if three_fit:
         return (192, 64, 4, 0, 1, 0) if _loop_has_work(shape) else (192, 64, 3, 0, 0, 0)
-    return (128, 128, 3, 0, 0, 0) if shape.seqlen_k <= 4096 else (128, 128, 2, 1, masked, masked)
+    many = shape.seqlen_k <= 4096 and _tiles(2 * ROWS, shape) > 2 * MULTIPROCESSORS
+    return (128, 128, 3, 0, 0, 0) if many or (short and not masked) else (128, 128, 2, 1, masked, masked)
 
 
 def reads_slowly(shape: AttentionShape) -> bool:

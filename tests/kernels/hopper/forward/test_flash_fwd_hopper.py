@@ -126,6 +126,7 @@ def test_default_config_is_feasible(head_dim: int, head_dim_v: int, causal: Caus
             loaded(128, 2048, batch=1),
             (128, 128, 2, 1, 0, 0, 0, 0),
         ),  # three consumers: two turns of 192 rows, not of 128
+        (loaded(128, 2048, batch=2), (128, 128, 3, 0, 0, 0, 0, 0)),
         *((loaded(128, seqlen, Causal.UPPER_LEFT), (192, 64, 4, 1, 1, 0, 0, 0)) for seqlen in (4096, 8192)),
         (loaded(128, 8192, Causal.UPPER_LEFT, num_heads_kv=4), (128, 128, 4, 2, 0, 0, 0, 0)),
         (loaded(128, 8192, Causal.UPPER_LEFT, batch=1), (128, 128, 4, 2, 0, 0, 0, 0)),  # few tiles

@@ -82,8 +82,9 @@ def first_of(head_dim: int, seqlen: int, **sizes: int) -> str:
 
 def test_short_sequences_take_it_first_and_long_ones_the_other() -> None:
     most = MOST_KEYS[64]
-    first = [first_of(64, seqlen) for seqlen in (512, most, 2 * most)]
-    assert first == [KERNEL.name, KERNEL.name, FlashForwardHopper.name]
+    first = [first_of(64, seqlen, batch=8, num_heads=16, num_heads_kv=16) for seqlen in (384, 512, most, 2 * most)]
+    assert first == [FlashForwardHopper.name, KERNEL.name, KERNEL.name, FlashForwardHopper.name]
+    assert first_of(64, 512) == FlashForwardHopper.name  # tiles of one wave
 
 
 def test_at_128_columns_it_goes_first_only_where_three_consumers_have_fewer_rows() -> None:
