@@ -33,8 +33,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def mark_dear_exhaustive(items: list[pytest.Item]) -> None:
     """Mark the dear cases as exhaustive, but for the cheapest one of a file that has no other."""
     costs = read()
+    files = {name.partition("::")[0] for name in costs}
     kept: set[str] = set()
-    by_cost = sorted(items, key=lambda item: costs.get(item.nodeid, 0.0))
+    by_cost = sorted(
+        (item for item in items if item.location[0] in files), key=lambda item: costs.get(item.nodeid, 0.0)
+    )
     for item in (item for item in by_cost if not any(map(item.get_closest_marker, ("exhaustive", "gpu")))):
         if item.nodeid in costs and item.location[0] in kept:
             item.add_marker("exhaustive")
