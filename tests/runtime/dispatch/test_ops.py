@@ -229,6 +229,7 @@ def test_meta_tensors_have_sizes() -> None:
     assert flash_attn_func(*turned, softcap=1.0).shape == turned[0].shape
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize(("layout", "scale"), [("bhsd", 0.25), ("bshd", 0.5), ("bshd", -0.5), ("bhsd", 0.0)])
 def test_calls_without_gradients_are_one_op_with_few_arguments(
