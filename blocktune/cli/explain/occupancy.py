@@ -71,7 +71,7 @@ def occupancy(
     if autotuned is not None:
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
-        code = compiled_by_name(autotuned, signature, options, param or [], _where(cc, device)[0])
+        code = compiled_by_name(autotuned, signature, options, param or [], _target_limits(cc, device)[0])
         if as_json:
             print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})
             return
@@ -79,7 +79,7 @@ def occupancy(
         if plot:
             _draw(code.occupancy)
         return
-    limits, num_sms = _where(cc, device)
+    limits, num_sms = _target_limits(cc, device)
     if kernel is None:
         request = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
@@ -114,7 +114,7 @@ def _draw(result: "Occupancy") -> None:
     print_styled(plot_lines(curves_of(result), terminal_width()))
 
 
-def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
+def _target_limits(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
     """Return the limits of the given target, and how many SMs have them where it is a device."""
     from blocktune.kernels.hardware.device import limits_for, parse_cc
 

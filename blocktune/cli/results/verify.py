@@ -140,11 +140,11 @@ def _due(
 ) -> "list[tuple[Best, str]]":
     """Return the winners to verify, each with the reason."""
     from blocktune.kernels.values.config import Origin
-    from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
+    from blocktune.tuner.upkeep.is_current import due_reason, speedup_reason
 
     if unknown_speedup:
-        return [(best, why) for best in bests if (why := why_speedup_is_due(best))]
-    reasons = ((best, why_due(best, environment)) for best in bests)
+        return [(best, why) for best in bests if (why := speedup_reason(best))]
+    reasons = ((best, due_reason(best, environment)) for best in bests)
     return [
         (best, why or "requested") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
     ]
