@@ -1,4 +1,4 @@
-"""What a winner is compared with: the default and the paper's rule, as the kernels have them today."""
+"""The rivals of a winner: the default and the paper's rule, as the kernels have them today."""
 
 from dataclasses import replace
 

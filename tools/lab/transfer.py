@@ -1,4 +1,4 @@
-"""What holds on another device: `python -m tools.lab.transfer h100 h200 --out FILE`.
+"""The transfer of winners to another device: `python -m tools.lab.transfer h100 h200 --out FILE`.
 
 Of each of two devices it reads winners (blocktune/results/NAME.json), finals of both winners there, if they met
 (NAME-elsewhere.rematch.json, which `python -m tools.bench.winners_elsewhere` writes on such a GPU), and

@@ -1,4 +1,4 @@
-"""What `tune run` says of a search, before and after it."""
+"""The lines of `tune run` before and after a search."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING

@@ -29,7 +29,7 @@ Files = dict[str, str]
 
 
 class ExportFormat(StrEnum):
-    """What `tune export` writes.
+    """A format of `tune export`.
 
     `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables,
     `KERNEL_TUNER` and `T4` files of Kernel Tuner.

@@ -41,7 +41,8 @@ MAX_PROBLEM = 600
 
 @dataclass(frozen=True, slots=True)
 class SyncedConfigs:
-    """What rank 0 recommends for one kind of device, by its `DeviceSpec.key`; a source for a `Dispatcher`."""
+    """The configs that rank 0 recommends for one kind of device, by its `DeviceSpec.key`; a source for a
+    `Dispatcher`."""
 
     device_key: str
     rows: tuple[TunedConfig, ...]

@@ -1,4 +1,4 @@
-"""What was measured on a device, as corrections of its predicted times: the small file `DEVICE.correction.json`.
+"""Corrections of a device's predicted times, from its measurements: the small file `DEVICE.correction.json`.
 
 `tune lab calibrate` makes it of recorded sweeps and winners. For every measured shape it holds the times of configs
 over that of the kernel's default there, measured and predicted, from which follows what the config does to another
@@ -65,7 +65,7 @@ class LogRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of one shape.
+    """The measurements of one shape.
 
     first: the kernel whose default the others are compared with. level: the logarithm of measured over predicted time
     of that default. defaults: those of the kernels over the first one's. configs: those of a kernel over its default.

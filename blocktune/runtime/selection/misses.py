@@ -1,4 +1,4 @@
-"""What the dispatcher missed: calls of shapes that have no measurement of their own on this device.
+"""Misses of the dispatcher: calls of shapes that have no measurement of their own on this device.
 
 `watch` is all that the dispatcher calls, once for a new plan; a plan counts its own calls. A thread of its own writes
 the counts to the file of `miss_file.py` now and then, so that no call waits for a disk, and the end of

@@ -1,4 +1,4 @@
-"""What a launch of an autotuned kernel compiles, found without compiling, and its way to another process.
+"""Specializations of a launch of an autotuned kernel, found without compiling, and their way to another process.
 
 Triton itself says what it would compile: its `jit_cache_hook` gets signature, constants, attributes and options of a
 launch, and keeps it from compiling by returning true. So a specialization is that of the real call, whatever
@@ -25,7 +25,7 @@ _hook_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """What one config of a call compiles.
+    """The specialization that one config of a call compiles.
 
     spec: as Triton has it. document: for another process; None where it cannot travel. key: under which Triton keeps
     the code.

@@ -16,7 +16,7 @@ column, and `facts` replaces what stands next to the columns."""
 
 
 class LiveTable:
-    """What `sweep_table` gives, kept up to date.
+    """The table of `sweep_table`, kept up to date.
 
     Attributes:
         table: as it is now.

@@ -111,7 +111,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """What was measured again: the new trials, which of them failed by the machine, and the finals; None where no
+    """The repeated measurements: the new trials, which of them failed by the machine, and the finals; None where no
     config runs and is right."""
 
     trials: dict[KernelConfig, Trial]
