@@ -92,7 +92,7 @@ HASHED = re.compile(r"blocktune/kernels/(base|hardware|historical|hopper|portabl
 
 
 def subjectless(source: str) -> list[tuple[int, str]]:
-    """Return the first words of modules and classes described by a clause (`What a search may try`), after their line."""
+    """Return the first words of modules and classes that a clause describes (`What a search tries`), by line."""
     described = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.ClassDef))
     first = ((node.body[0].lineno if node.body else 1, ast.get_docstring(node) or "") for node in described)
     return [(line, text.split()[0]) for line, text in first if re.match(r"(What|Who|Whose|Of)\b", text)]
