@@ -85,12 +85,12 @@ def exported_files(document: Document, format_: ExportFormat) -> Files:
     if not files:
         raise NothingMeasuredError(
             f"No winner of the {len(winners)} on {device.name} can be written: `--format {format_}` takes "
-            f"{_taken(format_)}. `--format triton` takes every winner."
+            f"{_scope(format_)}. `--format triton` takes every winner."
         )
     return files
 
 
-def _taken(format_: ExportFormat) -> str:
+def _scope(format_: ExportFormat) -> str:
     """Return what a format takes."""
     if format_ is ExportFormat.TRITON:
         return "any winner"

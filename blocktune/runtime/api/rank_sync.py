@@ -98,7 +98,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_rows(device)}
     except Exception as error:  # sent to all ranks, which raise it
-        return {"problem": _told(error)}
+        return {"problem": _error_text(error)}
 
 
 def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
@@ -110,10 +110,10 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
         checked(sent["autotuned"])
         return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
-        return None, {"problem": _told(error), "digest": ""}
+        return None, {"problem": _error_text(error), "digest": ""}
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 

@@ -89,7 +89,7 @@ class Measured:
         return {
             "shape": self.shape.to_json(),
             "first": self.first,
-            "level": _kept(self.level),
+            "level": _thousandths(self.level),
             "hashes": dict(self.hashes),
             "defaults": {name: _pair(ratio) for name, ratio in self.defaults.items()},
             "configs": {name: _table(ratios) for name, ratios in self.configs.items()},
@@ -200,7 +200,7 @@ def measured_elsewhere(device_key: str) -> str:
     return "" if correction is None or correction.device == device_key else correction.device.split("|")[0]
 
 
-def _kept(value: float) -> int:
+def _thousandths(value: float) -> int:
     return round(value * THOUSANDTHS)
 
 
@@ -214,7 +214,7 @@ def _table(ratios: Mapping[RelativeConfig, LogRatio]) -> dict[str, Any]:
 
 
 def _pair(ratio: LogRatio) -> tuple[int, int]:
-    return _kept(ratio.measured), _kept(ratio.predicted)
+    return _thousandths(ratio.measured), _thousandths(ratio.predicted)
 
 
 def _ratio(measured: int, predicted: int) -> LogRatio:

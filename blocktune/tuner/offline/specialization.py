@@ -40,7 +40,7 @@ class Specialization:
 def specialization_of(call: AutotunedCall, config: LaunchConfig, cc: tuple[int, int]) -> Specialization | None:
     """Return what a config of a call compiles; None if this process has the code already, or Triton cannot describe
     it."""
-    told = _told(call, config)
+    told = _specialization_data(call, config)
     if told is None:
         return None
     document = {name: value for name, value in json.loads(told["specialization_data"]).items() if name != "key"}
@@ -105,7 +105,7 @@ def is_importable(call: AutotunedCall) -> bool:
         return False
 
 
-def _told(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
+def _specialization_data(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
     """Return what Triton says that it would compile."""
     from triton import knobs
 
