@@ -1,4 +1,4 @@
-"""What PyTorch calls at the end of `import torch`, as an entry point of the group `torch.backends`.
+"""The entry point of the group `torch.backends`, which PyTorch calls at the end of `import torch`.
 
 It registers the name `blocktune` of `torch.nn.attention.activate_flash_attention_impl`, and acts by the environment
 alone. With BLOCKTUNE_AUTOTUNE=1 every `@triton.autotune` of the process is tuned by blocktune, as after

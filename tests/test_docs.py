@@ -14,7 +14,7 @@ import blocktune
 ROOT = Path(__file__).parents[1]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", ".github/CONTRIBUTING.md")),
-    *sorted(ROOT.glob("*/README.md")),
+    *sorted(ROOT.glob("[!.]*/README.md")),
     *(path for name in ("docs", "notes") for path in sorted((ROOT / name).rglob("*.md"))),
 ]
 SITE_BYTES = 150_000

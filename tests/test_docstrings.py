@@ -85,3 +85,25 @@ def six():
 def seven(): pass
 '''
     assert nouns_first(source) == [(3, "The"), (5, "Returns"), (7, "Raises:")]
+
+
+HASHED = re.compile(r"blocktune/kernels/(base|hardware|historical|hopper|portable|values)/")
+"""Folders whose files are part of a kernel's source hash, by which stored results are keyed."""
+
+
+def subjectless(source: str) -> list[tuple[int, str]]:
+    """Return the first words of modules and classes that a clause describes (`What a search tries`), by line."""
+    described = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.ClassDef))
+    first = ((node.body[0].lineno if node.body else 1, ast.get_docstring(node) or "") for node in described)
+    return [(line, text.split()[0]) for line, text in first if re.match(r"(What|Who|Whose|Of)\b", text)]
+
+
+def test_modules_and_classes_have_a_subject() -> None:
+    names = {path: path.relative_to(ROOT).as_posix() for path in PATHS}
+    found = {name: subjectless(path.read_text()) for path, name in names.items() if not HASHED.match(name)}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_a_clause_for_a_subject_is_found() -> None:
+    source = '"""What is measured."""\nclass One:\n    """Whose turn it is."""\nclass Two:\n    """A turn of one."""\n'
+    assert subjectless(source) == [(1, "What"), (3, "Whose")]

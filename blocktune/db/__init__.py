@@ -1,1 +1,1 @@
-"""What was measured: records, schema and store."""
+"""Measurements: records, schema and store."""

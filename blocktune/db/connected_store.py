@@ -1,4 +1,4 @@
-"""What every store does with its database: open it, read and write in transactions, and close it."""
+"""The connection of a store to its database: open it, read and write in transactions, and close it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a search measures is kept whatever happens to its database: in a spool first, then in the store.
+"""Measurements of a search are kept whatever happens to its database: in a spool first, then in the store.
 
 A store that is locked, full, away or restarted costs no measurement: what waits is stored when it answers again, at the
 latest by the next search or `tune doctor`.

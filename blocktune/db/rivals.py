@@ -1,4 +1,4 @@
-"""What a winner is compared with: the default and FlashAttention's heuristic, as the kernels have them today."""
+"""The rivals of a winner: the default and FlashAttention's heuristic, as the kernels have them today."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What was measured and is not in the database yet: a file of JSON lines next to it.
+"""Measurements that are not in the database yet: a file of JSON lines next to it.
 
     {"checksum": "<16 hex>", "document": {...}, "gpu": "GPU-..."}
 
@@ -43,7 +43,7 @@ _MAX_LINE_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What a spool holds. unreadable: lines that are torn or were changed."""
+    """The contents of a spool. unreadable: lines that are torn or were changed."""
 
     trials: tuple[AnyTrial, ...]
     bests: tuple[AnyBest, ...]

@@ -108,7 +108,7 @@ class StoredRecords(ConnectedStore):
         causal mask and query heads a key/value head), nearest first by the logarithms of their lengths, then of
         their number of heads. The shape's own winner, if any, is the nearest."""
         found = self._of_ids(lambda session: session.scalars(nearest_ids(_on(device, select(BestRow)), shape, limit)))
-        return sorted(found, key=lambda best: _how_far(best, shape))  # the ids were in order, their rows come in any
+        return sorted(found, key=lambda best: _distance(best, shape))  # the ids were in order, their rows come in any
 
     def configs(self, device: DeviceSpec) -> Iterable[TunedConfig]:
         """Return the winners of a device, as the dispatcher wants them."""
@@ -186,7 +186,7 @@ def _configs_of(bests: Iterable[Best]) -> list[TunedConfig]:
     ]
 
 
-def _how_far(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
+def _distance(best: Best, shape: AttentionShape) -> tuple[Any, ...]:
     """Return a key by which winners are in the order of `nearest_ids`."""
     lengths = abs(log2(best.shape.seqlen_q / shape.seqlen_q)) + abs(log2(best.shape.seqlen_k / shape.seqlen_k))
     heads = abs(log2(best.shape.batch * best.shape.num_heads / (shape.batch * shape.num_heads)))

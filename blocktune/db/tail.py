@@ -1,4 +1,4 @@
-"""What is new in a store since it was last looked at, found by a high-water mark: what was read is not read again.
+"""New rows of a store since the last look, found by a high-water mark: a row that was read is not read again.
 
 Writers run one at a time, so a row that is committed later has a higher number. A candidate that is measured again
 keeps its row and gets a younger date, so trials are found by either.

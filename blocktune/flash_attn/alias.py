@@ -51,7 +51,7 @@ def alias() -> None:
 
 
 class StandIn(Distribution):
-    """What `importlib.metadata` says of `flash-attn`: whose functions its name finds."""
+    """The metadata of `flash-attn` for `importlib.metadata`: they name the package that its functions come from."""
 
     def read_text(self, filename: str) -> str | None:
         """Return one of the texts that a distribution consists of."""

@@ -1,4 +1,4 @@
-"""What the interfaces of FlashAttention-3 and -4 have in common."""
+"""Arguments that the interfaces of FlashAttention-3 and -4 share."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What production imports: from a call of `attention` to the config that serves it, and its launch."""
+"""The imports of production: from a call of `attention` to the config that serves it, and its launch."""

@@ -83,6 +83,7 @@ def test_a_damaged_row_is_said(target: str, kernel_best: KernelBest) -> None:
             store.best(kernel_best.device, PROBLEM, kernel_hash=SOURCE)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

@@ -123,6 +123,7 @@ def test_a_best_comes_back_as_it_was(store: ResultStore, best: Best) -> None:
     assert list(store.configs(best.device)) == [tuned]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("first", "second", "minutes", "replaced"),
     [

@@ -1,9 +1,10 @@
 """flash-attention's module name for this package, in new processes: what a program and transformers then see."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.support.suite import warm_python
 
 pytestmark = pytest.mark.triton_free
 
@@ -75,7 +76,7 @@ alias()
 
 def run(code: str) -> str:
     start = "from blocktune.flash_attn import alias\nalias()\n"
-    found = subprocess.run([sys.executable, "-P", "-c", start + code], capture_output=True, text=True)
+    found = warm_python.run([sys.executable, "-P", "-c", start + code])
     assert found.returncode == 0, found.stderr
     return found.stdout.strip()
 
@@ -101,10 +102,10 @@ def test_a_real_one_that_is_imported_is_refused() -> None:
         "try:\n    alias()\n"
         "except RuntimeError as error:\n    print(error)\n"
     )
-    found = subprocess.run([sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True)
+    found = warm_python.run([sys.executable, "-P", "-c", code], check=True)
     assert "before flash_attn is imported" in found.stdout
 
 
 def test_nothing_is_aliased_on_import() -> None:
     code = "import sys, blocktune.flash_attn; assert 'flash_attn' not in sys.modules"
-    subprocess.run([sys.executable, "-P", "-c", code], check=True)
+    warm_python.run([sys.executable, "-P", "-c", code], check=True)

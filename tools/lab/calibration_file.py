@@ -1,4 +1,4 @@
-"""What `python -m tools.lab.calibrate --out` keeps, and the table that is made of it."""
+"""The file of `python -m tools.lab.calibrate --out`, and the table that is made of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a fleet costs: a run of many shapes on many GPUs, simulated with the times of the recorded sweeps."""
+"""The cost of a fleet: a run of many shapes on many GPUs, simulated with the times of the recorded sweeps."""
 
 import heapq
 import json
@@ -29,7 +29,7 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What the search of one recorded shape takes. sent_bytes: of its trials as documents."""
+    """The cost of the search of one recorded shape. sent_bytes: of its trials as documents."""
 
     seconds: float
     sent_bytes: float

@@ -172,7 +172,7 @@ RULES: Mapping[str, Choose] = {
 
 @dataclass(slots=True)
 class Tally:
-    """What races by one rule have come to. pairs, agreed: races that were held twice, and those with one winner."""
+    """The outcomes of races by one rule. pairs, agreed: races that were held twice, and those with one winner."""
 
     regrets: list[float] = field(default_factory=list)
     time_us: float = 0.0

@@ -1,4 +1,4 @@
-"""What holds on another device: `python -m tools.lab.transfer h100 h200 --out FILE`.
+"""The transfer of winners to another device: `python -m tools.lab.transfer h100 h200 --out FILE`.
 
 Of each of two devices it reads winners (blocktune/results/NAME.json), finals of both winners there, if they met
 (NAME-elsewhere.rematch.json, which `python -m tools.bench.winners_elsewhere` writes on such a GPU), and
@@ -14,7 +14,7 @@ from typing import Any
 
 from blocktune.cli.lab.noise_file import REMATCH_FORMAT
 from blocktune.cli.lab.noise_file import SCHEMA as REMATCH_SCHEMA
-from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE, SEARCHED_PLACE
+from blocktune.cli.lab.untuned import DEFAULT_PLACE, DENSE_PLACE
 from blocktune.cli.output.json_files import read_document, write_atomically
 from blocktune.cli.output.render import note
 from blocktune.db.records.records import Best, of_attention
@@ -32,6 +32,9 @@ from tools.pages.recorded.places import place_of
 
 FITTED_TO = "h200"
 """The device whose sweeps the model's constants were fitted to."""
+
+SEARCHED_PLACE = Path("results/h100-sweeps")
+"""What searches of an H100 measured, which is the most promising part of every space."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

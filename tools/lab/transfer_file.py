@@ -1,4 +1,4 @@
-"""What `python -m tools.lab.transfer --out` keeps, and the tables that are made of it."""
+"""The file of `python -m tools.lab.transfer --out`, and the tables that are made of it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a command prints, in a page: the block `<!-- output tune best --seq 8192 ... -->` runs it.
+"""The output of a command in a page: the block `<!-- output tune best --seq 8192 ... -->` runs it.
 
 The command finds an empty database, so that its answer comes from the results that ship.
 """

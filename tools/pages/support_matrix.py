@@ -1,4 +1,5 @@
-"""What serves which call on which GPU: the block `<!-- support -->`, computed from the kernels and the records."""
+"""The kernels that serve each call on each GPU: the block `<!-- support -->`, computed from the kernels and the
+records."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What `tune doctor` looks at: one function per topic, each returning findings."""
+"""The checks of `tune doctor`: one function per topic, each returning findings."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What `tune doctor` finds: facts, how they matter, and what to do about them."""
+"""The findings of `tune doctor`: facts, how they matter, and what to do about them."""
 
 from dataclasses import dataclass
 from enum import StrEnum

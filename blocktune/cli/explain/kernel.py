@@ -32,7 +32,7 @@ def compiled_by_name(
     with importable_from_here():
         function = function_named(name)
     types = positional_signature(function, signature or "")
-    return compiled_offline(function, types, _given(options, param), limits)
+    return compiled_offline(function, types, _key_values(options, param), limits)
 
 
 def listed_configs(name: str) -> "tuple[LaunchConfig, ...]":
@@ -131,7 +131,7 @@ def explain_kernel(
     found = require_kernels(db, device, name, with_trials=True)
     with importable_from_here():
         function = function_named(name)
-    given, explained = _given(options, param), []
+    given, explained = _key_values(options, param), []
     for best, trials in found:
         code = _compiled_winner(function, best, signature, given, device.limits)
         explained.append({"key": dict(best.shape.problem.arguments), "time_us": best.time_us, **code_json(code)})
@@ -164,7 +164,7 @@ def _source(best: "KernelBest", given: Mapping[str, Plain]) -> str:
     return f"{best.config.label} took {microseconds(best.time_us)}"
 
 
-def _given(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:
+def _key_values(options: Mapping[str, int | None], param: Sequence[str]) -> dict[str, Plain]:
     return {key: value for key, value in options.items() if value is not None} | dict(map(parameter, param))
 
 

@@ -67,7 +67,7 @@ def ladder(
     tune ladder --preset rtx2070
     """
     chosen = _preset(preset, flags, device)
-    shape = chosen.shape if chosen else _given(flags).shape()
+    shape = chosen.shape if chosen else _require_flags(flags).shape()
     spec = choose_device(chosen.device if chosen else device)
 
     from blocktune.tuner.compare.ladder import climb
@@ -121,7 +121,7 @@ def _preset(name: str | None, flags: ShapeFlags | None, device: str | None) -> "
     return PRESETS[name]
 
 
-def _given(flags: ShapeFlags | None) -> ShapeFlags:
+def _require_flags(flags: ShapeFlags | None) -> ShapeFlags:
     """Return the flags.
 
     Raises:

@@ -73,9 +73,9 @@ def occupancy(
         _refuse_resources(regs, shared, static_shared, barriers)
         options = {"num_warps": warps, "num_stages": stages}
         if not (param or warps or stages or plot) and (configs := listed_configs(autotuned)):
-            show_configs(autotuned, configs, signature, _where(cc, device)[0], as_json=as_json)
+            show_configs(autotuned, configs, signature, _target_limits(cc, device)[0], as_json=as_json)
             return
-        code = compiled_by_name(autotuned, signature, options, param or [], _where(cc, device)[0])
+        code = compiled_by_name(autotuned, signature, options, param or [], _target_limits(cc, device)[0])
         if as_json:
             print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})
             return
@@ -83,7 +83,7 @@ def occupancy(
         if plot:
             _draw(code.occupancy)
         return
-    limits, num_sms = _where(cc, device)
+    limits, num_sms = _target_limits(cc, device)
     if kernel is None:
         request = None
         resources = _resources_given(warps, regs, shared, static_shared, barriers)
@@ -118,7 +118,7 @@ def _draw(result: "Occupancy") -> None:
     print_styled(plot_lines(curves_of(result), terminal_width()))
 
 
-def _where(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
+def _target_limits(cc: str | None, device: str | None) -> tuple["ComputeLimits", int | None]:
     """Return the limits of the given target, and how many SMs have them where it is a device."""
     from blocktune.kernels.hardware.device import limits_for, parse_cc
 

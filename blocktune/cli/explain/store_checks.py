@@ -1,4 +1,4 @@
-"""What `tune doctor` looks at of files: the database or results file, who can change them, and Triton's cache."""
+"""The checks of files in `tune doctor`: the database or results file, who can change them, and Triton's cache."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""What `tune lab noise --out` and `tune lab rematch --out` keep, and how their rows are shown."""
+"""The files of `tune lab noise --out` and `tune lab rematch --out`, and how their rows are shown."""
 
 from collections.abc import Mapping
 from typing import Any

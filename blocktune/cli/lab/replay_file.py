@@ -1,4 +1,4 @@
-"""What `tune lab replay --out` keeps, and its rows in tables."""
+"""The file of `tune lab replay --out`, and its rows in tables."""
 
 from collections.abc import Mapping
 from pathlib import Path

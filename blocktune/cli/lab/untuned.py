@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from blocktune.tuner.lab.untuned import UntunedStudy
 
 DEFAULT_PLACE, DENSE_PLACE = Path("results/sweeps"), Path("results/dense-sweeps")
-SEARCHED_PLACE = Path("results/h100-sweeps")
-"""What searches of an H100 measured, which is the most promising part of every space."""
 
 
 def calibrate(

@@ -1,4 +1,4 @@
-"""What `tune lab replay --untuned --out` keeps, and its rows in tables."""
+"""The file of `tune lab replay --untuned --out`, and its rows in tables."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any

@@ -1,1 +1,1 @@
-"""What commands print: tables, JSON, progress, and how winners look."""
+"""The output of commands: tables, JSON, progress, and how winners look."""

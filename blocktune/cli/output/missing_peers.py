@@ -1,4 +1,4 @@
-"""What the first line of a table says of rivals that it lacks."""
+"""The first line of a table that lacks rivals."""
 
 from collections.abc import Collection, Iterable
 

@@ -17,11 +17,6 @@ LEAST_WRAPPED = 16
 """Columns that a wrapped cell keeps at least; below that a card is easier to read."""
 
 
-def table_lines(columns: Row, rows: Sequence[Row], width: int | None, optional: Row = ()) -> list[str]:
-    """Return the lines of a table of at most `width` columns, None for no limit."""
-    return fitted_table(columns, rows, width, optional)[0]
-
-
 def fitted_table(
     columns: Row, rows: Sequence[Row], width: int | None, optional: Row = ()
 ) -> tuple[list[str], list[str]]:

@@ -1,4 +1,4 @@
-"""What a bench, a ladder, a replay and the noise of a GPU become in the report: rows of plain values."""
+"""Benches, ladders, replays and the noise of a GPU in the report: rows of plain values."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

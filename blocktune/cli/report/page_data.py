@@ -1,4 +1,4 @@
-"""What the page needs at once: charts, limits, winners and the views of all documents."""
+"""The data that the page needs at once: charts, limits, winners and the views of all documents."""
 
 from collections.abc import Sequence
 from datetime import datetime

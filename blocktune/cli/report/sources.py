@@ -1,4 +1,4 @@
-"""What a report is made of: sweeps, winners, and the files that other commands wrote."""
+"""The sources of a report: sweeps, winners, and the files that other commands wrote."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

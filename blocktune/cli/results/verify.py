@@ -69,7 +69,7 @@ def verify(
         show_validity(autotuned, choose_device(), db, as_json=as_json)
         return
     if autotuned is not None:
-        done = _shown(verified_launches(autotuned, make_args, grid, param or [], db), as_json)
+        done = _show_each(verified_launches(autotuned, make_args, grid, param or [], db), as_json)
         _conclude(done, len(done), as_json)
         return
     if every and unknown_speedup:
@@ -84,11 +84,11 @@ def verify(
     with existing_store(db, writes=True) as store:
         due = _due(store.bests(device), environment, every, unknown_speedup) if store else []
         note(f"{counted(len(due), 'winner')} of {device.name} to verify")
-        done = _shown(_verifications(due, device, environment, store), as_json) if store and due else []
+        done = _show_each(_verifications(due, device, environment, store), as_json) if store and due else []
     _conclude(done, len(due), as_json)
 
 
-def _shown(found: "Iterator[Verification]", quiet: bool) -> "list[Verification]":
+def _show_each(found: "Iterator[Verification]", quiet: bool) -> "list[Verification]":
     """Return the verifications, each of which is shown once it is there."""
     done = []
     for each in found:
@@ -140,11 +140,11 @@ def _due(
 ) -> "list[tuple[Best, str]]":
     """Return the winners to verify, each with the reason."""
     from blocktune.kernels.values.config import Origin
-    from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
+    from blocktune.tuner.upkeep.is_current import due_reason, speedup_reason
 
     if unknown_speedup:
-        return [(best, why) for best in bests if (why := why_speedup_is_due(best))]
-    reasons = ((best, why_due(best, environment)) for best in bests)
+        return [(best, why) for best in bests if (why := speedup_reason(best))]
+    reasons = ((best, due_reason(best, environment)) for best in bests)
     return [
         (best, why or "requested") for best, why in reasons if why or (every and best.origin is not Origin.PREDICTED)
     ]

@@ -53,13 +53,13 @@ def verified_launches(
     with needing_a_gpu(name):
         device = current_device()
     with ResultStore.open(db) as store:
-        known = [_known(request, device, store) for request in requests]  # sizes of a bucket share one
+        known = [_stored_winner(request, device, store) for request in requests]  # sizes of a bucket share one
         for request, before in zip(requests, known, strict=True):
             with request.open_call() as call:
                 yield verify_launch(call, request.label, device, store, before)
 
 
-def _known(request: "LaunchRequest", device: "DeviceSpec", store: "ResultStore") -> "KernelBest | None":
+def _stored_winner(request: "LaunchRequest", device: "DeviceSpec", store: "ResultStore") -> "KernelBest | None":
     from blocktune.tuner.upkeep.verify_launch import stored_winner
 
     with request.open_call() as call:

@@ -61,7 +61,7 @@ def choose_config(
     own: list[str],
 ) -> Choice:
     """Return the config that the flags name, else the one that a call of this shape would get."""
-    found = _default(kernel, device, shape) if kernel else _known(store, db, device, shape)
+    found = _default(kernel, device, shape) if kernel else _dispatcher_choice(store, db, device, shape)
     request = found.request.with_choices(choices, own)
     changed = request.config != found.request.config
     measured_us = None if changed else found.measured_us
@@ -77,7 +77,9 @@ def _default(kernel: str, device: "DeviceSpec", shape: "AttentionShape") -> Choi
     )
 
 
-def _known(store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape") -> Choice:
+def _dispatcher_choice(
+    store: "ResultStore | None", db: str | None, device: "DeviceSpec", shape: "AttentionShape"
+) -> Choice:
     """Return what the dispatcher's sources have for the shape. A time measured on this device for this shape is
     shown whatever the driver, compiler or source; the source line says which differs."""
     from blocktune.kernels.registry import get_kernel

@@ -1,4 +1,4 @@
-"""What a shell completes after a flag. It must answer at once, so it imports neither torch nor triton."""
+"""Completions of the values of flags in a shell. They come at once, so neither torch nor triton is imported."""
 
 import re
 from collections.abc import Iterator

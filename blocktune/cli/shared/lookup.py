@@ -1,4 +1,4 @@
-"""What the dispatcher's ladder says about a shape."""
+"""The answer of the dispatcher's ladder for a shape."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the ladder says about a shape, and the stored winner that it comes from, where there is one.
+    """The answer of the ladder for a shape, and the stored winner that it comes from, where there is one.
 
     is_shipped: that winner is of the results that ship with the package, not of the user's own.
     """
@@ -85,7 +85,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class _NearConfigs:
-    """What a server recommends for one shape: it has many more that no source would take."""
+    """The recommendation of a server for one shape: it has many more that no source would take."""
 
     store: "ResultStore"
     shape: "AttentionShape"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class FleetEngine(StrEnum):
-    """Who makes many shapes."""
+    """The engine that distributes many shapes."""
 
     LOCAL = "local"
     RAY = "ray"

@@ -1,4 +1,5 @@
-"""What is known of a shape before `tune run` predicts: a measurement that ships with the package or was imported."""
+"""The known result of a shape, which `tune run` shows before it predicts: a measurement that ships with the package or
+was imported."""
 
 from typing import TYPE_CHECKING
 

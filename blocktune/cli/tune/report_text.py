@@ -1,4 +1,4 @@
-"""What `tune run` says of a search, before and after it."""
+"""The lines of `tune run` before and after a search."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -45,8 +45,8 @@ def show_report(report: "TuningReport", place: str) -> None:
         f"({report.resumed} of earlier runs)"
     )
     lines += [_ENDS[report.ended_by]] if report.ended_by else []
-    lines += _dropped(report.dropped)
-    lines += _left_out(report.unsupported)
+    lines += _dropped_lines(report.dropped)
+    lines += _unsupported_lines(report.unsupported)
     lines += report.notes
     kept = "stored in" if report.stored else "not stored, since the search was cut short or a better one is in"
     lines.append(f"{kept} {place} after {report.seconds:.1f} s")
@@ -74,7 +74,7 @@ _ENDS = {
 }
 
 
-def _dropped(dropped: Mapping[str, int]) -> list[str]:
+def _dropped_lines(dropped: Mapping[str, int]) -> list[str]:
     """Return a line for each of the rules that dropped most configs, and one for the others."""
     order = sorted(dropped.items(), key=lambda rule: -rule[1])
     lines = [f"{count:,} invalid: {rule}" for rule, count in order[:SHOWN_RULES]]
@@ -84,7 +84,7 @@ def _dropped(dropped: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _left_out(unsupported: Mapping[str, str]) -> list[str]:
+def _unsupported_lines(unsupported: Mapping[str, str]) -> list[str]:
     if not unsupported:
         return []
     kernels = "1 kernel is" if len(unsupported) == 1 else f"{len(unsupported)} kernels are"

@@ -1,4 +1,4 @@
-"""What `tune run` prints for one shape or call: JSON, all that was found, or six lines."""
+"""The output of `tune run` for one shape or call: JSON, all that was found, or six lines."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What `tune run` tunes: a shape, or a call of an autotuned kernel."""
+"""The target of `tune run`: a shape, or a call of an autotuned kernel."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeAlias, Union

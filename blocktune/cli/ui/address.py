@@ -16,7 +16,7 @@ def _new_token() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """What the user opens. token: only who has it gets an answer."""
+    """The address that the user opens. token: a request without it gets no answer."""
 
     port: int
     token: str = field(default_factory=_new_token)

@@ -27,7 +27,7 @@ CACHED = {"cache-control": "private, max-age=86400, immutable"}
 
 @dataclass(frozen=True, slots=True)
 class Ui:
-    """What the paths answer from.
+    """The parts that the paths answer from.
 
     data_text: makes what every view needs at once, as JSON.
     """

@@ -1,4 +1,4 @@
-"""What a page may fill in: a shape by the flags that commands take, and a config of a kernel."""
+"""The forms of a page: a shape by the flags that commands take, and a config of a kernel."""
 
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, get_args, get_type_hints

@@ -1,4 +1,4 @@
-"""Who may ask the server, and what a browser may do with its answers.
+"""Access to the server, and the rights of a browser over its answers.
 
 A server on 127.0.0.1 is open to every program of this machine and, through the user's browser, to every web page. So
 every path begins with a token that only the printed address has; `Host` must be this server, which stops a name that

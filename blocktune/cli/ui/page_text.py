@@ -1,4 +1,5 @@
-"""What every view needs at once, made again only where the winners have changed: it takes a second of a large store."""
+"""The data that every view needs at once, made again only where the winners have changed: it takes a second of a large
+store."""
 
 import threading
 from collections.abc import Sequence

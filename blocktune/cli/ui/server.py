@@ -34,7 +34,7 @@ END_SECONDS = 5
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """What a server shows. poll_seconds: between two looks at the database."""
+    """The settings of a server. poll_seconds: between two looks at the database."""
 
     target: "StoreTarget"
     sources: "Sources"

@@ -55,7 +55,7 @@ class WhatIfJob:
 
 
 class WhatIfs:
-    """What becomes of configs that may never have been compiled. Any thread may call it.
+    """Compiles of configs that may never have been compiled before. Any thread may call it.
 
     Args:
         farm: of one worker, which takes the compiles in the order in which they came.

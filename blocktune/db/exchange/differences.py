@@ -1,4 +1,4 @@
-"""What changed between two sets of winners."""
+"""The differences between two sets of winners."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ Files = dict[str, str]
 
 
 class ExportFormat(StrEnum):
-    """What `tune export` writes.
+    """A format of `tune export`.
 
     `JSON` is our own format; it and `OPTUNA`, a storage of studies, can be imported. `CSV` and `PARQUET` are tables,
     `KERNEL_TUNER` and `T4` files of Kernel Tuner, `TRACE` the searches over time for Perfetto and Chrome.
@@ -87,12 +87,12 @@ def exported_files(document: Document, format_: ExportFormat) -> Files:
     if not files:
         raise NothingMeasuredError(
             f"No winner of the {len(winners)} on {device.name} can be written: `--format {format_}` takes "
-            f"{_taken(format_)}. `--format triton` takes every winner."
+            f"{_scope(format_)}. `--format triton` takes every winner."
         )
     return files
 
 
-def _taken(format_: ExportFormat) -> str:
+def _scope(format_: ExportFormat) -> str:
     """Return what a format takes."""
     if format_ is ExportFormat.TRITON:
         return "any winner"

@@ -21,7 +21,8 @@ class Results:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportCounts:
-    """What an import or a merge stored, and what it left as it was because the store held something better."""
+    """Counts of the records that an import or a merge stored, and of those it left out because the store held better
+    ones."""
 
     bests: int
     bests_kept: int

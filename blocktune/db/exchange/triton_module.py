@@ -56,7 +56,9 @@ def triton_module(device_name: str, entries: Sequence[TritonEntry]) -> str:
     head = f'"""{_DOCSTRING}"""\n\nimport triton\n\n'
     body = "\n".join(entry.text for entry in entries)
     text = f"{head}DEVICE = {device_name!r}\n\nCONFIGS = {{\n{body}\n}}\n"
-    if not all(entry.worth.isprintable() for entry in entries) or _read_back(text) != _meant(device_name, entries):
+    if not all(entry.worth.isprintable() for entry in entries) or _read_back(text) != _expected_dump(
+        device_name, entries
+    ):
         raise UsageError(
             "A module of `triton.Config` may hold nothing but winners, but one of these would add something else. "
             "Check the database with `tune doctor`, and export only what you trust."
@@ -82,7 +84,7 @@ def _read_back(text: str) -> str | None:
         return None
 
 
-def _meant(device_name: str, entries: Iterable[TritonEntry]) -> str:
+def _expected_dump(device_name: str, entries: Iterable[TritonEntry]) -> str:
     """Return what Python has to see: the same module, made of nodes instead of text."""
     pairs = [(_literal((entry.kernel, entry.label)), _config(entry)) for entry in entries]
     table = ast.Dict([key for key, _ in pairs], [config for _, config in pairs])

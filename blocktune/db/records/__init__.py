@@ -1,1 +1,1 @@
-"""What was measured, as frozen values, with its bounds and its rows."""
+"""Measurements as frozen values, with its bounds and its rows."""

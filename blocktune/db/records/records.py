@@ -1,5 +1,5 @@
-"""What was measured, as frozen values. The store turns them into rows and back; db/tables/columns.py declares what of
-them is a number, a text or a list of either."""
+"""Measurements as frozen values. The store turns them into rows and back; db/tables/columns.py declares what of them is
+a number, a text or a list of either."""
 
 import hashlib
 import json
@@ -46,7 +46,7 @@ class Regime(StrEnum):
 
 
 class Objective(StrEnum):
-    """What the finals choose a winner by."""
+    """The quantity by which the finals choose a winner."""
 
     TIME = "time"
     ENERGY = "energy"

@@ -1,4 +1,4 @@
-"""What the checksums of stored rows are made of.
+"""The text that the checksum of a stored row covers.
 
 A trial's or winner's covers the whole record, with what it refers to: one checksum finds a flipped bit in the row, in
 its shape or in its software. A winner's row has a second one, of what production reads, which reads no more than that.

@@ -1,1 +1,1 @@
-"""What can still be read of a damaged store: its pages, its records, and a fresh store made of them."""
+"""Recovery of a damaged store: its pages, its records, and a fresh store made of them."""

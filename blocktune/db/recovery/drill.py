@@ -27,7 +27,7 @@ Rows = Counter[tuple[str, str]]
 
 @dataclass(slots=True)
 class DrillCounts:
-    """What became of the copies.
+    """The outcomes of the copies.
 
     rows: trials and winners in the store. copies: that were damaged. untouched: copies whose damage met nothing.
     whole: copies of which every row was saved. refused: copies that could not be recovered, so that a backup is needed.

@@ -25,7 +25,7 @@ _WAL_MAGIC = {0x377F0682: "<", 0x377F0683: ">"}
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What page 1 says of the file. pages is 0 where it does not say."""
+    """The header on page 1. pages is 0 where it is not given."""
 
     page_bytes: int
     reserved: int

@@ -40,7 +40,7 @@ class FoundRecord:
 
 @dataclass(slots=True)
 class FileWalk:
-    """What a file holds.
+    """The contents of a file.
 
     records: of live pages; where two have the same id, one that a sound page refers to comes first. freed: of pages
     that the file calls free, which deleted records leave. hidden: how many further records there may have been on

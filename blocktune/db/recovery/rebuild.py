@@ -1,4 +1,4 @@
-"""What can still be read of a damaged store, in a fresh store. The damaged one is kept next to it."""
+"""A fresh store with all rows that can still be read from a damaged one. The damaged one is kept next to it."""
 
 from codecs import getincrementaldecoder
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What a store can do without: trials that no new one can be compared with."""
+"""Rows that a store can do without: trials that no new one can be compared with."""
 
 from collections.abc import Mapping
 from contextlib import closing

@@ -27,7 +27,7 @@ OBJECTIVE = Word(16, "time|energy", "an objective")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialColumns:
-    """What was found out about one candidate, besides its resources and the state of the GPU.
+    """The measured columns of one candidate, besides its resources and the state of the GPU.
 
     error: why there is no time. Where there is a time, how it was taken if not as usual: twice, or with few rounds.
     time_us: the median of samples_us.
@@ -71,7 +71,7 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestColumns:
-    """What a winner was compared by.
+    """The columns by which a winner was compared.
 
     speedup_over_default and its low/high are ratios of the default's time to the winner's in the interleaved final
     rounds (median, 5th and 95th percentile); None when nothing was measured.

@@ -1,4 +1,4 @@
-"""What the errors of SQLAlchemy and the drivers mean for a store, with the way out."""
+"""Errors of SQLAlchemy and the drivers in terms of a store, with the way out."""
 
 import sqlite3
 from collections.abc import Iterator

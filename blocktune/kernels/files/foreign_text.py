@@ -28,7 +28,7 @@ _PASSWORDS = (
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)[^\n]{{1,{_MAX_PASSWORD}}}(?=@{_HOST}:\d+/)"),
     re.compile(rf"(?<![\w:.@+-])([\w.%+-]+:)(?!//)\S{{1,{_MAX_PASSWORD}}}(?=@(?:[\w-]+\.[\w.-]+|localhost))"),
     re.compile(rf"(?<!/)(/[\w.%+-]+:)(?!/)[^\n]{{1,{_MAX_PASSWORD}}}(?=@[\w-])"),  # a folder made of a URL
-    # an option ends where the next one begins: what else stands behind it may belong to it
+    # an option ends where the next one begins: what else follows may belong to it
     re.compile(r"((?:password|passwd|pwd)\s*=\s*)(?:(?![&\s][\w.%-]+\s*=)[^\n])+", re.IGNORECASE),
     re.compile(
         r"""((?:password|passwd|pwd)\\?["']\s*:\s*)(?:(?!,\s*\\?["'][\w.-]+\\?["']\s*:)[^\n])+""", re.IGNORECASE
@@ -69,7 +69,7 @@ _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uf
 
 def cell(text: str) -> str:
     """Return a text as a cell of a table. A spreadsheet would compute one that begins like a formula, whatever blanks
-    are in front, and shows it behind an apostrophe; a number stays."""
+    are in front, and shows it after an apostrophe; a number stays."""
     begins = text.startswith(_FORMULA_SIGNS) or text.strip().startswith(_FORMULA_SIGNS)
     return f"'{text}" if begins and not _NUMBER.fullmatch(text) else text
 

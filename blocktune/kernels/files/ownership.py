@@ -1,4 +1,4 @@
-"""Whose word production takes: files that only their owner can change, who is this user or root.
+"""Trusted files in production: those that only their owner can change, this user or root.
 
 What another user can write, that user can slow down: configs are bounded, so that is the harm. It is refused all the
 same, unless BLOCKTUNE_TRUST_OWNER=1 says that the owner is meant.

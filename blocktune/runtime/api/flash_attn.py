@@ -72,12 +72,14 @@ def flash_attn_func(
     way, tensors = ("flash_attn_func", *numbers), (q, k, v, alibi_slopes, s_aux)
     bound = None if is_compiling() else dispatcher.resolver.fast_path.find(way, tensors)
     if bound is not None:
-        out, lse = bound(q, k, v, *_rows(alibi_slopes), *_given(s_aux))
+        out, lse = bound(q, k, v, *_rows(alibi_slopes), *_sink_arguments(s_aux))
         return (out, lse, None) if return_attn_probs else out
     check_dimensions("[batch, seqlen, heads, dim]", q=q, k=k, v=v)
     query, key, value = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check_sizes(query, key, value, names="q, k and v")
-    asked = _asked(query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    asked = _call_options(
+        query, query.shape[0], dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux
+    )
     plain = not (return_attn_probs or dropout_p or softcap or deterministic) and alibi_slopes is None and s_aux is None
     if plain and asked["window"] == UNBOUNDED and (not causal or query.shape[2] == key.shape[2]):
         options = {
@@ -148,12 +150,12 @@ def flash_attn_varlen_func(
     tensors = (q, k, v, alibi_slopes, cu_seqlens_q, None if shared else cu_seqlens_k, s_aux)
     bound = None if is_compiling() or block_table is not None else dispatcher.find_call(way, *tensors)
     if bound is not None:
-        out, lse = bound(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_given(s_aux))
+        out, lse = bound(q, k, v, *_rows(alibi_slopes), cu_seqlens_q, cu_seqlens_k, *_sink_arguments(s_aux))
         return (out, lse, None) if return_attn_probs else out
     check_dimensions("[tokens, heads, dim]", q=q)
     query = q.transpose(0, 1)[None]
     batch = count_sequences(query, cu_seqlens_q, cu_seqlens_k)
-    asked = _asked(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
+    asked = _call_options(query, batch, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, s_aux)
     asked["deterministic"] = _is_deterministic(deterministic)
     asked["remember"] = lambda fast_path, bound: fast_path.add(way, tensors, bound)
     longest = length_of("max_seqlen_q", max_seqlen_q), length_of("max_seqlen_k", max_seqlen_k)
@@ -206,7 +208,7 @@ def attend_packed(
     return out[0].transpose(0, 1), sums
 
 
-def _asked(
+def _call_options(
     query: Tensor,
     batch: int,
     dropout_p: float,
@@ -244,7 +246,7 @@ def _rows(slopes: Tensor | None) -> tuple[Tensor, ...]:
     return (slopes if slopes.dim() == 2 else slopes.unsqueeze(0),)
 
 
-def _given(sinks: Tensor | None) -> tuple[Tensor, ...]:
+def _sink_arguments(sinks: Tensor | None) -> tuple[Tensor, ...]:
     """Return the sinks, if there are any."""
     return () if sinks is None else (sinks,)
 

@@ -138,7 +138,7 @@ def flash_attn_with_kvcache(
     if cache_leftpad is not None:
         _check_room(dispatcher, query, (k_cache, v_cache), lengths)
         lengths = lengths - cache_leftpad
-    asked = _asked(query, k_pages, lengths, table, softmax_scale, causal=causal)
+    asked = _call_options(query, k_pages, lengths, table, softmax_scale, causal=causal)
     asked |= {"window": window, "softcap": softcap, "alibi_slopes": slopes, "num_splits": splits_of(num_splits)}
     asked["sinks"] = sinks
     if descales is not None:
@@ -210,7 +210,7 @@ def tree_attention(
     lengths = _lengths(cache_seqlens, query, rows.capacity(key_cache))
     k_pages, v_pages, table = rows.as_pages(key_cache, value_cache)
     check_cache(query, k_pages, v_pages, table)
-    asked = _asked(query, k_pages, lengths, table, scale, causal=False)
+    asked = _call_options(query, k_pages, lengths, table, scale, causal=False)
     keys, values = k_pages.transpose(1, 2), v_pages.transpose(1, 2)
     remember = None
     if table is block_table:
@@ -302,7 +302,7 @@ def _check_room(dispatcher: Dispatcher, query: Tensor, caches: tuple[Tensor, Ten
     dispatcher.check(query, caches[0].transpose(1, 2), caches[1].transpose(1, 2), call)
 
 
-def _asked(
+def _call_options(
     query: Tensor, k_cache: Tensor, lengths: Tensor, table: Tensor | None, scale: float | None, *, causal: bool
 ) -> dict[str, Any]:
     """Return what every call over a cache asks for; query is [batch, num_heads, seqlen_q, head_dim]."""

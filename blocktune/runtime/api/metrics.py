@@ -1,4 +1,4 @@
-"""What a dispatcher does, as counters for Prometheus and OpenTelemetry.
+"""Counters of a dispatcher for Prometheus and OpenTelemetry.
 
     from prometheus_client import REGISTRY
     from blocktune.runtime.api.metrics import PrometheusCollector

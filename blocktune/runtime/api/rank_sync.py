@@ -41,7 +41,8 @@ MAX_PROBLEM = 600
 
 @dataclass(frozen=True, slots=True)
 class SyncedConfigs:
-    """What rank 0 recommends for one kind of device, by its `DeviceSpec.key`; a source for a `Dispatcher`."""
+    """The configs that rank 0 recommends for one kind of device, by its `DeviceSpec.key`; a source for a
+    `Dispatcher`."""
 
     device_key: str
     rows: tuple[TunedConfig, ...]
@@ -97,7 +98,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
             logger.warning("%s", problem)
         return SyncedConfigs(device.key, tuple(rows)).to_json() | {"autotuned": known_rows(device)}
     except Exception as error:  # sent to all ranks, which raise it
-        return {"problem": _told(error)}
+        return {"problem": _error_text(error)}
 
 
 def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
@@ -109,10 +110,10 @@ def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None,
         checked(sent["autotuned"])
         return synced, {"problem": "", "digest": config_digest(synced, current_device(), strict, sent["autotuned"])}
     except Exception as error:  # sent to all ranks, which raise it
-        return None, {"problem": _told(error), "digest": ""}
+        return None, {"problem": _error_text(error), "digest": ""}
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:MAX_PROBLEM]
 
 

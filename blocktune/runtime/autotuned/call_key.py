@@ -1,5 +1,4 @@
-"""What tells calls of an autotuned kernel apart: in a process a tuple that is quick to make, in the store a
-`LaunchProblem`.
+"""The key of a call of an autotuned kernel: in a process a tuple that is quick to make, in the store a `LaunchProblem`.
 
 Both hold the values of the arguments that `key` names, the data type of every tensor, and what Triton specialises the
 code by: whether a pointer or a number divides by 16, and whether a number is 1. Other values do not count, as they do
@@ -41,7 +40,7 @@ def power_of_two(value: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """What Triton knows of a parameter of a jitted function."""
+    """A parameter of a jitted function as Triton knows it."""
 
     name: str
     is_constexpr: bool

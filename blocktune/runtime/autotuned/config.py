@@ -1,4 +1,4 @@
-"""What users' own kernels are tuned for and with: a problem is what a call is known by, a config its parameters."""
+"""Problems and configs of users' own kernels: a problem identifies a call, a config holds its parameters."""
 
 import json
 import re
@@ -83,7 +83,7 @@ class LaunchConfig:
 
 @dataclass(frozen=True, slots=True)
 class LaunchProblem:
-    """What a call of a tuned kernel is known by: key values by the names of the arguments, `TYPES` and `CONFIGS`.
+    """The problem of a call of a tuned kernel: key values by the names of the arguments, `TYPES` and `CONFIGS`.
 
     Raises:
         UsageError: a value is not plain, or there are too many to be a key.

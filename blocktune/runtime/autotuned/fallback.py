@@ -1,4 +1,4 @@
-"""What is known of an autotuned kernel, and which of it serves a call: the offers of the ladder's sources.
+"""Known configs of an autotuned kernel, and the one that serves a call: the offers of the ladder's sources.
 
 What was measured with another source of the kernel is left out: its parameters may mean something else now.
 """

@@ -1,4 +1,4 @@
-"""What launches an autotuned kernel: it finds the choice of a call, or has it made."""
+"""The launcher of an autotuned kernel: it finds the choice of a call, or has it made."""
 
 import threading
 import time
@@ -37,7 +37,7 @@ kernels: "weakref.WeakSet[TunedKernel]" = weakref.WeakSet()
 
 
 class BoundLaunch:
-    """What a kind of call is launched with, why, and how many launches there were."""
+    """The config of a kind of call, the reason for it, and the number of launches."""
 
     __slots__ = ("calls", "config", "explanation", "hook", "options")
 

@@ -1,5 +1,5 @@
-"""What the tuner did in this process: in words, at the exit where BLOCKTUNE_SUMMARY is 1, or by a call, and in counts,
-which `tune kernels` shows."""
+"""A summary of the tuner's work in this process: in words, at the exit where BLOCKTUNE_SUMMARY is 1, or by a call, and
+in counts, which `tune kernels` shows."""
 
 import atexit
 import logging

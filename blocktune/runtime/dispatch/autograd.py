@@ -220,7 +220,7 @@ def draw(device: torch.device) -> tuple[int, int]:
 
 
 class DifferentiableCall(Protocol):
-    """What computes calls of a kind: `KernelCall`, or the ops of a graph."""
+    """The computation of a kind of calls: `KernelCall`, or the ops of a graph."""
 
     lse: bool
     layout: Layout

@@ -1,4 +1,4 @@
-"""What a call asks of attention besides query, key and value, and under which key its plan is kept."""
+"""The arguments of a call besides query, key and value, and the key of its plan."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -48,7 +48,7 @@ _NO_TENSORS = (None,) * len(EXTRA_TENSORS)
 
 
 class PlanUse(NamedTuple):
-    """What a plan of a direction is wanted for.
+    """The use of a plan of one direction.
 
     sums: a forward leaves the log-sum-exp. competes: PyTorch's kernel may serve the calls as well.
     """

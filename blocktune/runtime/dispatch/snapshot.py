@@ -1,4 +1,4 @@
-"""What a source recommends for the devices of this process, as far as it has been read."""
+"""A snapshot of a source's recommendations for the devices of this process, as far as it has been read."""
 
 import logging
 from collections.abc import Callable
@@ -58,18 +58,18 @@ class DeviceConfigs:
 
     def rows(self, seconds: float) -> LayerRows:
         """Return the rows that are there `seconds` after the reading began, and what is wrong or missing."""
-        return self._merged(self._found(seconds))
+        return self._merged(self._layer_rows(seconds))
 
     def table(self, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
         """Return `rows` as a table that is looked up by shape."""
-        found = self._found(seconds)
+        found = self._layer_rows(seconds)
         rows, problems = self._merged(found)
         there = tuple(layer is not None for layer in found)
         if there != self._there:
             self._there, self._table = there, ConfigTable(rows, self._untuned, self._rival)
         return self._table, tuple(problems)
 
-    def _found(self, seconds: float) -> list[LayerRows | None]:
+    def _layer_rows(self, seconds: float) -> list[LayerRows | None]:
         return [layer.value(seconds) if isinstance(layer, BackgroundRead) else layer for layer in self._layers]
 
     def _merged(self, found: list[LayerRows | None]) -> LayerRows:

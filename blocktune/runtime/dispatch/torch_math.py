@@ -1,4 +1,5 @@
-"""What computes a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by autograd."""
+"""The fallback for a call that no kernel of ours serves: PyTorch, with the same meaning and differentiable by
+autograd."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -23,7 +23,7 @@ from blocktune.runtime.parallel.plan.blocks import AttentionBlock
 
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """What all blocks of a call share."""
+    """Options that all blocks of a call share."""
 
     scale: float
     softcap: float

@@ -67,7 +67,7 @@ def request_of(
     softcap, (left, right) = real_number("softcap", softcap), window_of(window, "window")
     check_softcap(softcap)
     length, bounds = q.shape[2], _bounds(cu_seqlens, q.shape[0])
-    placed = _layout(_known(layout), bounds[-1] if bounds else length * ranks.size, ranks.size)
+    placed = _layout(_layout_argument(layout), bounds[-1] if bounds else length * ranks.size, ranks.size)
     _check_length(q, k, placed, ranks)
     bounds = bounds or (0, placed.seqlen)
     _check_end(bounds, placed)
@@ -108,7 +108,7 @@ def _schedule(name: str, problem: RankProblem, ranks: Ranks, device: torch.devic
     return Schedule(name)
 
 
-def _known(layout: SequenceLayout | str) -> SequenceLayout | str:
+def _layout_argument(layout: SequenceLayout | str) -> SequenceLayout | str:
     """Return what may be a layout.
 
     Raises:

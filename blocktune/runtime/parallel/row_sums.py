@@ -1,4 +1,4 @@
-"""What blocks find for the same rows, added up as it comes.
+"""Results of blocks for the same rows, added up as they come.
 
 A sum to which more will be added is float32, or float64 of such tensors; the last one is rounded to the tensors' own
 type. What the first block finds for all rows is the memory of the results.

@@ -1,4 +1,4 @@
-"""What an op asks for besides its tensors."""
+"""The arguments of an op besides its tensors."""
 
 from typing import NamedTuple
 

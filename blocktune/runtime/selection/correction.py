@@ -1,4 +1,4 @@
-"""What was measured on a device, as corrections of its predicted times: the small file `DEVICE.correction.json`.
+"""Corrections of a device's predicted times, from its measurements: the small file `DEVICE.correction.json`.
 
 `tune lab calibrate` makes it of recorded sweeps and winners. For every measured shape it holds the times of configs
 over that of the kernel's default there, measured and predicted, from which follows what the config does to another
@@ -65,7 +65,7 @@ class LogRatio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What is known of one shape.
+    """The measurements of one shape.
 
     first: the kernel whose default the others are compared with. level: the logarithm of measured over predicted time
     of that default. defaults: those of the kernels over the first one's. configs: those of a kernel over its default.
@@ -89,7 +89,7 @@ class Measured:
         return {
             "shape": self.shape.to_json(),
             "first": self.first,
-            "level": _kept(self.level),
+            "level": _thousandths(self.level),
             "hashes": dict(self.hashes),
             "defaults": {name: _pair(ratio) for name, ratio in self.defaults.items()},
             "configs": {name: _table(ratios) for name, ratios in self.configs.items()},
@@ -200,7 +200,7 @@ def measured_elsewhere(device_key: str) -> str:
     return "" if correction is None or correction.device == device_key else correction.device.split("|")[0]
 
 
-def _kept(value: float) -> int:
+def _thousandths(value: float) -> int:
     return round(value * THOUSANDTHS)
 
 
@@ -214,7 +214,7 @@ def _table(ratios: Mapping[RelativeConfig, LogRatio]) -> dict[str, Any]:
 
 
 def _pair(ratio: LogRatio) -> tuple[int, int]:
-    return _kept(ratio.measured), _kept(ratio.predicted)
+    return _thousandths(ratio.measured), _thousandths(ratio.predicted)
 
 
 def _ratio(measured: int, predicted: int) -> LogRatio:

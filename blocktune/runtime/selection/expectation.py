@@ -64,7 +64,7 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What a config is expected to take.
+    """The expected time of a config.
 
     time_us: the expected time. ratio: over the default of the first kernel. spread: the standard deviation of that
     ratio as a fraction; 0 for that default itself. shapes: how many measured shapes it rests on.

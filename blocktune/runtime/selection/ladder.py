@@ -97,7 +97,7 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Offer(Generic[ProblemT, ConfigT]):
-    """What a source has for a call. absence: why, if it has nothing."""
+    """The offer of a source for a call. absence: the reason, if it has nothing."""
 
     rung: Rung
     candidates: Sequence[Candidate[ProblemT, ConfigT]]

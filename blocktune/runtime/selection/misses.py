@@ -1,4 +1,4 @@
-"""What the dispatcher missed: calls of shapes that have no measurement of their own on this device.
+"""Misses of the dispatcher: calls of shapes that have no measurement of their own on this device.
 
 `watch` is all that the dispatcher calls, once for a new plan; a plan counts its own calls. A thread of its own writes
 the counts to the file of `miss_file.py` now and then, so that no call waits for a disk, and the end of
@@ -70,7 +70,7 @@ class MissLog:
 
     def write(self) -> None:
         """Add what was counted since the last time to the file. A place that cannot be written ends the counting."""
-        counts = self._taken()
+        counts = self._take_counts()
         if self._path is None or not counts:
             return
         try:
@@ -105,7 +105,7 @@ class MissLog:
             self.write()
             seconds = min(2 * seconds, MAX_SECONDS)
 
-    def _taken(self) -> Counter[Miss]:
+    def _take_counts(self) -> Counter[Miss]:
         with self._lock:
             for name, entry in self._plans.items():
                 self._plans[name] = self._count(entry)

@@ -57,8 +57,7 @@ class PyTorchDuel:
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """What is expected of a shape: our time over PyTorch's, by how much it is longer, and on how many shapes it
-    rests."""
+    """The outlook for a shape: our time over PyTorch's, by how much it is longer, and on how many shapes it rests."""
 
     ratio: float
     extra_us: float
@@ -71,7 +70,7 @@ class Outlook:
 
 
 class PytorchRival:
-    """What is known of PyTorch's attention on one device."""
+    """Measured times of PyTorch's attention on one device."""
 
     def __init__(self, duels: Iterable[PyTorchDuel]) -> None:
         self._by_class: dict[tuple[Any, ...], list[PyTorchDuel]] = {}

@@ -156,7 +156,7 @@ def _sample(
     return RowSample(
         entry=sequence.entry, head=head, kv_head=kv_head, places=places, keys=sequence.keys, query=queries, key=keys,
         value=values, weights=weights, size=size, derivative=derivative,
-        kept=_kept(shape, extras, sequence, head, rows, scores.shape[1]), lse=lse,
+        kept=_dropout_weights(shape, extras, sequence, head, rows, scores.shape[1]), lse=lse,
     )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def _scores(
             low = mask.isfinite() & (mask < LOWEST_MASK)
             mask = mask.double().masked_fill(low, -1e38)  # float64 keeps no score next to it
             scores, size = scores + mask, size + mask.masked_fill(low | mask.isneginf(), 0.0).abs()
-    scores = scores.masked_fill(~_seen(shape, extras, sequence, head, rows, distance), float("-inf"))
+    scores = scores.masked_fill(~_visible_keys(shape, extras, sequence, head, rows, distance), float("-inf"))
     if not scores.shape[1]:
         return scores, size.new_zeros(len(rows), 1), derivative
     counts = scores >= scores.amax(-1, keepdim=True) - BESIDE
@@ -230,7 +230,7 @@ def _distance(shape: AttentionShape, sequence: Sequence, rows: Tensor, keys: int
     return torch.arange(keys, device=rows.device)[None, :] - (rows[:, None] + diagonal)
 
 
-def _seen(
+def _visible_keys(
     shape: AttentionShape, extras: Extras, sequence: Sequence, head: int, rows: Tensor, distance: Tensor
 ) -> Tensor:
     """Return [rows, keys], True where neither a bound nor a mask of blocks or drafts hides the key."""
@@ -258,7 +258,7 @@ def _in_tree(words: Tensor, keys: int, drafts: int) -> Tensor:
     return (draft < 0) | (words[:, inside // WORD_BITS] >> inside % WORD_BITS & 1 != 0)
 
 
-def _kept(
+def _dropout_weights(
     shape: AttentionShape, extras: Extras, sequence: Sequence, head: int, rows: Tensor, keys: int
 ) -> Tensor | None:
     """Return what dropout leaves of each weight, or None without dropout."""

@@ -1,1 +1,1 @@
-"""What production reads from disk: stored configs, where they come from and what they are worth."""
+"""The files that production reads: stored configs, where they come from and what they are worth."""

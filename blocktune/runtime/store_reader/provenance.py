@@ -1,4 +1,4 @@
-"""What a measurement belongs to besides its shape and config, and what it is worth where something of that differs.
+"""The provenance of a measurement besides its shape and config, and its worth where something of that differs.
 
 A time is a fact about one kind of device (name, compute capability, SM count: `DeviceSpec.key`), one version of a
 kernel's source, the Triton and ptxas that compiled it, and the driver and power limit under which it ran. Whatever else

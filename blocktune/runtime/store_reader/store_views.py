@@ -1,4 +1,4 @@
-"""What production asks of a store: the views that the database room keeps for it, and how their rows are fetched.
+"""Queries of production to a store: the views that the database room keeps for it, and how their rows are fetched.
 
 A view is SQL that whoever wrote the file chose, and SQL can make a value of any size or never end. So a view has to be
 one that a migration of blocktune makes, over tables, and every value is bounded before it leaves SQLite.

@@ -1,4 +1,4 @@
-"""What a config source recommends for a shape."""
+"""The recommendation of a config source for a shape."""
 
 from dataclasses import dataclass
 from typing import Any, Generic

@@ -1,1 +1,1 @@
-"""What a search may try: the shape, the space of configs, and the configs that come first."""
+"""The candidates of a search: the shape, the space of configs, and the configs that come first."""

@@ -1,4 +1,4 @@
-"""What a strategy is made for: `Assignment`."""
+"""The assignment that a strategy is made for."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from blocktune.tuner.candidates.space import ConfigSpace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assignment(Generic[ConfigT]):
-    """What a strategy is made for.
+    """The assignment that a strategy is made for.
 
     space: what may be proposed. first: proposed before all else, in this order; infeasible ones are left out.
     usefulness: the model before anything is compiled, the smallest first. trials: how many configs will be tried at

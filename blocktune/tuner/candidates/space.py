@@ -1,4 +1,4 @@
-"""What there is to search: the configs of a kernel, those that can run apart from those that certainly cannot."""
+"""The search space: the configs of a kernel, those that can run apart from those that certainly cannot."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Who takes part in the search for a shape: the space, and the configs that are tried before all others."""
+"""The participants in the search for a shape: the space, and the configs that are tried before all others."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace

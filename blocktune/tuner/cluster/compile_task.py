@@ -1,4 +1,4 @@
-"""What Ray runs where a processor is idle: a task that compiles configs of a job. Its code goes into a node's caches.
+"""The Ray task for idle processors: a task that compiles configs of a job. Its code goes into a node's caches.
 
 Nothing here knows the store, whose library would take longer to load than all of this.
 """

@@ -1,4 +1,5 @@
-"""What workers have sent and the driver has not stored yet: all that comes at once is stored in one transaction."""
+"""Records that workers have sent and the driver has not stored yet: those that come at once are stored in one
+transaction."""
 
 import logging
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""What the driver knows of one job on a cluster: where it runs, what was lost, and which configs are to blame."""
+"""The driver's record of one job on a cluster: where it runs, what was lost, and which configs are to blame."""
 
 import dataclasses
 import time

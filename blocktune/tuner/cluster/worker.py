@@ -1,4 +1,4 @@
-"""What Ray runs for a job: a task with one GPU, and the desk through which tasks and the driver talk.
+"""The Ray task of a job: a task with one GPU, and the desk through which tasks and the driver talk.
 
 A task starts the same worker process as on one host (`tuner/fleet/worker.py`) and keeps it for the next job that Ray
 gives to this process. While that starts, the task says on the desk that it begins, and waits for the job as it stands

@@ -1,4 +1,4 @@
-"""What the models say about each step of a ladder (tuner/compare/ladder_ideas.py).
+"""The models' predictions for each step of a ladder (tuner/compare/ladder_ideas.py).
 
 `tuner/compare/ladder.py` climbs it. A step's `idea` says what it changes; `why` compares what the models count before
 and after. Neither says how fast anything is: times are measured, or predicted and marked as such.

@@ -1,4 +1,4 @@
-"""Who computes the same attention: our kernels bound to a config, and PyTorch's back ends."""
+"""Contenders that compute the same attention: our kernels bound to a config, and PyTorch's back ends."""
 
 import functools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a comparison of one shape says: who took part, who did not and why, and the times."""
+"""The report of a comparison of one shape: who took part, who did not and why, and the times."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What stock `@triton.autotune` makes of the same space: its winner, and how long it takes to find it.
+"""Stock `@triton.autotune` on the same space: its winner, and how long it takes to find it.
 
 The decorator gets a `triton.Config` for every config that compiles, over the same jitted functions. Two things are done
 for it that it does not do itself, since it would otherwise end without a result: configs that do not compile are left

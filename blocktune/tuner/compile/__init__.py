@@ -1,1 +1,1 @@
-"""What a config compiles to: its code here, what it uses, and what is remembered or shipped of it."""
+"""The compilation of a config: its code here, its resources, and the results that are remembered or shipped."""

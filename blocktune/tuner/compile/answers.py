@@ -1,4 +1,4 @@
-"""What a worker process says to its parent, as lines of JSON on a pipe of their own, and how a compile ended by it."""
+"""Answers of a worker process to its parent, as lines of JSON on a pipe of their own, and how a compile ended by it."""
 
 import ctypes
 import json

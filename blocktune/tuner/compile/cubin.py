@@ -1,4 +1,4 @@
-"""What a compiled CUDA binary (cubin) tells about itself."""
+"""Facts that a compiled CUDA binary (cubin) holds about itself."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""What a compiler prints about code that it rejects: its exceptions say no more than that it failed."""
+"""Messages of a compiler about code that it rejects: its exceptions say no more than that it failed."""
 
 import re
 from collections.abc import Mapping

@@ -150,7 +150,7 @@ class ServerClient:
 
     def close(self) -> None:
         """Drop what has not begun, and end the process with all that it compiles."""
-        for job in self._taken():
+        for job in self._take_pending():
             job.drop()
         with contextlib.suppress(RuntimeError):  # it has ended
             self._send({"end": True})
@@ -158,7 +158,7 @@ class ServerClient:
             self._process.result().kill()
         self._listener.join()
 
-    def _taken(self) -> list[_Job[Any]]:
+    def _take_pending(self) -> list[_Job[Any]]:
         """Return all jobs without an answer, which are forgotten."""
         with self._lock:
             waiting, self._pending = list(self._pending.values()), {}
@@ -242,7 +242,7 @@ class ServerClient:
         """Answer everything that waits with an error."""
         with self._sending:
             self._lost = error
-        for job in self._taken():
+        for job in self._take_pending():
             job.fail(error)
 
 

@@ -1,4 +1,4 @@
-"""What a worker compiles: a config of an attention kernel, or what a launch of an autotuned kernel would.
+"""Jobs of a compile worker: a config of an attention kernel, or a launch of an autotuned kernel.
 
     {"kernels": "module:function", "kernel": "flash_fwd", "config": {…}, "shape": {…}, "cc": [9, 0], "with_lse": false}
     {"kernel": "module:function", "spec": {…}, "key": "…", "cc": [9, 0]}

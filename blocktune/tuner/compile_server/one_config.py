@@ -16,7 +16,7 @@ TIMEOUT_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class CompiledCode:
-    """What the compiler made of a config. shared: how its loop reads shared memory, None where that is not known."""
+    """The compiled code of a config. shared: how its loop reads shared memory, None where that is not known."""
 
     resources: KernelResources
     shared: SharedAccesses | None = None

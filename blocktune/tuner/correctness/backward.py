@@ -90,10 +90,10 @@ class GradientQuestion:
 
     def _errors(self, gradient: Any, right: "_Right") -> Any:
         """Return the relative errors [heads, tiles] of a gradient in the heads of some groups."""
-        found = torch.cat([self._found(gradient, right.name, group) for group in right.groups])
+        found = torch.cat([self._group_gradient(gradient, right.name, group) for group in right.groups])
         return tile_norms(found.float() - right.gradient) / right.norms
 
-    def _found(self, gradient: Any, name: str, group: Group) -> Any:
+    def _group_gradient(self, gradient: Any, name: str, group: Group) -> Any:
         """Return a gradient in the heads of one group: [heads, rows, columns]."""
         if name == "dq":
             return self.inputs.of_queries(gradient, group.entry)[group.heads]

@@ -67,7 +67,7 @@ class Group:
         lse = torch.logsumexp(scores, -1).masked_fill(dead.expand(*scores.shape[:-1], 1)[..., 0], float("-inf"))
         probabilities = torch.softmax(scores, -1).masked_fill(dead, 0.0)
         if self.inputs.shape.features.dropout:
-            probabilities = probabilities * self._kept(rows) / share_kept(self.inputs.extras.dropout_p)
+            probabilities = probabilities * self._dropout_mask(rows) / share_kept(self.inputs.extras.dropout_p)
         return probabilities @ v, lse
 
     def _scores(self, scores: Any, rows: slice) -> tuple[Any, Any]:
@@ -75,7 +75,7 @@ class Group:
         keys]."""
         features, extras = self.inputs.shape.features, self.inputs.extras
         distance = self._distance(rows)
-        seen = self._seen(distance)[None]
+        seen = self._visible_pairs(distance)[None]
         if features.softcap:
             scores = extras.softcap * torch.tanh(scores / extras.softcap)
         if features.alibi:
@@ -97,7 +97,7 @@ class Group:
         queries = torch.arange(rows.start, rows.stop, device=device)[:, None]
         return torch.arange(self.k.shape[0], device=device) - queries - self.inputs.diagonal(self.entry)
 
-    def _seen(self, distance: Any) -> Any:
+    def _visible_pairs(self, distance: Any) -> Any:
         """Return what causal mask and window leave."""
         shape = self.inputs.shape
         left, right = shape.features.window or (UNLIMITED, UNLIMITED)
@@ -135,7 +135,7 @@ class Group:
         set_bits = words[:, bit // _WORD_BITS] >> (bit % _WORD_BITS) & 1
         return ((set_bits == 1) | (number < 0))[None]
 
-    def _kept(self, rows: slice) -> Any:
+    def _dropout_mask(self, rows: slice) -> Any:
         """Return [heads, rows, keys], True where dropout keeps the pair."""
         shape, extras = self.inputs.shape, self.inputs.extras
 

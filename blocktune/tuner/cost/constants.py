@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostConstants:
-    """What the cost model takes for granted; the text below a value says what it is."""
+    """The constants of the cost model; the text below a value says what it is."""
 
     spilled_iterations: float = 0.4
     """Share of the spilled bytes that is stored and loaded in every key tile; the rest is spilled outside the loop."""

@@ -71,10 +71,10 @@ def _needed_registers(
     if tiles is not None:  # every warp holds queries and an output of its own
         return tiles.least_registers + LONE_REGISTERS
     threads = WARP_SIZE * (kernel.total_warps(config) - softmax.copying_warps)
-    return _held(config, shape, limits) // threads + REGISTERS_BESIDE_TILES[softmax.copying_warps > 0]
+    return _float32_elements(config, shape, limits) // threads + REGISTERS_BESIDE_TILES[softmax.copying_warps > 0]
 
 
-def _held(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+def _float32_elements(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
     """Return the elements in float32 that a block holds. Tensor memory holds the accumulators of tcgen05, and `mma`
     needs the query tile in registers too. A backward also holds the gradients of scores, and two accumulators."""
     scores = config.block_m * config.block_n

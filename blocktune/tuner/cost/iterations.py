@@ -1,4 +1,4 @@
-"""What one key tile costs a multiprocessor, unit by unit, and how much of it overlaps.
+"""The cost of one key tile on a multiprocessor, unit by unit, and how much of it overlaps.
 
 iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
 iterations.tensor, iterations.exp            # cycles of one tile of one block

@@ -93,7 +93,7 @@ def roofline(
         flops=round(shape.flops * density),
         hbm_bytes=traffic.total_bytes,
         peak_tflops=peak_tflops(device, shape.dtype, instruction or device.limits.mma),
-        memory_gbs=_known(device, "memory_gbs"),
+        memory_gbs=_device_rate(device, "memory_gbs"),
     )
 
 
@@ -105,11 +105,11 @@ def peak_tflops(device: DeviceSpec, dtype: str, instruction: str) -> float:
         UsageError: a rate of the device is unknown.
     """
     if instruction == "none":
-        return 2 * device.limits.multiply_adds_per_clock * device.num_sms * _known(device, "clock_mhz") / 1e6
+        return 2 * device.limits.multiply_adds_per_clock * device.num_sms * _device_rate(device, "clock_mhz") / 1e6
     peak = device.tensor_tflops
     if peak is None and device.tensor_flops_per_clock and device.clock_mhz:
         peak = device.tensor_flops_per_clock * device.num_sms * device.clock_mhz / 1e6
-    return (peak or _known(device, "tensor_tflops")) * matrix_rate(dtype)
+    return (peak or _device_rate(device, "tensor_tflops")) * matrix_rate(dtype)
 
 
 def library_instruction(dtype: str) -> str:
@@ -143,7 +143,7 @@ def ridge_point(device: DeviceSpec) -> float:
     Raises:
         UsageError: a rate of the device is unknown.
     """
-    return peak_tflops(device, "bfloat16", device.limits.mma) * 1e3 / _known(device, "memory_gbs")
+    return peak_tflops(device, "bfloat16", device.limits.mma) * 1e3 / _device_rate(device, "memory_gbs")
 
 
 def block_intensity(shape: AttentionShape, block_m: int) -> float:
@@ -171,7 +171,7 @@ def waves_of(shape: AttentionShape, block_m: int, occupied: Occupancy, num_sms: 
     return Waves(grid_blocks=tiles * shape.batch * shape.num_heads, resident_blocks=occupied.blocks_per_sm * num_sms)
 
 
-def _known(device: DeviceSpec, name: str) -> float:
+def _device_rate(device: DeviceSpec, name: str) -> float:
     """Return a rate of the device.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What each term of the cost model stands for, and what would lift it, by what is computed and what the kernel has.
+"""Texts for the terms of the cost model: their meaning, and a remedy, by direction and kernel.
 
     terms_of(shape)["l2"]                          # keys and values from L2
     lifts_of(kernel, config, shape, limits)["l2"]  # names no parameter that this config cannot change so

@@ -33,7 +33,7 @@ Run = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class _Installed:
-    """What is installed: Triton's own methods, which kernels are meant, and how they are tuned."""
+    """The state of an installation: Triton's own methods, which kernels are meant, and how they are tuned."""
 
     stock: Run
     stock_init: Run

@@ -1,4 +1,4 @@
-"""What is known of a call without measuring: from a frozen file, from rank 0, or from the store."""
+"""Known configs of a call: from a frozen file, from rank 0, or from the store."""
 
 from collections.abc import Sequence
 

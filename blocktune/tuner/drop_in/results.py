@@ -1,4 +1,4 @@
-"""What is kept and said of the tuning of a call. A store that is away costs a warning."""
+"""Results of tuning a call: records and messages. A store that is away costs a warning."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ def open_store() -> "ResultStore":
 
 @dataclass(frozen=True, slots=True)
 class CallResults:
-    """What a store keeps of a call, measured by this software on this device."""
+    """The records that a store keeps of a call, measured by this software on this device."""
 
     subject: LaunchSubject
     open_store: OpenStore

@@ -31,7 +31,7 @@ logger = logging.getLogger("blocktune")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DropInMachine(LaunchMachine):
-    """What tuning a first call needs of the machine. open_store: where results are kept."""
+    """The parts of the machine that tuning a first call needs. open_store: where results are kept."""
 
     open_store: OpenStore = open_store
 

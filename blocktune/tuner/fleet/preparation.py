@@ -1,4 +1,4 @@
-"""What a worker does with a job before it searches: it may refuse it, and it keeps what killed other workers."""
+"""Preparation of a job by its worker: it may refuse it, and it keeps the configs that killed other workers."""
 
 from blocktune.db.records.records import Environment, Outcome, Trial
 from blocktune.db.store import ResultStore

@@ -72,7 +72,8 @@ class SelfDuel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What was repeated. configs: the one that is studied, which is everybody's anchor, then those near it."""
+    """A study of repeated measurements. configs: the one that is studied, which is everybody's anchor, then those near
+    it."""
 
     configs: tuple[KernelConfig, ...]
     seconds: float

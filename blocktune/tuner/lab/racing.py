@@ -1,4 +1,4 @@
-"""What a race of candidates would save and lose, by the recorded rounds of sweeps."""
+"""Savings and losses of a race of candidates, by the recorded rounds of sweeps."""
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence

@@ -76,7 +76,7 @@ def _in_turns(configs: Sequence[KernelConfig], shape: AttentionShape, device: De
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecorder:
-    """What records: the device, its software, the worker that measures and the farm that compiles.
+    """The recorder of sweeps: the device, its software, the worker that measures and the farm that compiles.
 
     most: configs of a shape. kernels: those that take part.
     """

@@ -100,7 +100,8 @@ class ReplayRun:
 
 
 class Replay:
-    """What all searches of one sweep share: the space, its scores and the model's opinions, which take a while.
+    """The state that all searches of one sweep share: the space, its scores and the model's opinions, which take a
+    while.
 
     Configs that today's rules refuse are left out, because no search tries them.
     """

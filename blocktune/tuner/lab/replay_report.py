@@ -1,4 +1,4 @@
-"""What searches of recorded sweeps came to: how far from the best, how soon, and how well the model ranks alone."""
+"""Results of searches over recorded sweeps: how far from the best, how soon, and how well the model ranks alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor

@@ -1,4 +1,5 @@
-"""What untuned shapes get, by leaving recorded sweeps out: the one decision against the nearest winner.
+"""The configs that untuned shapes get, judged by leaving recorded sweeps out: the one decision against the nearest
+winner.
 
     study = UntunedStudy(sweeps, bests)
     for case in study.cases(Without.SHAPE):
@@ -48,7 +49,7 @@ FAMILIES = ("forward, full", "forward, causal", "backward", "decoding")
 
 
 class Without(StrEnum):
-    """What a decision does not know of the shape that it is judged by."""
+    """The knowledge that a decision lacks about the shape that it is judged by."""
 
     SHAPE = "shape"
     FAMILY = "family"
@@ -187,7 +188,7 @@ class UntunedStudy:
 
 @dataclass(frozen=True, slots=True)
 class _Knowledge:
-    """What is known without some shapes."""
+    """The measurements without those of some shapes."""
 
     measured: tuple[Measured, ...]
     winners: ConfigTable

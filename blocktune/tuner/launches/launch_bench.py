@@ -41,7 +41,7 @@ def cuda_meter() -> EnergyMeter:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTools:
-    """What measuring a call needs of the machine.
+    """The parts of the machine that measuring a call needs.
 
     make_clock: by the state of the L2 cache that a launch is to find. make_meter: None where no energy is measured.
     """

@@ -123,7 +123,7 @@ class LaunchRunner(WorkerRunner[LaunchConfig]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchMachine:
-    """What tuning a call needs of the machine.
+    """The parts of the machine that tuning a call needs.
 
     ahead: compiles. launches: time and meter launches. command: starts the process that measures where `isolate` is
     set, within these deadlines.

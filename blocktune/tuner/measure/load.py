@@ -89,28 +89,28 @@ class Watch:
 
     def load(self) -> Load:
         """Return how the GPU worked, for a watch that has ended."""
-        clocks = _known(self._samples, "sm_clock_mhz")
-        reasons = _known(self._samples, "throttle_reasons")
+        clocks = _known_values(self._samples, "sm_clock_mhz")
+        reasons = _known_values(self._samples, "throttle_reasons")
         return Load(
             seconds=round(self._seconds, 3),
             samples=len(self._samples),
             sm_clock_mhz=(min(clocks), round(statistics.median(clocks)), max(clocks)) if clocks else None,
             power_w=self._power_w(),
-            temperature_c=max(_known(self._samples, "temperature_c"), default=None),
+            temperature_c=max(_known_values(self._samples, "temperature_c"), default=None),
             capped=sum(bool(each & POWER_CAP) for each in reasons) / len(reasons) if reasons else None,
         )
 
     def telemetry(self) -> Telemetry:
         """Return the samples as one: median clocks, the highest temperature, every throttle reason that occurred."""
-        clocks, memory = _known(self._samples, "sm_clock_mhz"), _known(self._samples, "memory_clock_mhz")
-        reasons = _known(self._samples, "throttle_reasons")
+        clocks, memory = _known_values(self._samples, "sm_clock_mhz"), _known_values(self._samples, "memory_clock_mhz")
+        reasons = _known_values(self._samples, "throttle_reasons")
         return Telemetry(
             sm_clock_mhz=round(statistics.median(clocks)) if clocks else None,
             memory_clock_mhz=round(statistics.median(memory)) if memory else None,
-            temperature_c=max(_known(self._samples, "temperature_c"), default=None),
+            temperature_c=max(_known_values(self._samples, "temperature_c"), default=None),
             power_w=self._power_w(),
             throttle_reasons=_united(reasons) if reasons else None,
-            other_processes=max(_known(self._samples, "other_processes"), default=None),
+            other_processes=max(_known_values(self._samples, "other_processes"), default=None),
         )
 
     def _collect(self) -> None:
@@ -123,7 +123,7 @@ class Watch:
         return round(self._energy_j / self._seconds, 1)
 
 
-def _known(samples: Sequence[Telemetry], name: str) -> list[int]:
+def _known_values(samples: Sequence[Telemetry], name: str) -> list[int]:
     return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
 

@@ -1,4 +1,4 @@
-"""What a runner is given and what it returns for configs: one measurement each, or paired rounds of finalists."""
+"""Terms and results of a runner: one measurement each, or paired rounds of finalists."""
 
 import statistics
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Who measures: the protocol that the search speaks, and the runners that drive a worker."""
+"""Runners, which measure: the protocol that the search speaks, and the runners that drive a worker."""
 
 import logging
 import statistics

@@ -1,1 +1,1 @@
-"""What fits on a multiprocessor, what limits it, and what would lift the limit."""
+"""Occupancy: the blocks that fit on a multiprocessor, their limit, and the changes that would lift it."""

@@ -33,7 +33,7 @@ ACCESS_BYTES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wavefronts:
-    """What one access of a warp takes. phases: the wavefronts of each phase in turn."""
+    """The wavefronts of one access of a warp. phases: the wavefronts of each phase in turn."""
 
     phases: tuple[int, ...]
 

@@ -32,7 +32,7 @@ _LAUNCHABLE_REGISTERS = MAX_REGISTERS_PER_THREAD + 1
 
 
 class Limiter(StrEnum):
-    """What can bound the number of resident blocks."""
+    """A resource that can bound the number of resident blocks."""
 
     WARPS = "warps"
     BLOCKS = "blocks"

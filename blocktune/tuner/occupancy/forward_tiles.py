@@ -1,4 +1,4 @@
-"""What a block of a FlashAttention-2 forward kernel keeps on the chip, tile by tile, and where.
+"""The tiles that a block of a FlashAttention-2 forward kernel keeps on the chip, and where.
 
     held = on_chip(config, shape, limits_for((9, 0)))
     [(tile.name, tile.bytes, str(tile.place)) for tile in held.tiles]

@@ -1,4 +1,4 @@
-"""What the compiled loop of a kernel asks of shared memory: how many accesses, and how many wavefronts they take.
+"""Accesses of a kernel's compiled loop to shared memory: how many accesses, and how many wavefronts they take.
 
     found = shared_accesses(compiled.asm["ptx"])
     found.loads, found.load_wavefronts       # of a warp in a round of its loop: 112 and 704 on a card of 2018
@@ -33,7 +33,7 @@ JOINED_BYTES = (16, 8, 4, 2, 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAccesses:
-    """Of one warp in one round of the loop that computes the products.
+    """Accesses of one warp in one round of the loop that computes the products.
 
     loads and stores count instructions. Their excess is what conflicts of banks add to the wavefronts that the widths
     of the accesses need.

@@ -1,4 +1,4 @@
-"""What a config keeps on the chip: the tiles that its kernel lists, or those of an ordinary forward or backward.
+"""On-chip tiles of a config: the tiles that its kernel lists, or those of an ordinary forward or backward.
 
     on_chip_of(kernel, config, shape, limits_for((9, 0)))
 

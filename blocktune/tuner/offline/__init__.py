@@ -1,1 +1,1 @@
-"""What a launch of an autotuned kernel compiles, and its code without a launch."""
+"""Compilation of an autotuned kernel without a launch."""

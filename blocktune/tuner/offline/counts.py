@@ -1,4 +1,4 @@
-"""What compiled code moves and computes for each block, counted in its PTX: exact where the code has no loop.
+"""Bytes and operations of compiled code for each block, counted in its PTX: exact where the code has no loop.
 
 Masks are taken to let everything pass, and a value that several threads load counts for each of them.
 """

@@ -1,4 +1,4 @@
-"""What a launch of an autotuned kernel compiles, found without compiling, and its way to another process.
+"""Specializations of a launch of an autotuned kernel, found without compiling, and their way to another process.
 
 Triton itself says what it would compile: its `jit_cache_hook` gets signature, constants, attributes and options of a
 launch, and keeps it from compiling by returning true. So a specialization is that of the real call, whatever
@@ -25,7 +25,7 @@ _hook_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Specialization:
-    """What one config of a call compiles.
+    """The specialization that one config of a call compiles.
 
     spec: as Triton has it. document: for another process; None where it cannot travel. key: under which Triton keeps
     the code.
@@ -40,7 +40,7 @@ class Specialization:
 def specialization_of(call: AutotunedCall, config: LaunchConfig, cc: tuple[int, int]) -> Specialization | None:
     """Return what a config of a call compiles; None if this process has the code already, or Triton cannot describe
     it."""
-    told = _told(call, config)
+    told = _specialization_data(call, config)
     if told is None:
         return None
     document = {name: value for name, value in json.loads(told["specialization_data"]).items() if name != "key"}
@@ -105,7 +105,7 @@ def is_importable(call: AutotunedCall) -> bool:
         return False
 
 
-def _told(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
+def _specialization_data(call: AutotunedCall, config: LaunchConfig) -> dict[str, Any] | None:
     """Return what Triton says that it would compile."""
     from triton import knobs
 

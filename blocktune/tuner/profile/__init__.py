@@ -1,1 +1,1 @@
-"""What a config and a device really do, by counters, machine code and measured ceilings, next to what models say."""
+"""Profiles of a config and a device by counters, machine code and measured ceilings, next to predictions."""

@@ -1,4 +1,4 @@
-"""What the models predict of a config, each next to the counter that shows it.
+"""Predictions for a config, each next to the counter that shows it.
 
     for row in comparison(analysis, counters): print(row.name, row.predicted, row.counted)
 

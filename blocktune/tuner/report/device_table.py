@@ -1,4 +1,4 @@
-"""What the report knows of devices: the limits of every compute capability, and the ceilings of a device."""
+"""Devices in the report: the limits of every compute capability, and the ceilings of a device."""
 
 from dataclasses import asdict
 from typing import Any

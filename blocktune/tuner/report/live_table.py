@@ -20,7 +20,7 @@ GROWTH = 1.25
 
 
 class LiveTable:
-    """What `sweep_table` gives, kept up to date.
+    """The table of `sweep_table`, kept up to date.
 
     Attributes:
         table: as it is now.

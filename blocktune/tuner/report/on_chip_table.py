@@ -1,4 +1,4 @@
-"""What the configs of a sweep keep on the chip, one entry for every layout that occurs."""
+"""On-chip tiles of the configs of a sweep, one entry for every layout that occurs."""
 
 from typing import Any
 

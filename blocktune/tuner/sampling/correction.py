@@ -1,4 +1,4 @@
-"""What measurements of some points say about a model's predictions of all of them: a Gaussian process.
+"""Correction of a model's predictions of all points by measurements of some: a Gaussian process.
 
 The logarithm of a measured value over its prediction is taken for a Gaussian process of four parts: a constant, since
 values need not have the prediction's unit; a slope, by which the model exaggerates differences or understates them; a
@@ -108,9 +108,9 @@ class ModelCorrection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Posterior:
-    """What some measurements amount to. level: mean logarithm of measured over predicted values. middle: mean logarithm
-    of the predictions of the measured ones. slowest: the largest one of all. same and near: [point, known], see
-    `ModelCorrection`. whitening: the inverse of Cholesky's factor of the covariance of the known ones. weights: the
+    """The posterior after some measurements. level: mean logarithm of measured over predicted values. middle: mean
+    logarithm of the predictions of the measured ones. slowest: the largest one of all. same and near: [point, known],
+    see `ModelCorrection`. whitening: the inverse of Cholesky's factor of the covariance of the known ones. weights: the
     covariance's inverse times what was measured, less the level."""
 
     level: float

@@ -25,7 +25,7 @@ Space = Mapping[str, BaseDistribution]
 
 
 class Prospects:
-    """What a prior says of every point, corrected by what was measured.
+    """The prior of every point, corrected by measurements.
 
     Args:
         points: distinct ones; a point need not have all parameters of the space.

@@ -1,4 +1,4 @@
-"""What a search asks, answered by an Optuna study: it asks for configs, tells how they did, and keeps what is known.
+"""Proposals for a search from an Optuna study: it asks for configs, tells how they did, and keeps known results.
 
 What `tune run` knows of a config is in its trial: its parameters, its score as the value, the median after every round
 as intermediate values, and resources, occupancy and prediction as user attributes. A config that cannot run is a pruned

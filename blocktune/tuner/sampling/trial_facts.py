@@ -1,4 +1,4 @@
-"""What a stored trial is in a study: its user attributes, its rounds, and how it ended."""
+"""A stored trial as a trial of a study: its user attributes, its rounds, and how it ended."""
 
 import statistics
 from typing import Any

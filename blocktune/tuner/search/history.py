@@ -1,4 +1,4 @@
-"""What earlier runs found out about a subject, as far as it still holds."""
+"""Results of earlier runs for a subject, as far as they still hold."""
 
 from dataclasses import dataclass
 from typing import Any, Generic

@@ -1,4 +1,4 @@
-"""What `tune` asks: a strategy whose study stays in memory, or is kept where `--study` says."""
+"""The strategy of `tune`: one whose study stays in memory, or is kept where `--study` says."""
 
 from blocktune.db.records.records import ConfigT, ProblemT
 from blocktune.tuner.candidates.assignment import Assignment

@@ -1,4 +1,4 @@
-"""What a tuning run is given and what it says: its budget, its progress and its report."""
+"""The input and output of a tuning run: its budget, its progress and its report."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -54,7 +54,7 @@ def compiled_ahead(workers: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchTools(Generic[ConfigT]):
-    """What a run works with, opened when an earlier run has not answered it.
+    """The tools of a run, opened when an earlier run has not answered it.
 
     open_compiler: compiles ahead. open_runner: measures, or gives None where the model ranks the configs; it takes the
     anchor of earlier sessions, if there is one, and a function that is called before the GPU is waited for.

@@ -1,4 +1,4 @@
-"""Who won the finals, and whether by more than the noise."""
+"""The verdict of the finals: the winner, and whether it won by more than the noise."""
 
 import statistics
 from collections.abc import Mapping, Sequence

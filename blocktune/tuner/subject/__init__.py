@@ -1,1 +1,1 @@
-"""What is tuned: a problem on a device, with its configs, and what is known of them before they are measured."""
+"""Subjects of tuning: a problem on a device, with its configs, and the facts about them before they are measured."""

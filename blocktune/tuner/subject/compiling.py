@@ -1,4 +1,4 @@
-"""What compiles the configs of one subject in the background, for a search: `ConfigCompiler`."""
+"""The compiler of the configs of one subject, in the background of a search: `ConfigCompiler`."""
 
 from concurrent.futures import Future
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""What a launch moves and computes, and the least time that the device needs for it.
+"""Bytes and operations of a launch, and the least time that the device needs for them.
 
 The author says it: a function given to `autotune(costs=...)`, else `launch_metadata` of `triton.jit`, as profilers read
 it. Else the compiled code is counted, where it has no loop. Else nothing is known but the resources.
@@ -27,7 +27,7 @@ NO_COSTS = "what a launch moves and computes is not known, so the search goes by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What one launch moves and computes. source: who says so."""
+    """Bytes and operations of one launch. source: where they come from."""
 
     bytes: float
     flops: float

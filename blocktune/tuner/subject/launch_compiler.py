@@ -1,4 +1,4 @@
-"""What compiles the configs of a call in the background: `LaunchCompiler`."""
+"""The compiler of the configs of a call, in the background: `LaunchCompiler`."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType

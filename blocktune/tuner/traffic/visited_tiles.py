@@ -51,7 +51,9 @@ def keys_loaded(shape: AttentionShape, block_m: int, block_n: int) -> tuple[int,
     starts = range(0, shape.seqlen_q, block_m)
     if shape.causal is Causal.NONE:
         return (shape.seqlen_k,) * len(starts)
-    tiles = (-(-_seen(start + block_m, shape.causal_offset, shape.seqlen_k) // block_n) for start in starts)
+    tiles = (
+        -(-_visible_key_count(start + block_m, shape.causal_offset, shape.seqlen_k) // block_n) for start in starts
+    )
     return tuple(min(count * block_n, shape.seqlen_k) for count in tiles)
 
 
@@ -59,7 +61,10 @@ def _counts(shape: AttentionShape, block_m: int, block_n: int) -> list[tuple[int
     """Return (visited, masked) key tiles of every query tile."""
     if shape.features.window is None:
         starts, offset, keys = range(0, shape.seqlen_q, block_m), shape.causal_offset, shape.seqlen_k
-        seen = [(_seen(start + block_m, offset, keys), _seen(start + 1, offset, keys)) for start in starts]
+        seen = [
+            (_visible_key_count(start + block_m, offset, keys), _visible_key_count(start + 1, offset, keys))
+            for start in starts
+        ]
         visited_tiles = [max(1, -(-last // block_n)) for last, _ in seen]
         return [(tiles, tiles - first // block_n) for tiles, (_, first) in zip(visited_tiles, seen, strict=True)]
     loaded, whole = key_spans(shape, block_m, block_n), whole_key_tiles(shape, block_m, block_n)
@@ -67,6 +72,6 @@ def _counts(shape: AttentionShape, block_m: int, block_n: int) -> list[tuple[int
     return [(tiles, tiles - min(full, tiles)) for tiles, full in zip(visited, whole, strict=True)]
 
 
-def _seen(queries: int, offset: int, keys: int) -> int:
+def _visible_key_count(queries: int, offset: int, keys: int) -> int:
     """Return how many of the keys the first `queries` queries see together where query i sees keys 0..i + offset."""
     return min(max(queries + offset, 0), keys)

@@ -20,7 +20,7 @@ def still_runs(best: Best) -> bool:
     return not kernel.violations(best.config, shape, limits)
 
 
-def why_due(best: Best, environment: Environment) -> str:
+def due_reason(best: Best, environment: Environment) -> str:
     """Return why a winner of this device ought to be verified here; empty when it was measured with what is here now
     and against the default that the kernels have now.
 
@@ -38,10 +38,10 @@ def why_due(best: Best, environment: Environment) -> str:
         for name in names
         if (old := getattr(best.environment, name)) != (new := getattr(environment, name))
     )
-    return ", ".join(changed) or why_speedup_is_due(best)
+    return ", ".join(changed) or speedup_reason(best)
 
 
-def why_speedup_is_due(best: Best) -> str:
+def speedup_reason(best: Best) -> str:
     """Return why a measured winner's speed-up over today's default is not known; empty where it is."""
     today = with_todays_rivals(best)
     if best.origin is Origin.PREDICTED or today.default is None or today.speedup_over_default is not None:

@@ -1,4 +1,4 @@
-"""What a verification found: the winner before and after, and each config then and now."""
+"""The result of a verification: the winner before and after, and each config then and now."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -101,7 +101,7 @@ def verify(
         before=best,
         after=best,
         rechecks=rechecks,
-        reason=_why_unverified(best, again),
+        reason=_unverified_reason(best, again),
         seconds=0.0,
     )
     if not found.reason:
@@ -111,7 +111,7 @@ def verify(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Again:
-    """What was measured again: the new trials, which of them failed by the machine, and the finals; None where no
+    """The repeated measurements: the new trials, which of them failed by the machine, and the finals; None where no
     config runs and is right."""
 
     trials: dict[KernelConfig, Trial]
@@ -119,7 +119,7 @@ class _Again:
     result: Result | None
 
 
-def _why_unverified(best: Best, again: _Again) -> str:
+def _unverified_reason(best: Best, again: _Again) -> str:
     """Return why the stored winner stays although nothing is known of it now; empty where what was measured decides."""
     trial = again.trials.get(best.config)
     if trial is not None and (best.config in again.stopped_by_machine or trial.outcome is Outcome.COMPILE_TIMEOUT):

@@ -157,6 +157,7 @@ def test_a_refusal_is_short(spoil: Callable[[dict[str, Any]], None], winner) -> 
 COMMAND = [sys.executable, "-P", "-m", "blocktune", "list", "--shipped"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", ["", "--json", "--format csv", "--format triton", "--format vllm"])
 def test_a_full_disk_behind_the_output_is_said(options: str, tmp_path: Path) -> None:
     command = [*COMMAND, *options.split()]

@@ -2,11 +2,12 @@
 
 import io
 import re
+from collections.abc import Sequence
 
 import pytest
 
 from blocktune.cli.output.render import note, print_table, say
-from blocktune.cli.output.tables import table_lines, wrapped_lines
+from blocktune.cli.output.tables import Row, fitted_table, wrapped_lines
 
 COLUMNS = ("", "config", "time", "against the default")
 CONFIG = "flash_fwd_hopper 192x128 w4 s3 early_p=1 keep_p=0 split_release=0"
@@ -14,6 +15,11 @@ ROWS = (
     ("winner", CONFIG, "2,005.7 µs", "1.029x (1.014 to 1.039)"),
     ("default", "flash_fwd 64x64 w4 s2", "-", "1.000x"),
 )
+
+
+def table_lines(columns: Row, rows: Sequence[Row], width: int | None, optional: Row = ()) -> list[str]:
+    lines, _ = fitted_table(columns, rows, width, optional)
+    return lines
 
 
 def test_a_table_is_as_wide_as_its_cells_where_nothing_limits_it() -> None:

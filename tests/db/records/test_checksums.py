@@ -65,6 +65,7 @@ def change_one(path: Path, table: str, column: str, row_id: int = 1) -> None:
     sql(path, f"UPDATE {table} SET {column} = ? WHERE id = ?", one_bit_off(value), row_id)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("table", "column"), sorted(WHOLE.items()))
 def test_a_flipped_bit_costs_its_rows_and_is_named(
     filled: Path, bests: list[Best], caplog: pytest.LogCaptureFixture, table: str, column: str
@@ -94,6 +95,7 @@ def test_production_serves_no_changed_row(
     assert best.device.key in caplog.text
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("table", "column"),
     [("kernel", "name"), ("kernel", "source_hash"), ("config", "document"), ("shape", "document"), ("best", "time_us")],

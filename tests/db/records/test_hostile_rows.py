@@ -112,6 +112,7 @@ def rows(sound: Path) -> tuple[TrialRow, BestRow]:
     return found
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

@@ -44,6 +44,7 @@ def test_every_copy_is_counted_and_the_store_is_left_alone(filled: Path) -> None
     assert counts.untouched + counts.whole + counts.refused <= counts.copies
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("number", range(len(DAMAGES)))
 def test_a_damage_damages(filled: Path, number: int) -> None:
     content = content_of(filled)

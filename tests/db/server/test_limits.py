@@ -45,6 +45,7 @@ def numbered(trial: Trial, number: int) -> Trial:
     return replace(trial, config=replace(trial.config, extra=(("number", number),)))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "setting",
     ["datestyle = 'SQL, DMY'", "timezone = 'Asia/Kathmandu'", "default_transaction_isolation = 'serializable'",

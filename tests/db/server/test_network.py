@@ -40,6 +40,7 @@ def meet(proxy: Proxy, *faults: Fault) -> None:
     proxy.plan = lambda: left.pop(0) if left else WELL
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("moment", LATER)
 @pytest.mark.parametrize("ending", [Ending.CLOSE, Ending.RESET])
 def test_what_is_recorded_over_a_connection_that_ends_is_stored_once(

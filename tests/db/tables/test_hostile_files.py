@@ -141,6 +141,7 @@ def test_a_version_that_is_none_of_ours(stored: Path, version: str) -> None:
     assert len(str(caught.value)) < 1000
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("parent", ["shape", "config", "kernel", "environment", "device"])
 def test_a_link_that_leads_nowhere_is_said_by_every_reader(stored: Path, best: Best, parent: str) -> None:
     changed(stored, f"DELETE FROM {parent}")

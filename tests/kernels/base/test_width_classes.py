@@ -9,6 +9,7 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,9 +37,8 @@ from tests.support.machine_code.wgmma_descriptors import unwritten_reads, wrong_
 from tests.support.triton_modes import compiled_here
 
 FULL = os.environ.get("BLOCKTUNE_WIDTHS") == "full"
-NARROW, COVERING = narrow_cases(), covering_cases()
-REST = (*every_case(), *candidate_cases(6)) if FULL else ()
-SOME = tuple(candidate_cases(1, every=12))
+NARROW = narrow_cases()
+REST = tuple(dict.fromkeys((*every_case(), *candidate_cases(6)))) if FULL else ()
 HOPPER = (9, 0)
 
 
@@ -73,11 +73,29 @@ def test_values_narrower_than_queries_compile_to_legal_code(case: Case) -> None:
     assert list(problems(case)) == []
 
 
+@cache
+def chosen_cases() -> tuple[Case, ...]:
+    """Return default configs that cover all pairs of choices, and some configs that a search might try.
+
+    To find them takes seconds, which a collection of tests does not spend.
+    """
+    return tuple(dict.fromkeys((*covering_cases(), *candidate_cases(1, every=12))))
+
+
 @compiled_here
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("case", dict.fromkeys((*COVERING, *SOME, *REST)), ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_widths_of_every_kernel_compile_to_legal_code(name: str) -> None:
+    cases = [case for case in chosen_cases() if case.config.kernel == name]
+    assert cases
+    assert {str(case): found for case in cases if (found := list(problems(case)))} == {}
+
+
+@compiled_here
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not FULL, reason="BLOCKTUNE_WIDTHS=full compiles every width")
+@pytest.mark.parametrize("case", REST, ids=str)
 def test_every_width_compiles_to_legal_code(case: Case) -> None:
-    """Default configs that cover all pairs of choices, some configs that a search might try, and the rest if asked."""
     assert list(problems(case)) == []
 
 
@@ -99,9 +117,9 @@ def test_every_pair_is_refused_with_a_reason_or_has_a_default_that_breaks_no_rul
 
 @pytest.mark.triton_free
 def test_the_covering_cases_meet_every_kernel_on_every_architecture_that_it_runs_on() -> None:
-    met = {(case.kernel.name, case.cc) for case in (*NARROW, *COVERING)}
+    met = {(case.kernel.name, case.cc) for case in (*NARROW, *covering_cases())}
     assert met == {(case.kernel.name, case.cc) for case in every_case((64, 128))}
-    widths = {(case.kernel.name, case.shape.head_dim) for case in (*NARROW, *COVERING)}
+    widths = {(case.kernel.name, case.shape.head_dim) for case in (*NARROW, *covering_cases())}
     assert widths >= {(case.kernel.name, case.shape.head_dim) for case in every_case((16, 64, 256))}
 
 

@@ -234,6 +234,7 @@ LEAST |= {"float16": torch.finfo(torch.float16).min, "1e9": -1e9}
 
 
 @runs
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", [Causal.NONE, Causal.UPPER_LEFT])
 @pytest.mark.parametrize(
     ("dtype", "mask_dtype", "least"),

@@ -279,6 +279,7 @@ def test_splits_are_a_whole_number() -> None:
         flash_attn_with_kvcache(Q, CACHE, CACHE, num_splits=1.5)  # type: ignore[arg-type]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_compiled_graph_takes_them(device: str, where: dict[str, Any]) -> None:

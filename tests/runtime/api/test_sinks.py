@@ -55,6 +55,7 @@ def on_cpu(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in options.items()}
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 @pytest.mark.parametrize("lengths", [(17, 29), (29, 17), (64, 128)])
 @pytest.mark.parametrize("options", OPTIONS)

@@ -62,6 +62,7 @@ def gradients(function: Any, tensors: tuple[Tensor, ...]) -> list[Tensor]:
     return list(torch.autograd.grad(out, leaves, torch.randn(out.shape).to(out.dtype)))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", list(learnable()))
 def test_every_tensor_has_its_gradient(name: str, way: str) -> None:
     function, tensors = learnable()[name]

@@ -35,6 +35,7 @@ def test_a_process_of_odd_variables_computes_attention(kind: str, autotune: str 
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
+@pytest.mark.few(64)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VARIABLES)
 def test_each_odd_variable_leaves_attention_right(

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._functorch.aot_autograd import make_boxed_func
 from torch.library import opcheck
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.testing._internal.two_tensor import TwoTensor
@@ -73,7 +70,10 @@ def results(attend: Any, leaves: list[Tensor], *more: Tensor) -> list[Tensor]:
     return [out.detach(), *torch.autograd.grad(out, leaves, torch.randn(out.shape, dtype=out.dtype))]
 
 
-def compiled(function: Any, *, dynamic: bool = False) -> tuple[Any, CompileCounterWithBackend]:
+def compiled(function: Any, *, dynamic: bool = False) -> tuple[Any, Any]:
+    """Return the function in one graph, and a counter of the graphs."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
     counter = CompileCounterWithBackend("aot_eager")
     return torch.compile(function, fullgraph=True, dynamic=dynamic, backend=counter), counter
 
@@ -131,7 +131,10 @@ def test_dropout_in_a_graph_is_drawn_once(served: bool, request: pytest.FixtureR
 
 
 def noted(function: Any) -> tuple[Any, dict[str, set[Any]]]:
-    """The function compiled, and what it calls then by namespace, forward and backward."""
+    """Return the function compiled, and what it calls then by namespace, forward and backward."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.aot_autograd import make_boxed_func
+
     seen: dict[str, set[Any]] = {}
 
     def note(graph: torch.fx.GraphModule, example: list[Any]) -> Any:
@@ -226,6 +229,7 @@ def test_meta_tensors_have_sizes() -> None:
     assert flash_attn_func(*turned, softcap=1.0).shape == turned[0].shape
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize(("layout", "scale"), [("bhsd", 0.25), ("bshd", 0.5), ("bshd", -0.5), ("bhsd", 0.0)])
 def test_calls_without_gradients_are_one_op_with_few_arguments(

@@ -1,11 +1,18 @@
-"""Tiny random causal language models of every family of transformers, and how they agree with eager attention."""
+"""Tiny random causal language models of every family of transformers, and how they agree with eager attention.
 
+transformers is imported by the first model: its import takes a second, and most runs of tests build none.
+"""
+
+from importlib.util import find_spec
 from typing import Any
 
+import pytest
 import torch
-import transformers
 from torch import Tensor
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+need_transformers = pytest.mark.skipif(
+    find_spec("transformers") is None, reason="the Hugging Face integration needs transformers"
+)
 
 VOCABULARY = 96
 MAX_PARAMETERS = 15_000_000
@@ -70,6 +77,8 @@ class UnbuiltError(Exception):
 
 def families() -> list[str]:
     """Return the model types of transformers' causal language models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 
@@ -79,6 +88,8 @@ def tiny_model(family: str, **sizes: Any) -> Any:
     Raises:
         UnbuiltError: it cannot be built, or is not tiny.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
     try:
         config = _tiny_config(family, sizes)
         model_class = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -97,7 +108,9 @@ def tiny_model(family: str, **sizes: Any) -> Any:
 
 
 def _tiny_config(family: str, own_sizes: dict[str, Any]) -> Any:
-    config_class = transformers.CONFIG_MAPPING[family]
+    from transformers import CONFIG_MAPPING
+
+    config_class = CONFIG_MAPPING[family]
     usual = config_class()
     sizes = {name: size for name, size in SIZES.items() if getattr(usual, name, None) is not None}
     types = getattr(usual, "layer_types", None)

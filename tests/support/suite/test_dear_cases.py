@@ -43,7 +43,7 @@ def test_a_file_keeps_its_cheapest_case() -> None:
 
 
 def test_a_run_replaces_the_costs_of_what_ran_and_drops_what_is_gone(file: Path) -> None:
-    dear_cases.write({"a.py::test_one": 0.9, "a.py::test_two": 2.04, "b.py::test_two": 4.0})
+    dear_cases.write({"a.py::test_one": 0.3, "a.py::test_two": 2.04, "b.py::test_two": 4.0})
     assert file.read_text() == "a.py::test_two 2.0\nb.py::test_one[x y] 9.5\nb.py::test_two 4.0\n"
 
 

@@ -57,6 +57,12 @@ def test_what_takes_too_long_is_killed() -> None:
         warm_python.run([sys.executable, "-P", "-c", "import time; time.sleep(100)"], timeout=0.5)
 
 
+def test_what_a_program_costs_is_counted() -> None:
+    before = warm_python.used.processor_seconds
+    warm_python.run([sys.executable, "-P", "-c", "import time\nwhile time.process_time() < 0.3: pass"])
+    assert 0.2 < warm_python.used.processor_seconds - before < 3.0
+
+
 def test_nothing_of_ours_is_imported_yet() -> None:
     code = "import sys; print([name for name in sys.modules if name.startswith('blocktune')])"
     alone = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}  # PyTorch's import brings a part of ours along

@@ -14,12 +14,23 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 SERVER = Path(__file__).with_name("warm_server.py")
 LONGEST = 100
 """More than the characters of an answer."""
+
+
+@dataclass
+class Used:
+    """What the programs that ended have taken: they are no children of this process, whose times lack theirs."""
+
+    processor_seconds: float = 0.0
+
+
+used = Used()
 
 
 def run(
@@ -63,7 +74,9 @@ def _ended(request: Mapping[str, object], files: tuple[int, int], timeout: float
         program = int(ours.recv(LONGEST))
         ours.settimeout(timeout)
         try:
-            return int(ours.recv(LONGEST))
+            status, seconds = ours.recv(LONGEST).split()
+            used.processor_seconds += float(seconds)
+            return int(status)
         except TimeoutError:
             os.killpg(program, signal.SIGKILL)
             raise subprocess.TimeoutExpired(str(request["words"]), timeout or 0) from None

@@ -53,6 +53,7 @@ def test_circumstances_are_right(mode: Mode) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # a compiler looks at that of views
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mode", COMPILED)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_calls_are_right(mode: Mode, dynamic: bool) -> None:

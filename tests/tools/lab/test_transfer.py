@@ -13,13 +13,13 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import UntunedStudy
 from tests.support.stores.sample_records import winner
-from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, sweep
+from tests.tuner.lab.test_untuned import KERNEL, LENGTHS, hidden, shape_of, sweep
 from tools.lab import transfer, transfer_file
 from tools.lab.transfer_losses import decisions, model_slowdown, moved
 from tools.pages.pages import with_results
 
 H100, H200 = device_named("h100"), device_named("h200")
-SHARED, ALONE, LOST = (dataclasses.replace(winner(), shape=sweep(length).shape) for length in LENGTHS[:3])
+SHARED, ALONE, LOST = (dataclasses.replace(winner(), shape=shape_of(length)) for length in LENGTHS[:3])
 OTHER = dataclasses.replace(SHARED.config, num_stages=SHARED.config.num_stages + 1)
 
 

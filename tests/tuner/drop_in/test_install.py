@@ -136,6 +136,7 @@ def test_a_frozen_file_makes_a_job_start_without_a_measurement(
             install(frozen=str(path.with_name("broken.json")))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -112,6 +112,7 @@ def test_the_gpu_is_sampled_from_the_first_round_to_the_last_and_no_longer(monke
     assert monitor.samples == before + taken
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("kernel", "outcome", "words"),
     [

@@ -72,6 +72,7 @@ def test_a_finished_search_answers_at_once(gpu: FakeGpu, compiler: CompileAhead,
     assert len(gpu.timed) == timed
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("sampler", ["guided", "tpe", "coordinate", "random", "model"])
 def test_samplers_choose_within_a_budget(
     sampler: str, gpu: FakeGpu, compiler: CompileAhead, store: ResultStore

@@ -21,7 +21,7 @@ from blocktune.tuner.lab.replay import ReplayRunner
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.search.report import Budget
 from blocktune.tuner.search.tune import tune
-from blocktune.tuner.upkeep.is_current import why_due, why_speedup_is_due
+from blocktune.tuner.upkeep.is_current import due_reason, speedup_reason
 from blocktune.tuner.upkeep.verification import Verification
 from blocktune.tuner.upkeep.verify import RUNNERS_UP, compile_ahead, verify
 from tests.support.models import landscape
@@ -99,7 +99,7 @@ def slower(measurement: Measurement, factor: float) -> dict[str, object]:
 
 def test_a_winner_is_verified_under_its_own_regime(store: ResultStore, winner: Best) -> None:
     rested = dataclasses.replace(winner, environment=dataclasses.replace(winner.environment, regime=Regime.BURST))
-    assert why_due(rested, winner.environment) == ""
+    assert due_reason(rested, winner.environment) == ""
     found = verified(store, rested, ReplayRunner(landscape.measurements(0)))
     assert found.after is not None
     assert found.after.environment == dataclasses.replace(UPGRADED, regime=Regime.BURST)
@@ -121,7 +121,7 @@ def test_a_winner_that_still_wins_becomes_one_of_this_software(store: ResultStor
     assert stored.default == DEFAULT
     assert stored.speedup_over_default == found.after.speedup_over_default
     assert stored.trials == len(store.trials(environment=UPGRADED)) == len(found.rechecks)
-    assert why_due(stored, UPGRADED) == ""
+    assert due_reason(stored, UPGRADED) == ""
 
 
 def test_what_is_compiled_ahead_is_what_is_timed(store: ResultStore, winner: Best) -> None:
@@ -267,7 +267,7 @@ def test_what_came_from_elsewhere_is_measured_here(store: ResultStore, winner: B
     with ResultStore.open(tmp_path / "other.db") as other:
         other.merge([everything])
         (stranger,) = other.bests()
-        assert why_due(stranger, stranger.environment) == "it came from elsewhere"
+        assert due_reason(stranger, stranger.environment) == "it came from elsewhere"
         found = verified(other, stranger, ReplayRunner(landscape.measurements(0)))
         assert found.after is not None
         (now,) = other.bests()
@@ -286,21 +286,21 @@ def test_a_config_that_cannot_run_any_more_is_said_to(store: ResultStore, winner
 
 def test_only_what_changed_is_due(winner: Best) -> None:
     here = winner.environment
-    assert why_due(winner, here) == ""
-    assert why_due(dataclasses.replace(winner, origin=Origin.PREDICTED), UPGRADED) == ""
-    assert "source of" in why_due(dataclasses.replace(winner, kernel_hash="f" * 16), here)
+    assert due_reason(winner, here) == ""
+    assert due_reason(dataclasses.replace(winner, origin=Origin.PREDICTED), UPGRADED) == ""
+    assert "source of" in due_reason(dataclasses.replace(winner, kernel_hash="f" * 16), here)
     newer = dataclasses.replace(here, triton="99.0", driver="580.65.06")
-    assert why_due(winner, newer) == f"triton {here.triton} became 99.0, driver unknown became 580.65.06"
+    assert due_reason(winner, newer) == f"triton {here.triton} became 99.0, driver unknown became 580.65.06"
 
 
 def test_a_winner_that_was_not_timed_against_todays_default_is_due(winner: Best) -> None:
     assert winner.default == DEFAULT != winner.config
-    assert why_speedup_is_due(winner) == ""
+    assert speedup_reason(winner) == ""
     stale = dataclasses.replace(winner, default=dataclasses.replace(DEFAULT, num_stages=7))
     why = f"it was not timed against {DEFAULT.label}, the default"
-    assert why_due(stale, winner.environment) == why_speedup_is_due(stale) == why
+    assert due_reason(stale, winner.environment) == speedup_reason(stale) == why
     unknown = dataclasses.replace(winner, speedup_over_default=None, speedup_low=None, speedup_high=None)
-    assert why_speedup_is_due(unknown) == why
-    assert why_speedup_is_due(dataclasses.replace(stale, config=DEFAULT)) == "", "it is compared with itself"
-    assert why_speedup_is_due(dataclasses.replace(stale, origin=Origin.PREDICTED)) == ""
-    assert why_speedup_is_due(dataclasses.replace(unknown, default=None)) == "", "a frozen file names none"
+    assert speedup_reason(unknown) == why
+    assert speedup_reason(dataclasses.replace(stale, config=DEFAULT)) == "", "it is compared with itself"
+    assert speedup_reason(dataclasses.replace(stale, origin=Origin.PREDICTED)) == ""
+    assert speedup_reason(dataclasses.replace(unknown, default=None)) == "", "a frozen file names none"

@@ -1,4 +1,4 @@
-"""What all pictures of the documents share: paper and ink, light or dark as the reader's page is, and text."""
+"""The style of all pictures of the documents: paper and ink, light or dark as the reader's page is, and text."""
 
 from xml.sax.saxutils import escape
 

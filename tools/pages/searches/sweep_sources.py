@@ -1,4 +1,4 @@
-"""What recorded sweeps are of: how much was measured with the kernels as they are, and which kernels are missing."""
+"""The sources of recorded sweeps: how much was measured with the kernels as they are, and which kernels are missing."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping

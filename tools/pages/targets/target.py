@@ -1,4 +1,4 @@
-"""What one kind of attention is to reach."""
+"""The target of one kind of attention."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass

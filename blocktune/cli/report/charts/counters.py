@@ -1,4 +1,4 @@
-"""What was counted on a GPU next to what the models say: ratios, and the reasons for which warps waited."""
+"""Counters of a GPU next to predictions: ratios, and the reasons for which warps waited."""
 
 import altair as alt
 

@@ -14,7 +14,7 @@ CELL = 38
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """What the colour of a cell says.
+    """The quantity that the colour of a cell shows.
 
     scheme: of the colours.
     middle: the value of the neutral colour, where there is one.

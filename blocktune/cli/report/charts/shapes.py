@@ -1,4 +1,4 @@
-"""What was measured over many shapes: heat maps, a ladder, block sizes and differences."""
+"""Measurements over many shapes: heat maps, a ladder, block sizes and differences."""
 
 import altair as alt
 

@@ -239,5 +239,5 @@ def _rows_in_turn(block_m: int, shape: AttentionShape) -> int:
 
 
 def _tiles(block_m: int, shape: AttentionShape) -> int:
-    """Return the number of tiles of so many rows."""
+    """Return how many tiles there are of `block_m` rows."""
     return -(-shape.seqlen_q // block_m) * shape.batch * shape.num_heads

@@ -15,8 +15,8 @@ Descale: TypeAlias = Tensor | float | None
 
 @dataclass(frozen=True, slots=True)
 class Descales:
-    """What the numbers of an 8-bit cache are multiplied with: float32 [batch or 1, num_heads_kv or 1], or of tokens
-    [entries or pages, rows, num_heads_kv], both or neither; None is 1."""
+    """The factors of the numbers in an 8-bit cache: float32 [batch or 1, num_heads_kv or 1], or of tokens [entries or
+    pages, rows, num_heads_kv], both or neither; None is 1."""
 
     k: Tensor | None
     v: Tensor | None

@@ -24,7 +24,7 @@ FEW_QUERIES = 32
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Of every packed token the number of its sequence and its place in it, int64 [tokens]; of those after the last
+    """The sequence number of every packed token and its place in the sequence, int64 [tokens]; of those after the last
     sequence the place goes on."""
 
     sequence: Tensor

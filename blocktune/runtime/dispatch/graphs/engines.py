@@ -17,7 +17,7 @@ Remember = Callable[[FastPath, BoundCall], None]
 
 
 class GraphEngine(Protocol):
-    """What the ops of a graph ask of an `Engine`."""
+    """The part of an `Engine` that the ops of a graph need."""
 
     def find_call(self, options: tuple[Any, ...], *tensors: Tensor | None) -> KernelCall | None: ...
 

@@ -1,4 +1,4 @@
-"""What `torch.utils.flop_counter` counts for our ops: as for PyTorch's attention, pairs that a mask hides count, too.
+"""Counts of our ops for `torch.utils.flop_counter`: as for PyTorch's attention, pairs that a mask hides count, too.
 
 Of packed sequences and caches the lengths count where they can be read, else the longest ones.
 """

@@ -24,7 +24,7 @@ TENSORS = (*EXTRA_TENSORS, BLOCKS, DRAWN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCall:
-    """What a graph holds of a call besides tensors and lengths.
+    """The part of a call, besides tensors and lengths, that a graph holds.
 
     dispatcher: the number of the engine that serves it. lse: whether the log-sum-exp is wanted. block_sizes: queries
     and keys of a block of the block mask. tensors: which of `TENSORS` come with it. The others are arguments of

@@ -1,4 +1,4 @@
-"""What stands for PyTorch's attention in a compiled graph.
+"""The ops that replace PyTorch's attention in a compiled graph.
 
 Dynamo guards all that it traces, and checks the guards in every call of the graph: 60 ns for each function, constant
 and name. So it sees only what raises errors, and one op, `blocktune::scaled_dot_product_attention`, with the arguments

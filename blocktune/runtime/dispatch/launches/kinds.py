@@ -1,4 +1,4 @@
-"""What a plan depends on of the tensors of a call, besides their values: it makes up the plan's key."""
+"""Properties of the tensors of a call that a plan depends on, besides their values: they make up the plan's key."""
 
 from typing import Any
 

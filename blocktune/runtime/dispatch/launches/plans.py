@@ -1,4 +1,4 @@
-"""What computes one direction of the calls of a kind: a config that is bound and its results' memory; or PyTorch."""
+"""The plan for one direction of a kind of calls: a config that is bound and its results' memory; or PyTorch."""
 
 from collections.abc import Sequence
 from copy import copy

@@ -18,7 +18,7 @@ FindTensors = Callable[[], tuple[Tensor, ...]]
 
 
 class KnownAddresses:
-    """What the addresses of a launch belong to.
+    """The owners of the addresses of a launch.
 
     places: of the inputs, by id. kept: of the tensors that are found for a stream, by id. memory: the workspace.
     """

@@ -1,1 +1,1 @@
-"""Who computes what with which keys, and which way is fastest: arithmetic that needs neither GPU nor ranks."""
+"""The distribution of blocks over ranks, and the fastest schedule: arithmetic that needs neither GPU nor ranks."""

@@ -1,4 +1,4 @@
-"""What each rank computes with which keys, and when they travel.
+"""The steps of each rank: the keys that it computes with, and when they travel.
 
 Keys go straight from the rank that holds them to the rank that needs them, and only those that it sees. In step s of a
 ring rank r gets the keys of rank r - s; a gather gets those of all ranks in one step, in the order of the sequence.

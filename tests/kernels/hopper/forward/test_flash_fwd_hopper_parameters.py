@@ -29,6 +29,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("block_m", "block_n", "num_stages", "own"),
     [

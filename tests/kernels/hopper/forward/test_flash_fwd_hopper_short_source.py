@@ -51,6 +51,7 @@ def test_sinks(head_dim: int, sinks: str, causal: Causal) -> None:
     other.check_sinks(shape_of(300, 100, head_dim, causal=causal), sinks, KERNEL)
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:
@@ -90,6 +91,7 @@ def test_parameters(block_m: int, block_n: int, num_stages: int, own: tuple[int,
         check(problem, config_of(problem, **names), programs=1 + number)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("split", [0, 1])
 @pytest.mark.parametrize(
     ("head_dim", "head_dim_v", "block_n", "num_stages", "panels"),

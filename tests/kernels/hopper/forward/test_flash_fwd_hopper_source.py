@@ -43,6 +43,7 @@ def _on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flash_fwd_hopper, "tile_counter", lambda device: torch.zeros(2, dtype=torch.int32))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("keys", HIDDEN)
 @pytest.mark.parametrize("head_dim", [64, 256])
@@ -52,6 +53,7 @@ def test_infinite_keys(head_dim: int, keys: str, causal: Causal) -> None:
     check_infinite_keys(shape_of(200, 256, head_dim, num_heads=1, causal=causal), HIDDEN[keys])
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:

@@ -86,6 +86,7 @@ def check(problem: AttentionShape, extras: Extras | None = None, config: KernelC
     compare(*run_any(problem, qkv, extras, config), *attention_reference(*qkv, **options, dtype=torch.float64))
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("features", [*WORDS, *COMBINATIONS])
 def test_lengths_around_the_edges_of_tiles(features: str, causal: Causal) -> None:
@@ -94,6 +95,7 @@ def test_lengths_around_the_edges_of_tiles(features: str, causal: Causal) -> Non
     check(shape_of(200, 200, 128, features, causal=causal))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("features", WORDS)
 @pytest.mark.parametrize("head_dim", [96, 192, 256])
 def test_head_dimensions(head_dim: int, features: str) -> None:
@@ -107,6 +109,7 @@ def test_windows_and_grouped_heads_of_a_batch(features: str) -> None:
     check(shape_of(200, 230, features=f"{features} window=40:0", batch=2))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("sizes", BROADCASTS)
 @pytest.mark.parametrize("features", ["boolean", "additive"])
 def test_masks_that_heads_entries_or_queries_share(features: str, sizes: tuple[int, int, int]) -> None:
@@ -114,6 +117,7 @@ def test_masks_that_heads_entries_or_queries_share(features: str, sizes: tuple[i
     check(problem, extras_of(problem, sizes))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("block_m", "block_n", "num_stages", "own"),
     [(128, 64, 2, (0, 0, 1)), (192, 128, 2, (1, 1, 1)), (256, 64, 3, (1, 1, 0)), (128, 128, 2, (1, 1, 1))],
@@ -127,6 +131,7 @@ def test_parameters(features: str, block_m: int, block_n: int, num_stages: int, 
         check(problem, config=config_of(problem, **names))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("block_m", "block_n", "split_release"),
     [(128, 128, 0), (128, 128, 2), (128, 64, 0), (192, 64, 1), (192, 128, 0), (256, 64, 0)],
@@ -141,6 +146,7 @@ def test_walks_that_begin_at_the_diagonal(features: str, block_m: int, block_n: 
         check(problem, config=config_of(problem, **own))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("head_dim", "features"), [(64, "additive"), (64, "additive dropout"), (128, "additive")])
 def test_scores_that_begin_with_a_mask(head_dim: int, features: str, causal: Causal) -> None:

@@ -92,6 +92,7 @@ def dequantised(tensor: torch.Tensor, scale: torch.Tensor | None) -> torch.Tenso
     return tensor.double() if scale is None else tensor.double() * scale[..., None, None]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), EDGES)
 def test_lengths_around_the_edges_of_tiles(seqlen_q: int, seqlen_k: int, causal: Causal) -> None:

@@ -8,14 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
-transformers = pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
+from blocktune.integrations import register_with_transformers
+from tests.support.models.families import need_transformers, padded_tokens, tiny_model
 
-from blocktune.integrations import register_with_transformers  # noqa: E402
-from tests.support.models.families import padded_tokens, tiny_model  # noqa: E402
-
-pytestmark = pytest.mark.triton_free
+pytestmark = [pytest.mark.triton_free, need_transformers]
 
 FAMILIES = ("llama", "mistral", "gemma2", "qwen3", "gpt_oss", "phi3")
 CASES = [
@@ -34,7 +31,9 @@ def compile_settings(device: str) -> Any:
     """The default ones on a GPU."""
     if device == "cuda":
         return None
-    settings = transformers.CompileConfig(backend="eager", mode=None)
+    from transformers import CompileConfig
+
+    settings = CompileConfig(backend="eager", mode=None)
     settings._compile_all_devices = True
     return settings
 
@@ -42,7 +41,7 @@ def compile_settings(device: str) -> Any:
 def generated(family: str, attention: str, device: str) -> tuple[Tensor, Tensor]:
     """The new tokens [batch, steps], and the logits [batch, steps, vocabulary] of which they are the largest."""
     torch.compiler.reset()
-    counters.clear()
+    torch._dynamo.utils.counters.clear()
     model = tiny_model(family, **SIZES).to(device, torch.float32 if device == "cpu" else torch.bfloat16)
     model.set_attn_implementation(attention)
     tokens, kept = (each.to(device) for each in padded_tokens())
@@ -58,7 +57,7 @@ def generated(family: str, attention: str, device: str) -> tuple[Tensor, Tensor]
         output_logits=True,
         return_dict_in_generate=True,
     )
-    assert counters["stats"]["unique_graphs"] > 0  # it was compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0  # it was compiled
     return made.sequences[:, tokens.shape[1] :].cpu(), torch.stack(made.logits, dim=1).float().cpu()
 
 

@@ -13,10 +13,9 @@ from blocktune import Dispatcher
 from blocktune.integrations import register_with_transformers
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.api.hugging_face import transformers_attention
+from tests.support.models.families import need_transformers
 
-pytestmark = pytest.mark.triton_free
-
-transformers = pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
+pytestmark = [pytest.mark.triton_free, need_transformers]
 
 VOCABULARY = 96
 WINDOW = 6
@@ -37,13 +36,17 @@ Model = Any
 
 
 def llama(**changes: Any) -> Model:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES | changes))
+    return LlamaForCausalLM(LlamaConfig(**SIZES | changes))
 
 
 def mistral() -> Model:
+    from transformers import MistralConfig, MistralForCausalLM
+
     torch.manual_seed(0)
-    return transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, sliding_window=WINDOW))
+    return MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW))
 
 
 def both_ways(model: Model, compute: Callable[[Model], torch.Tensor], device: str, others: str = "sdpa") -> None:
@@ -117,12 +120,14 @@ def cache_argument(model: Model) -> str:
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_prefill_and_decoding_over_a_cache(device: str, make: Callable[[], Model], cache: str) -> None:
     """The prefill of a static cache has more keys than queries; windows are shorter than what is decoded."""
+    from transformers import DynamicCache, StaticCache
+
     ids = tokens(2, 14, device)
 
     def logits(model: Model) -> torch.Tensor:
-        past: Any = transformers.DynamicCache(config=model.config)
+        past: Any = DynamicCache(config=model.config)
         if cache == "static":
-            past = transformers.StaticCache(config=model.config, max_cache_len=32)
+            past = StaticCache(config=model.config, max_cache_len=32)
         steps = [ids[:, :9], *ids[:, 9:12].split(1, 1), ids[:, 12:]]  # ends with several queries over a filled cache
         return torch.cat([model(step, **{cache_argument(model): past}).logits for step in steps], dim=1)
 
@@ -145,9 +150,11 @@ def test_generation_with_left_padding(cache: str | None) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_soft_cap_is_computed_where_sdpa_refuses_it(device: str) -> None:
     """Gemma 2: capped scores, windows in every other layer, padding; as its own eager attention has it."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
     torch.manual_seed(0)
     capped = {"attn_logit_softcapping": 2.0, "sliding_window": WINDOW, "head_dim": 16, "query_pre_attn_scalar": 4}
-    model = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, **capped))
+    model = Gemma2ForCausalLM(Gemma2Config(**SIZES, **capped))
     kept = torch.ones(2, 16, dtype=torch.long, device=device)
     kept[0, :5] = 0
 
@@ -159,9 +166,11 @@ def test_a_soft_cap_is_computed_where_sdpa_refuses_it(device: str) -> None:
 
 def gpt_oss() -> Model:
     """Sinks that matter, windows in every other layer."""
+    from transformers import GptOssConfig, GptOssForCausalLM
+
     torch.manual_seed(0)
     sizes = SIZES | {"head_dim": 16, "num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": WINDOW}
-    model = transformers.GptOssForCausalLM(transformers.GptOssConfig(**sizes))
+    model = GptOssForCausalLM(GptOssConfig(**sizes))
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks, std=2.0)
     return model

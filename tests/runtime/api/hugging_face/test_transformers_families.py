@@ -8,18 +8,24 @@ and which ones cannot be built tiny; BLOCKTUNE_FAMILIES=record writes that file.
 import json
 import os
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="the Hugging Face integration needs transformers")
+from blocktune.integrations import register_with_transformers
+from tests.support.models.families import (
+    UnbuiltError,
+    families,
+    generated,
+    need_transformers,
+    results,
+    tiny_model,
+)
 
-from blocktune.integrations import register_with_transformers  # noqa: E402
-from tests.support.models.families import UnbuiltError, families, generated, results, tiny_model  # noqa: E402
-
-pytestmark = pytest.mark.triton_free
+pytestmark = [pytest.mark.triton_free, need_transformers]
 
 SOME = ("llama", "mistral", "gemma2", "qwen3", "gpt_oss", "deepseek_v4")
 MODE = os.environ.get("BLOCKTUNE_FAMILIES", "some")
@@ -66,7 +72,7 @@ def recorded() -> Iterator[dict[str, str]]:
     found: dict[str, str] = {} if MODE == "record" else json.loads(RECORD.read_text())["families"]
     yield found
     if MODE == "record":
-        text = json.dumps({"transformers": transformers.__version__, "families": found}, indent=1)
+        text = json.dumps({"transformers": version("transformers"), "families": found}, indent=1)
         RECORD.write_text(text + "\n")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from blocktune import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from blocktune.kernels.values.features import Features
@@ -159,6 +158,8 @@ LABELS = {
 def test_a_graph_takes_all_lengths_and_the_form_of_each(
     window: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch._dynamo.testing import CompileCounter  # takes half a second
+
     calls: list[Call] = []
 
     def noted(query: Tensor, key: Tensor, value: Tensor, call: Call, *, lse: bool) -> tuple[Tensor, Tensor]:

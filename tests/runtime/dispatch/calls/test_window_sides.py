@@ -70,6 +70,7 @@ def plain(window: tuple[Any, Any]) -> tuple[int, int]:
     return int(window[0]), int(window[1])
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.parametrize("device", DEVICES)

@@ -99,6 +99,7 @@ EAGER = [name for name in entry_calls("cpu") if "compiled" not in name]
 @compiled_here
 @pytest.mark.skipif(_triton_version() != DIRECT_TRITON, reason="only this Triton is launched directly")
 @pytest.mark.usefixtures("reference_counts_alone")
+@pytest.mark.few(6)
 @pytest.mark.parametrize("entry", EAGER)
 def test_a_workspace_lives_until_the_last_kernel_has_started(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch allocates between two of its kernels, such as zeros while a CUDA graph is captured, would lie in a
