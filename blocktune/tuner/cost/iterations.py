@@ -1,6 +1,6 @@
 """What one key tile costs a multiprocessor, unit by unit, and how much of it overlaps.
 
-iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+iterations = KeyIterations(shape, config, code, device, softmax, constants)
 iterations.tensor, iterations.exp            # cycles of one tile of one block
 iterations.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
 """
@@ -12,12 +12,11 @@ from blocktune.kernels.base.kernel import SoftmaxCost
 from blocktune.kernels.base.precision import THREE_PRODUCTS, product_precision
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.constants import CostConstants
 from blocktune.tuner.cost.queueing import iteration_cycles
-from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.occupancy.compiled_code import CompiledCode, needs_accesses
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
 from blocktune.tuner.traffic.visited_tiles import VisitCounts, visits_of
 
@@ -56,12 +55,12 @@ class KeyIterations:
         self,
         shape: AttentionShape,
         config: KernelConfig,
-        resources: KernelResources,
+        code: CompiledCode,
         device: DeviceSpec,
         softmax: SoftmaxCost,
-        shared: SharedAccesses | None,
         constants: CostConstants,
     ) -> None:
+        resources, shared = code.resources, code.shared
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
         self._known_cycles: dict[tuple[int, float], float] = {}
@@ -74,7 +73,7 @@ class KeyIterations:
         spilled = constants.spilled_iterations * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         # without tensor cores every operand of a product is a load; one wavefront leaves the banks per clock
-        fed = shared is not None and resources.tensor_cores == "none"
+        fed = shared is not None and needs_accesses(resources)
         self.shared = float(shared.wavefronts * self._warps) if fed and shared is not None else 0.0
         self.load = self._loaded_bytes() / L2_BYTES_PER_CLOCK
         added = 4 * config.block_n * padded_width(shape.head_dim) if softmax.adds_walked else 0

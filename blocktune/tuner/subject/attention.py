@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from blocktune.db.records.records import Best, Environment
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -71,10 +70,11 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
     def usefulness(self, config: KernelConfig) -> float:
         return usefulness(self.kernels[config.kernel], config, self.shape, self.device)
 
-    def predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
-        if missing_rates(self.device):
-            return None  # only for a present device: it is measured all the same
-        return predict_us(self.kernels[config.kernel], config, self.shape, self.device, resources)
+    def predict(self, compiled: CompileResult[KernelConfig]) -> float | None:
+        if compiled.code is None or missing_rates(self.device):
+            return None  # without rates only for a present device: it is measured all the same
+        kernel, config = self.kernels[compiled.config.kernel], compiled.config
+        return predict_us(kernel, config, self.shape, self.device, compiled.code)
 
     def expected(self, predicted_us: Mapping[KernelConfig, float]) -> KernelConfig | None:
         return expected_of_compiled(predicted_us, self.shape, self.device, self.near)

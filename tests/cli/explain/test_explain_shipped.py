@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from blocktune.kernels.registry import KERNELS
-from blocktune.tuner.compile_server.one_config import CompiledCode
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 SWEEPS = Path(__file__).parents[3] / "results" / "sweeps"
 H200 = ("--device", "h200")
@@ -36,7 +36,7 @@ def _compiled_when_swept(monkeypatch: pytest.MonkeyPatch) -> None:
         trials = sweep_of(subject.config.kernel).trials
         named = [trial for trial in trials if trial.config == subject.config]
         rest = [trial for trial in trials if trial.config.kernel == subject.config.kernel]
-        return CompiledCode(next(trial.resources for trial in (*named, *rest) if trial.resources is not None))
+        return CompiledCode(next(trial.resources for trial in (*named, *rest) if trial.resources is not None), None)
 
     monkeypatch.setattr("blocktune.cli.shared.compiled_config.CompileRequest.compile", compile_)
 
