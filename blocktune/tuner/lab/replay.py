@@ -112,7 +112,7 @@ class Replay:
         self._trials = {
             trial.config: trial
             for trial in sweep.trials
-            if not self._kernels[trial.config.kernel].violations(trial.config, shape, limits)
+            if not self._kernels[trial.config.kernel].omissions(trial.config, shape, limits)
         }
         self.sweep = sweep = replace(sweep, trials=tuple(self._trials.values()))
         self._scores = sweep.scores

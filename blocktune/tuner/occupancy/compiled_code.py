@@ -16,7 +16,7 @@ class CompiledCode:
     without the conflicts of their banks would be another prediction.
 
     Raises:
-        UsageError: the products run without tensor cores, and nobody counted their accesses.
+        UsageError: the products run without tensor cores, and their accesses were not counted.
     """
 
     resources: KernelResources

@@ -41,14 +41,17 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
         environment: Environment,
         kernels: Sequence[AttentionKernel],
         nearest: Iterable[Best] = (),
+        *,
+        exhaustive: bool = False,
     ) -> "AttentionSubject":
-        """Return the subject of a search among some kernels; nearest: stored winners of shapes like this one.
+        """Return the subject of a search among some kernels; nearest: stored winners of shapes like this one;
+        exhaustive: whether configs that are certainly slow take part.
 
         Raises:
             NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
         """
         near = tuple(nearest)
-        contenders = find_contenders(shape, device, kernels, near)
+        contenders = find_contenders(shape, device, kernels, near, exhaustive=exhaustive)
         named = dict.fromkeys(config.kernel for config in contenders.space.feasible)
         return cls(
             device=device,

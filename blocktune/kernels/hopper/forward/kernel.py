@@ -51,10 +51,10 @@ from blocktune.kernels.hopper.forward.layout import (
     memory_bytes,
     panels_of,
     queries_problem,
-    registers_problem,
     ring_problem,
     shares_memory,
     sizes_of,
+    spill_reason,
     tile_width,
 )
 from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
@@ -105,13 +105,16 @@ class FlashForwardHopper(AttentionKernel):
         return problems or tuple(problem for problem in self._own_problems(config, shape) if problem)
 
     def _own_problems(self, config: KernelConfig, shape: AttentionShape) -> Iterator[str | None]:
-        """Give what is wrong with registers and the queries in them, with the slots, and with panels of the output."""
+        """Give what is wrong with the queries in registers, with the slots, and with panels of the output."""
         yield queries_problem(config, shape)
-        yield registers_problem(config, shape)
         yield ring_problem(config, shape)
         width_v = tile_width(shape.head_dim_v)
         if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):
             yield f"`output_panels` must be 0 at head_dim_v {width_v}, which is no more or no power of two."
+
+    def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        del limits
+        return spill_reason(config, shape)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all tiles; barriers take another half KiB."""
