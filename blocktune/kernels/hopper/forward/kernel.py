@@ -34,6 +34,7 @@ from blocktune.kernels.hopper.forward.launch import (
 )
 from blocktune.kernels.hopper.forward.layout import (
     ALIGNED_ELEMENTS,
+    BARRIER_BYTES,
     MIN_HEAD_DIM,
     NARROW_HEADS,
     PANEL,
@@ -119,6 +120,10 @@ class FlashForwardHopper(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all tiles; barriers take another half KiB."""
         return memory_bytes(config, shape) + line_bytes(config) * draws_lines(config, shape)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return the bytes with those of the barriers."""
+        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the first config of a search, and what a call gets where nothing is known (`defaults.py`)."""

@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
+    SWIZZLE_BYTES,
+    WARPGROUP_WARPS,
+    operand_widths,
+    product_unit,
+)
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.portable.decode.kernel import FlashDecode
+from blocktune.kernels.portable.decode.kernel import FlashDecode, looked_up_bytes
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch
@@ -88,13 +94,15 @@ class FlashDecode8(FlashDecode):
         if config.num_stages == 1:  # they take turns
             loop_bytes = max(k_bytes, v_bytes, p_bytes)
         # after the loop a share's output, in float32, takes the place of all other tiles
-        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
+        split = whole and config.parameters["splits"] > 1 and config.num_warps <= WARPGROUP_WARPS
+        leaving = config.block_m * width_v * FLOAT32_BYTES if split else 0
         return max(config.block_m * width * shape.element_bytes + loop_bytes, leaving)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return an upper bound: products of whole tiles read keys and values of 16 bits from shared memory, with the
         barriers of tcgen05."""
         least_bytes, (whole, _) = self.shared_bytes(config, shape, limits), _whole_and_depth(config, limits)
+        least_bytes += looked_up_bytes(config, shape)
         if not whole:
             return least_bytes
         return least_bytes + config.block_n * sum(operand_widths(shape)) * shape.element_bytes + BARRIER_BYTES
