@@ -15,6 +15,7 @@ from blocktune.kernels.hardware.limits import WARP_SIZE
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.constants import CostConstants
+from blocktune.tuner.cost.feature_costs import FeatureCosts
 from blocktune.tuner.cost.queueing import iteration_cycles
 from blocktune.tuner.occupancy.compiled_code import CompiledCode, needs_accesses
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
@@ -64,11 +65,12 @@ class KeyIterations:
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
         self._known_cycles: dict[tuple[int, float], float] = {}
+        self._features = FeatureCosts.of(shape.features, shape.element_bytes)
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self.visits: VisitCounts = visits_of(shape, config.block_m, config.block_n)
         share = self._computed_share()
         self.tensor = share * self._tensor_cycles()
-        self.exp = share * self._scores / device.limits.exp_per_clock
+        self.exp = share * self._scores * (1 + self._features.exponentials) / device.limits.exp_per_clock
         self.arithmetic = share * self._arithmetic_cycles()
         spilled = constants.spilled_iterations * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
@@ -125,10 +127,10 @@ class KeyIterations:
         return self._config.block_m * self._config.block_n
 
     def _loaded_bytes(self) -> int:
-        """Return the bytes of keys and values, or where these stay, queries and what their rows leave in memory between
-        two tiles."""
+        """Return the bytes of keys, values and a mask, or where these stay, queries and what their rows leave in memory
+        between two tiles."""
         if not self._softmax.round_trip:
-            return self._config.block_n * self.key_bytes
+            return self._config.block_n * (self.key_bytes + self._config.block_m * self._features.mask_bytes)
         shape = self._shape
         travelling = 2 * STATISTIC_BYTES * (shape.head_dim_v + 2)  # read and written, in float32
         return self._config.block_m * (shape.head_dim * shape.element_bytes + travelling)
@@ -153,7 +155,7 @@ class KeyIterations:
     def _arithmetic_cycles(self) -> float:
         softmax, block_m, width_v = self._softmax, self._config.block_m, padded_width(self._shape.head_dim_v)
         masked = MASK_INSTRUCTIONS * self.visits.masked / self.visits.total
-        operations = self._scores * (softmax.instructions_per_score + masked)
+        operations = self._scores * (softmax.instructions_per_score + self._features.instructions + masked)
         operations += block_m * self._constants.row_operations
         if softmax.rescales:
             operations += block_m * width_v * (ROUND_TRIP_OPERATIONS if softmax.round_trip else 1.0)

@@ -19,6 +19,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.estimated_resources import estimated_second_code
+from blocktune.tuner.cost.feature_costs import typical_lengths
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK, KeyIterations, joined
 from blocktune.tuner.cost.roofline import require_rates
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
@@ -128,7 +129,7 @@ def folded_forward(
 ) -> tuple[KernelConfig, AttentionShape]:
     """Return the plain forward with the grid and tiles of a config's longest launch; under a block mask, with as many
     of the keys as a query sees."""
-    blocks, folded = kernel.as_forward(config, shape)
+    blocks, folded = kernel.as_forward(config, typical_lengths(shape))
     density = density_of(shape)
     if density == 1.0:
         return blocks, folded

@@ -124,7 +124,7 @@ class FlashDecode(AttentionKernel):
         float32 what the forward's tiles in order take."""
         width, width_v = operand_widths(shape)
         if limits.mma == "none":
-            return plain_bytes(config.block_m, config.block_n, width, width_v, 2)  # P may be gone when V comes
+            return plain_bytes(config.block_m, config.block_n, width, width_v, shape.element_bytes)
         if shape.element_bytes != 2:
             return _FORWARD.shared_bytes(_in_order(config), shape, limits)
         k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in (width, width_v))
@@ -132,8 +132,7 @@ class FlashDecode(AttentionKernel):
         whole = product_unit(config, limits) != "mma"
         depth = config.num_stages - (0 if whole else 1)
         taking_turns = depth == 0 or config.num_stages == 1
-        turns_bytes = max(k_bytes, v_bytes) if whole else v_bytes  # K changes its layout piece by piece
-        buffers = turns_bytes if taking_turns else depth * (k_bytes + v_bytes)
+        buffers = max(k_bytes, v_bytes) if taking_turns else depth * (k_bytes + v_bytes)
         exchanged = 0 if whole or config.block_m >= width_v else config.block_n
         loop_bytes = buffers + config.block_m * (width + exchanged) * shape.element_bytes
         # after the loop a share's output, in float32, takes the place of all other tiles

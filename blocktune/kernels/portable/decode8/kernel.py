@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from blocktune.kernels.base.flash_kernel import (
     FLOAT32_BYTES,
     SWIZZLE_BYTES,
-    WARPGROUP_WARPS,
     operand_widths,
     product_unit,
 )
@@ -94,8 +93,7 @@ class FlashDecode8(FlashDecode):
         if config.num_stages == 1:  # they take turns
             loop_bytes = max(k_bytes, v_bytes, p_bytes)
         # after the loop a share's output, in float32, takes the place of all other tiles
-        split = whole and config.parameters["splits"] > 1 and config.num_warps <= WARPGROUP_WARPS
-        leaving = config.block_m * width_v * FLOAT32_BYTES if split else 0
+        leaving = config.block_m * width_v * FLOAT32_BYTES if whole and config.parameters["splits"] > 1 else 0
         return max(config.block_m * width * shape.element_bytes + loop_bytes, leaving)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
