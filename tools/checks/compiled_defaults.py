@@ -1,6 +1,6 @@
 """Compiles the default config of every portable kernel for GPUs that are not here: what it takes, and whether it fits.
 
-PYTHONPATH=. python -P -m tools.checks.compiled_defaults --seconds 3000 --out results/defaults.compiled.json
+PYTHONPATH=. python -P -m tools.checks.compiled_defaults --seconds 3000 --out tests/data/compiled_defaults.json
 
 A row is a direction or feature, a compute capability, a head dimension and a type; its kernel is the first that every
 GPU of that capability could take without Hopper's own. Rows of the file whose code is as it was are kept, so that a run
