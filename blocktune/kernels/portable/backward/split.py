@@ -173,7 +173,8 @@ def _query_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
 
 def _over_queries(config: KernelConfig) -> TilePass:
     """Return the tiles of the pass over queries."""
-    return TilePass(*(config.parameters[f"dq_{name}"] for name in ("block_m", "block_n", "num_stages", "num_warps")))
+    own = config.parameters
+    return TilePass(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], own["dq_num_warps"])
 
 
 def _query_options(config: KernelConfig) -> dict[str, int]:
