@@ -16,7 +16,7 @@ MEAN_SQUARE = (1 + SHORTEST + SHORTEST**2) / 3
 DROPOUT_INSTRUCTIONS = 24.0
 """Of every score: a quarter of the rounds of Philox, a comparison and a selection. Fitted to an H200."""
 SOFTCAP_INSTRUCTIONS = 3.0
-"""Of every score, beside the hyperbolic tangent, which the units of exponentials compute."""
+"""Of every score, in addition to the hyperbolic tangent, which the units of exponentials compute."""
 MASK_TENSOR_INSTRUCTIONS = {MaskKind.BOOLEAN: 2.0, MaskKind.ADDITIVE: 5.0}
 """Of every score: its place in the mask, and what the mask does to it. Fitted to an H200."""
 

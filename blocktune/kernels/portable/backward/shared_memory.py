@@ -231,7 +231,7 @@ def most_adding_bytes(
 
 def _most_added_by_mma(config: KernelConfig, shape: AttentionShape, *, by_copy_engine: bool) -> int:
     """Return an upper bound of the further bytes of 16-bit types where warps multiply alone: of one stage K again for
-    many keys; else dS, beside others for few keys or a mask, and what leaves by the copy engine."""
+    many keys; else dS, next to others for few keys or a mask, and what leaves by the copy engine."""
     m, n, width = config.block_m, config.block_n, padded_width(shape.head_dim)
     if config.num_stages == 1:
         return n * width * shape.element_bytes if n >= MANY_KEYS else 0

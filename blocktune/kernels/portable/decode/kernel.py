@@ -43,7 +43,7 @@ from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
 LOOKED_UP_BYTES = 1024
-"""More than what is exchanged of a cache's lengths and pages beside those of a tile."""
+"""More than what is exchanged of a cache's lengths and pages in addition to those of a tile."""
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
@@ -225,7 +225,7 @@ class FlashDecode(AttentionKernel):
 
 
 def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
-    """Return at most what the places of keys in a cache and the scales of its tokens take beside the tiles."""
+    """Return at most what the places of keys in a cache and the scales of its tokens take in addition to the tiles."""
     features = shape.features
     numbers = (features.page_size > 0) + 2 * features.token_scales
     return (numbers * config.num_stages * config.block_n * FLOAT32_BYTES + LOOKED_UP_BYTES) * features.cached
