@@ -96,7 +96,7 @@ def _with_splits(name: str, tile: dict[str, int], shape: AttentionShape, device:
     """Yield a tile with the splits that the model takes for the best, and near ones."""
     kernel = get_kernel(name)
     splits = {count: KernelConfig.of(name, tile | {"splits": count}) for count in kernel.parameters["splits"]}
-    able = {count: config for count, config in splits.items() if not kernel.violations(config, shape, device.limits)}
+    able = {count: config for count, config in splits.items() if not kernel.omissions(config, shape, device.limits)}
     if able:
         best = min(able, key=lambda count: usefulness(kernel, able[count], shape, device))
         yield from (able[best * near] for near in NEAR_SPLITS if best * near in able)
@@ -112,7 +112,7 @@ def configs_of(shape: AttentionShape, device: DeviceSpec) -> list[KernelConfig]:
     if few:
         others.sort(key=lambda config: usefulness(get_kernel(config.kernel), config, shape, device))
     every = dict.fromkeys((*contenders.expected[:2], contenders.default, *defaults, *others))
-    able = [config for config in every if not get_kernel(config.kernel).violations(config, shape, device.limits)]
+    able = [config for config in every if not get_kernel(config.kernel).omissions(config, shape, device.limits)]
     return able[:MOST]
 
 

@@ -19,6 +19,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 BOUNDS = {
     "load_latency_cycles": (300.0, 1500.0),
@@ -59,7 +60,7 @@ class _Measured:
 
     @classmethod
     def of(cls, sweep: Sweep) -> "_Measured":
-        trials = tuple(trial for trial in sweep.timed.values() if trial.resources is not None)
+        trials = tuple(trial for trial in sweep.timed.values() if CompiledCode.recorded(trial.resources) is not None)
         scores = np.array([sweep.scores[trial.config] for trial in trials])
         weights = np.exp(-(scores / scores.min() - 1) / DECAY) + LEAST_WEIGHT
         times_us = np.array([trial.time_us for trial in trials], dtype=float)
@@ -69,9 +70,9 @@ class _Measured:
         """Return the standard deviation of the logarithm of measured over predicted time."""
         shape, device = self.sweep.shape, self.sweep.device
         predicted = [
-            predict_us(get_kernel(trial.config.kernel), trial.config, shape, device, resources, constants)
+            predict_us(get_kernel(trial.config.kernel), trial.config, shape, device, code, constants)
             for trial in self.trials
-            if (resources := trial.resources) is not None
+            if (code := CompiledCode.recorded(trial.resources)) is not None
         ]
         off = np.log(self.times_us / np.array(predicted))
         mean = (self.weights * off).sum()

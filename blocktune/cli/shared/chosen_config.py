@@ -36,10 +36,7 @@ def analysed(choice: Choice, device: "DeviceSpec") -> "Analysis":
 
     from blocktune.tuner.cost.analysis import analyse
 
-    return analyse(
-        request.kernel, request.config, request.shape, device, code.resources,
-        shared=code.shared, measured_us=choice.measured_us,
-    )  # fmt: skip
+    return analyse(request.kernel, request.config, request.shape, device, code, measured_us=choice.measured_us)
 
 
 def measured_us_of(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blocktune.kernels.hardware.device import ComputeLimits
     from blocktune.kernels.values.config import KernelConfig
     from blocktune.kernels.values.shape import AttentionShape
-    from blocktune.tuner.compile_server.one_config import CompiledCode
+    from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 DefaultOf = Annotated[
     str | None,

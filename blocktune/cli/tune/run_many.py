@@ -161,7 +161,7 @@ def jobs_of(
     def configs(shape: "Target") -> int:
         if not isinstance(shape, AttentionShape):
             return 0
-        return len(SearchSpace.build(shape, limits, kernels or competing()).feasible)
+        return len(SearchSpace.build(shape, limits, kernels or competing(), exhaustive=True).feasible)
 
     return [
         Job(

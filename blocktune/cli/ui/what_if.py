@@ -149,15 +149,13 @@ def _answer(job: WhatIfJob) -> Answer:
         return {"outcome": "compile_error", "error": str(error) or "The server is ending."}
     config = job.request.config
     facts: Answer = {"outcome": str(result.outcome), "error": result.error, "config": config.to_json()}
-    if result.resources is None:
+    if result.code is None:
         return facts
-    analysis = analyse(
-        job.request.kernel, config, job.request.shape, job.device, result.resources, shared=result.shared
-    )  # fmt: skip
+    analysis = analyse(job.request.kernel, config, job.request.shape, job.device, result.code)
     breakdown = analysis.breakdown
     return facts | {
         "cached": result.cached,
-        "resources": result.resources.to_json(),
+        "resources": result.code.resources.to_json(),
         "occupancy": analysis.occupied.to_json(),
         "predicted_us": None if breakdown is None else breakdown.total_us,
         "flops": analysis.flops,

@@ -97,7 +97,7 @@ def feature_tile_bytes(config: KernelConfig, shape: AttentionShape) -> int:
     compiler decides whether it needs them; a default config leaves room for them.
     """
     element = {MaskKind.BOOLEAN: 1, MaskKind.ADDITIVE: shape.element_bytes}.get(shape.features.mask, 0)
-    return config.block_m * config.block_n * (config.num_stages * element + shape.features.dropout)
+    return config.block_m * config.block_n * (max(2, config.num_stages) * element + shape.features.dropout)
 
 
 def run_time_numbers(extras: Extras, scale: float) -> tuple[float | int, ...]:

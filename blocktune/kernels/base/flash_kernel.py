@@ -10,7 +10,7 @@ from blocktune.kernels.base.precision import product_precision
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.tile_bounds import forward_columns, most_forward_bytes, most_forward_columns
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.hardware.limits import MatrixUnit
+from blocktune.kernels.hardware.limits import WARP_SIZE, MatrixUnit
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
@@ -20,6 +20,8 @@ ROWS_PER_WARP = 16
 WARPGROUP_ROWS, WARPGROUP_WARPS = 64, 4
 """The smallest tile that wgmma and tcgen05 multiply, and its warps."""
 FLOAT32_BYTES = 4
+MOST_FLOAT32_ELEMENTS = 204
+"""Elements of Q, scores, output, and K or V of a thread, read off the code of compute capabilities 8.0 to 12.0."""
 SWIZZLE_BYTES = 128
 """The longest row of shared memory that is swizzled as a whole; wider blocks are made of such rows."""
 GROUP_BYTES = 16 << 20
@@ -105,6 +107,8 @@ class FlashKernel(AttentionKernel):
         # running ahead was measured on wgmma only
         if limits.mma != "wgmma":
             candidates = [config for config in candidates if config.parameters["schedule"] == IN_ORDER]
+        if limits.mma == "mma" and shape.dtype == "float32":
+            candidates = [config for config in candidates if holds_float32(config, shape)]
         return self.first_fitting(candidates, shape, limits)
 
     @cached_property
@@ -200,6 +204,14 @@ class FlashKernel(AttentionKernel):
 
     def grid(self, config: KernelConfig, shape: AttentionShape) -> tuple[int, int, int]:
         return (-(-shape.seqlen_q // config.block_m) * shape.batch * shape.num_heads, 1, 1)
+
+
+def holds_float32(config: KernelConfig, shape: AttentionShape) -> bool:
+    """Return whether ptxas keeps at the registers of a thread what it holds of the tiles of float32 products by `mma`.
+    With more it gives up, and compiles for 32 registers with 40 kB of spills a thread."""
+    width, width_v = operand_widths(shape)
+    rows = config.block_m * (width + width_v + config.block_n)
+    return rows + config.block_n * max(width, width_v) <= MOST_FLOAT32_ELEMENTS * WARP_SIZE * config.num_warps
 
 
 def product_unit(config: KernelConfig, limits: ComputeLimits) -> MatrixUnit:

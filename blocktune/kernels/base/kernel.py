@@ -287,7 +287,7 @@ class AttentionKernel(ABC):
 
     def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         """Return why this config cannot run this shape on this device; empty means feasible. The single statement of
-        feasibility: search, fallback and dispatcher all ask here."""
+        feasibility: search, fallback and dispatcher all ask here. What is merely slow is left to `slow_reason`."""
         reason = self.unsupported(shape, limits)
         if reason is not None:
             return (reason,)
@@ -308,10 +308,23 @@ class AttentionKernel(ABC):
             )
         return ()
 
+    def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        """Return why a config that may run is certainly slow, or None. No kernel needs such a rule; one that has it
+        says what recorded configs it rests on."""
+        del config, shape, limits
+        return None
+
+    def omissions(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        """Return why a search leaves a config out: it cannot run, or it is certainly slow, which an exhaustive search
+        does not mind; empty means that it takes part."""
+        problems = self.violations(config, shape, limits)
+        slow = None if problems else self.slow_reason(config, shape, limits)
+        return problems if slow is None else (f"too slow, because {slow}",)
+
     def surely_fits(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> bool:
-        """Return whether the config breaks no rule and its upper bounds are within the device's memory."""
+        """Return whether a search takes the config, and its upper bounds are within the device's memory."""
         return (
-            not self.violations(config, shape, limits)
+            not self.omissions(config, shape, limits)
             and self.most_shared_bytes(config, shape, limits) <= limits.shared_per_block_optin_bytes
             and self.most_tensor_memory_columns(config, shape, limits) <= limits.tensor_memory_columns
         )

@@ -49,7 +49,7 @@ def paper_config(kernel: AttentionKernel, shape: AttentionShape, limits: Compute
         num_warps=NUM_WARPS,
         num_stages=min(kernel.parameters["num_stages"]),
     )
-    while kernel.violations(config, shape, limits):
+    while kernel.omissions(config, shape, limits):
         if config.block_n <= SMALLEST_BLOCK:
             return None
         config = replace(config, block_n=config.block_n // 2)

@@ -30,7 +30,9 @@ def most_forward_bytes(
     k_bytes, v_bytes = (config.block_n * width * element_bytes for width in widths)
     if unit == "tcgen05":  # where TF32 is allowed float32 products read Q and every buffer as 16-bit ones do
         one_product = config.block_m * widths[0] * element_bytes + k_bytes + v_bytes
-        return least_bytes + one_product * split + MOST_SCRATCH_BYTES
+        ahead = config.parameters.get("schedule", 0) != 0 and not split  # least_bytes leaves Q or the buffers out
+        whole = (least_bytes + config.block_m * widths[0] * element_bytes) if ahead else least_bytes
+        return whole + one_product * split + 2 * MOST_SCRATCH_BYTES + 1024
     if unit == "wgmma":
         return least_bytes
     whole_k = max(0, k_bytes - v_bytes) + 2 * BARRIER_BYTES if config.num_stages == 1 else 0

@@ -21,7 +21,7 @@ from blocktune.kernels.base.launch import TritonLaunch
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.historical.base import HistoricalKernel, not_ahead, strides_of
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.tiles import (
@@ -106,7 +106,8 @@ class FlashForwardPadded(HistoricalKernel):
         return padded_shape(shape)
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _PLAIN.shared_bytes(plain_config(config), self.multiplied(shape), limits)
+        blocks = not_ahead(config, shape.head_dim, shape.head_dim_v, element_bytes=shape.element_bytes)
+        return _PLAIN.shared_bytes(plain_config(blocks), self.multiplied(shape), limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.most_shared_bytes(plain_config(config), padded_shape(shape), limits)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
     IN_ORDER,
     LOG2_E,
     RUN_TIME_SIZES,
@@ -27,7 +28,7 @@ from blocktune.kernels.base.loops import ForwardLoops
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.hardware.device import ComputeLimits
-from blocktune.kernels.historical.base import HistoricalKernel, strides_of
+from blocktune.kernels.historical.base import HistoricalKernel, not_ahead, strides_of
 from blocktune.kernels.portable.forward.arguments import Keys, Matrix, Options, SequenceBounds, SoftmaxState
 from blocktune.kernels.portable.forward.pointers import FlashForward
 from blocktune.kernels.portable.forward.softmax import online_step
@@ -187,10 +188,15 @@ class FlashForwardTransposed(HistoricalKernel):
     )
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _PLAIN.shared_bytes(plain_config(config), shape, limits)
+        rows = (shape.head_dim, shape.head_dim_v, shape.seqlen_k)
+        blocks = not_ahead(config, *rows, element_bytes=shape.element_bytes)
+        return _PLAIN.shared_bytes(plain_config(blocks), shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _PLAIN.most_shared_bytes(plain_config(config), shape, limits)
+        narrow = padded_width(shape.head_dim) < config.block_n
+        exchanged = config.block_m * config.block_n * FLOAT32_BYTES if narrow else 0
+        turned = config.parameters["transpose_rows"] * padded_width(shape.head_dim) * shape.element_bytes
+        return max(_PLAIN.most_shared_bytes(plain_config(config), shape, limits) + exchanged, turned)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _PLAIN.tensor_memory_columns(plain_config(config), shape, limits)

@@ -71,10 +71,10 @@ class FlashV1(HistoricalKernel):
         return shape.element_bytes * m * width + keys
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes of float32, with an output that changes its layout as a whole."""
-        if limits.mma == "none" or shape.element_bytes != FLOAT32_BYTES:
-            return self.shared_bytes(config, shape, limits)
+        """Return the bytes with an output that changes its layout as a whole, and with probabilities that do."""
         m, n, width, width_v = config.block_m, config.block_n, *_widths(shape)
+        if limits.mma == "none" or shape.element_bytes != FLOAT32_BYTES:
+            return self.shared_bytes(config, shape, limits) + m * max(n, width_v) * FLOAT32_BYTES
         return FLOAT32_BYTES * (2 * n * (width + width_v) + max(m * width, 2 * m * n, m * width_v))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

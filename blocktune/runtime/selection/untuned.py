@@ -127,7 +127,7 @@ class Untuned:
             if dict(relative).keys() != kernel.parameters.keys():
                 continue  # measured when the kernel had other parameters
             config = config_from(kernel, relative, default)
-            if config not in seen and not kernel.violations(config, shape, self.device.limits):
+            if config not in seen and not kernel.omissions(config, shape, self.device.limits):
                 seen.add(config)
                 yield config, relative
 

@@ -1,4 +1,4 @@
-"""The search space: the configs of a kernel, those that can run apart from those that certainly cannot."""
+"""The search space: the configs of a kernel, apart from those that cannot run or are certainly slow."""
 
 import itertools
 from collections import Counter
@@ -16,7 +16,7 @@ from blocktune.runtime.autotuned.config import Plain
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Generic[ConfigT]):
-    """A config that cannot run, with the rules that it breaks."""
+    """A config that is not tried, with the reasons: rules that it breaks, or that it is certainly slow."""
 
     config: ConfigT
     reasons: tuple[str, ...]
@@ -31,7 +31,7 @@ class Dropped(Generic[ConfigT]):
 class ConfigSpace(Generic[ConfigT]):
     """The configs that may be tried.
 
-    feasible: in the fixed order that breaks ties. dropped: those that cannot run. unsupported: kernels that cannot
+    feasible: in the fixed order that breaks ties. dropped: those that are not tried. unsupported: kernels that cannot
     solve the problem at all, with the reason.
     """
 
@@ -72,11 +72,16 @@ class SearchSpace(ConfigSpace[KernelConfig]):
     limits: ComputeLimits
 
     @classmethod
-    def build(cls, shape: AttentionShape, limits: ComputeLimits, kernels: Iterable[AttentionKernel]) -> "SearchSpace":
-        """Cross every kernel's parameters and ask the kernel which configs break a rule.
-
-        The only rules are the kernels' own `violations`: nothing is dropped for being presumably slow.
-        """
+    def build(
+        cls,
+        shape: AttentionShape,
+        limits: ComputeLimits,
+        kernels: Iterable[AttentionKernel],
+        *,
+        exhaustive: bool = False,
+    ) -> "SearchSpace":
+        """Cross every kernel's parameters and ask the kernel which configs it leaves out, by its own `omissions`; of an
+        exhaustive search by `violations` alone, which keeps what is slow."""
         feasible: list[KernelConfig] = []
         dropped: list[Dropped] = []
         unsupported: dict[str, str] = {}
@@ -86,9 +91,9 @@ class SearchSpace(ConfigSpace[KernelConfig]):
                 unsupported[kernel.name] = reason
                 continue
             for config in configs_of(kernel):
-                violations = kernel.violations(config, shape, limits)
-                if violations:
-                    dropped.append(Dropped(config, violations))
+                reasons = (kernel.violations if exhaustive else kernel.omissions)(config, shape, limits)
+                if reasons:
+                    dropped.append(Dropped(config, reasons))
                 else:
                     feasible.append(config)
         return cls(

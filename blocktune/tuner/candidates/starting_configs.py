@@ -36,7 +36,12 @@ MOST_REASONS = 4
 
 
 def find_contenders(
-    shape: AttentionShape, device: DeviceSpec, kernels: Sequence[AttentionKernel], nearest: Iterable[Best]
+    shape: AttentionShape,
+    device: DeviceSpec,
+    kernels: Sequence[AttentionKernel],
+    nearest: Iterable[Best],
+    *,
+    exhaustive: bool = False,
 ) -> Contenders:
     """Return the contenders of a shape on a device.
 
@@ -45,12 +50,13 @@ def find_contenders(
         device: on what.
         kernels: those that are searched.
         nearest: stored winners of shapes like this one.
+        exhaustive: whether the space keeps configs that are certainly slow.
 
     Raises:
         NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
     """
     limits = device.limits
-    space = SearchSpace.build(shape, limits, kernels)
+    space = SearchSpace.build(shape, limits, kernels, exhaustive=exhaustive)
     able = kernels_for(shape, limits)
     if not able or not space.feasible:
         raise _nothing_feasible(space, kernels, device)
@@ -59,7 +65,7 @@ def find_contenders(
     neighbours = [
         best.config
         for best in near
-        if best.config.kernel in names and not names[best.config.kernel].violations(best.config, shape, limits)
+        if best.config.kernel in names and not names[best.config.kernel].omissions(best.config, shape, limits)
     ]
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)

@@ -180,14 +180,15 @@ def _modelled(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compi
         return replace(step, traffic=traffic, problem=problem, predicted_us=None if problem else predicted)
     config, kernel = step.config, get_kernel(step.config.kernel)
     result = compiler.submit(config.kernel, config, shape, device.limits.cc).result()
-    if result.resources is None:
+    code = result.code
+    if code is None:
         reason = result.error.strip().splitlines()[-1] if result.error.strip() else "no message"
         return replace(step, problem=f"{config.label} does not compile ({result.outcome}): {reason}")
-    occupied = occupancy(result.resources, device.limits)
+    occupied = occupancy(code.resources, device.limits)
     step = replace(
         step,
         occupied=occupied,
-        shared=result.shared,
+        shared=code.shared,
         softmax=kernel.softmax_cost(config),
         grid_blocks=grid_of(config, shape),
         columns=columns_of(step.name, shape),
@@ -198,7 +199,7 @@ def _modelled(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compi
         return replace(step, problem=f"{config.label} needs more of an SM than {device.name} has")
     if missing_rates(device):
         return step
-    predicted = predict_us(kernel, config, shape, device, result.resources, shared=result.shared)
+    predicted = predict_us(kernel, config, shape, device, code)
     return replace(step, predicted_us=predicted)
 
 

@@ -26,6 +26,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader import provenance
 from blocktune.tuner.compile.answers import Compiled, failed_answer
 from blocktune.tuner.compile.cubin import code_sha256, usage_of
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses, shared_accesses
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class CompileResult(Compiled, Generic[ConfigT]):
     config: ConfigT
     shared: SharedAccesses | None = None
     cached: bool = False
+
+    @property
+    def code(self) -> CompiledCode | None:
+        """The code; None unless the outcome is `OK`."""
+        return None if self.resources is None else CompiledCode(self.resources, self.shared)
 
 
 def compile_resources(

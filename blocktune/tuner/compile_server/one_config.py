@@ -1,25 +1,14 @@
 """The compiled code of a single config."""
 
-from dataclasses import dataclass
-
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile_server.farm import CompileFarm
-from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 TIMEOUT_S = 300.0
 """More than a search gives one of many: whoever asks for a config waits for it, also on a busy machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledCode:
-    """The compiled code of a config. shared: how its loop reads shared memory, None where that is not known."""
-
-    resources: KernelResources
-    shared: SharedAccesses | None = None
 
 
 def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> CompiledCode:

@@ -1,6 +1,6 @@
 """Everything the models say about one compiled config, put together: what `tune explain` shows.
 
-    analysis = analyse(kernel, config, shape, device, resources, measured_us=1690.0)
+    analysis = analyse(kernel, config, shape, device, code, measured_us=1690.0)
     analysis.breakdown.binding, analysis.model_error
 
 A backward and a decoding are analysed as the forward whose grid and tiles are theirs (`as_forward` of the kernel),
@@ -17,7 +17,6 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.bindings import bound
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
@@ -34,6 +33,7 @@ from blocktune.tuner.cost.roofline import (
 )
 from blocktune.tuner.cost.term_texts import lifts_of, terms_of
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.occupancy.tiles_by_kernel import on_chip_of
 from blocktune.tuner.occupancy.waves import Waves
@@ -177,9 +177,8 @@ def analyse(
     config: KernelConfig,
     shape: AttentionShape,
     device: DeviceSpec,
-    resources: KernelResources,
+    code: CompiledCode,
     *,
-    shared: SharedAccesses | None = None,
     measured_us: float | None = None,
 ) -> Analysis:
     """Ask every model about a compiled config.
@@ -189,17 +188,16 @@ def analyse(
         config: its block sizes.
         shape: the problem.
         device: the one that it was compiled for.
-        resources: of the compiled code.
-        shared: how that code reads shared memory, if that is known.
+        code: what the compiler made of it.
         measured_us: what it takes there, if that is known.
     """
-    occupied, missing = occupancy(resources, device.limits), missing_rates(device)
+    occupied, missing = occupancy(code.resources, device.limits), missing_rates(device)
     fits = occupied.blocks_per_sm > 0
     density = density_of(shape)
     blocks, folded = folded_forward(kernel, config, shape)
     walks_keys = shape.direction is Direction.FORWARD and not kernel.softmax_cost(config).round_trip
     traffic = _traffic(kernel, config, shape)
-    lines = {} if missing else _rooflines(shape, traffic, device, density, resources.tensor_cores)
+    lines = {} if missing else _rooflines(shape, traffic, device, density, code.resources.tensor_cores)
     return Analysis(
         device=device,
         shape=shape,
@@ -208,10 +206,8 @@ def analyse(
         alternatives=steps_down(kernel, config, shape, device.limits),
         lifts=lifts_of(kernel, config, shape, device.limits),
         waves=waves_of(folded, blocks.block_m, occupied, device.num_sms) if fits else None,
-        breakdown=predict_launches(kernel, config, shape, device, resources, shared=shared)
-        if fits and not missing
-        else None,
-        shared=shared,
+        breakdown=predict_launches(kernel, config, shape, device, code) if fits and not missing else None,
+        shared=code.shared,
         missing_rates=missing,
         traffic=traffic,
         rooflines=lines,

@@ -1,4 +1,4 @@
-"""Registers, shared memory and spills of a launch as they will roughly be once it is compiled."""
+"""Registers, shared memory, spills and accesses of a launch as they will roughly be once it is compiled."""
 
 from blocktune.kernels.base.flash_kernel import WARPGROUP_ROWS, padded_width
 from blocktune.kernels.base.kernel import AttentionKernel, SecondLaunch
@@ -8,6 +8,8 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.occupancy.calculator import registers_for
+from blocktune.tuner.occupancy.compiled_code import CompiledCode, needs_accesses
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 REGISTERS_BESIDE_TILES = {False: 60, True: 48}
 """A thread's registers besides its tiles, by whether other warps copy for it, which spares it the addresses of the
@@ -17,8 +19,21 @@ LONE_REGISTERS = 40
 """Those of a thread whose warp walks alone, read off the code of decoding on Hopper: 32 to 46 but for 8-bit tiles of 32
 keys a warp whose tokens have scales."""
 
+WAVEFRONTS_PER_MULTIPLY_ADD = 1.0
+"""Of shared memory, for every multiply-add that a warp issues where products run without tensor cores. Read off
+Turing's code: 0.7 to 1.3."""
+
 COPYING_REGISTERS = 24
 """What a thread of a copying warp keeps of its registers; it hands the others to the computing ones."""
+
+
+def estimated_code(
+    kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec
+) -> CompiledCode:
+    """Return the code of the longest launch, with `estimated_resources`."""
+    blocks, folded = kernel.as_forward(config, shape)
+    resources = estimated_resources(kernel, config, shape, device)
+    return _with_accesses(resources, blocks, folded, kernel.softmax_cost(config).products)
 
 
 def estimated_resources(
@@ -44,8 +59,8 @@ def estimated_resources(
     )
 
 
-def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> KernelResources:
-    """Return those of the launch after the longest one, in the same way.
+def estimated_second_code(launch: SecondLaunch, device: DeviceSpec) -> CompiledCode:
+    """Return that of the launch after the longest one, in the same way.
 
     It holds scores, their gradients and an accumulator.
     """
@@ -53,13 +68,26 @@ def estimated_second_resources(launch: SecondLaunch, device: DeviceSpec) -> Kern
     held = 2 * config.block_m * config.block_n + config.block_m * width
     needed = held // (WARP_SIZE * config.num_warps) + REGISTERS_BESIDE_TILES[False]
     unit = device.limits.mma if config.block_m >= WARPGROUP_ROWS or device.limits.mma == "none" else "mma"
-    return KernelResources(
+    resources = KernelResources(
         registers=min(needed, MAX_REGISTERS_PER_THREAD),
         shared_bytes=launch.shared_bytes,
         spill_bytes=4 * max(0, needed - MAX_REGISTERS_PER_THREAD),
         num_warps=config.num_warps,
         tensor_cores=unit,
     )
+    return _with_accesses(resources, config, launch.shape, launch.softmax.products)
+
+
+def _with_accesses(
+    resources: KernelResources, config: KernelConfig, shape: AttentionShape, products: int
+) -> CompiledCode:
+    """Return the code with what its products load from shared memory, where they run without tensor cores."""
+    if not needs_accesses(resources):
+        return CompiledCode(resources, None)
+    widths = padded_width(shape.head_dim) + padded_width(shape.head_dim_v)
+    multiply_adds = products * config.block_m * config.block_n * widths // 2
+    issued = multiply_adds // (WARP_SIZE * resources.num_warps)
+    return CompiledCode(resources, SharedAccesses(load_wavefronts=round(issued * WAVEFRONTS_PER_MULTIPLY_ADD)))
 
 
 def _needed_registers(

@@ -41,8 +41,7 @@ def explain(
         require_type("config", config, KernelConfig, 'Such as KernelConfig("flash_fwd", 128, 64, 4, 3).')
         _require_valid(config, shape, spec)
     code = compiled(config, shape, spec.limits)
-    kernel = get_kernel(config.kernel)
-    return analyse(kernel, config, shape, spec, code.resources, shared=code.shared, measured_us=measured_us)
+    return analyse(get_kernel(config.kernel), config, shape, spec, code, measured_us=measured_us)
 
 
 def _best(shape: AttentionShape, device: DeviceSpec) -> tuple[KernelConfig, float | None]:

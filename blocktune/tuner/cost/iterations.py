@@ -1,6 +1,6 @@
 """The cost of one key tile on a multiprocessor, unit by unit, and how much of it overlaps.
 
-iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+iterations = KeyIterations(shape, config, code, device, softmax, constants)
 iterations.tensor, iterations.exp            # cycles of one tile of one block
 iterations.tile_cycles(blocks=2)         # cycles that an SM takes for a tile when two blocks are resident
 """
@@ -12,12 +12,12 @@ from blocktune.kernels.base.kernel import SoftmaxCost
 from blocktune.kernels.base.precision import THREE_PRODUCTS, product_precision
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import WARP_SIZE
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.constants import CostConstants
+from blocktune.tuner.cost.feature_costs import FeatureCosts
 from blocktune.tuner.cost.queueing import iteration_cycles
-from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.occupancy.compiled_code import CompiledCode, needs_accesses
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
 from blocktune.tuner.traffic.visited_tiles import VisitCounts, visits_of
 
@@ -56,25 +56,26 @@ class KeyIterations:
         self,
         shape: AttentionShape,
         config: KernelConfig,
-        resources: KernelResources,
+        code: CompiledCode,
         device: DeviceSpec,
         softmax: SoftmaxCost,
-        shared: SharedAccesses | None,
         constants: CostConstants,
     ) -> None:
+        resources, shared = code.resources, code.shared
         self._shape, self._config, self._resources, self._device = shape, config, resources, device
         self._softmax, self._constants = softmax, constants
         self._known_cycles: dict[tuple[int, float], float] = {}
+        self._features = FeatureCosts.of(shape.features, shape.element_bytes)
         self._warps = resources.num_warps - softmax.copying_warps  # that compute
         self.visits: VisitCounts = visits_of(shape, config.block_m, config.block_n)
         share = self._computed_share()
         self.tensor = share * self._tensor_cycles()
-        self.exp = share * self._scores / device.limits.exp_per_clock
+        self.exp = share * self._scores * (1 + self._features.exponentials) / device.limits.exp_per_clock
         self.arithmetic = share * self._arithmetic_cycles()
         spilled = constants.spilled_iterations * resources.spill_bytes * WARP_SIZE * self._warps
         self.spill = 2 * spilled / LOCAL_BYTES_PER_CLOCK  # stored, then loaded
         # without tensor cores every operand of a product is a load; one wavefront leaves the banks per clock
-        fed = shared is not None and resources.tensor_cores == "none"
+        fed = shared is not None and needs_accesses(resources)
         self.shared = float(shared.wavefronts * self._warps) if fed and shared is not None else 0.0
         self.load = self._loaded_bytes() / L2_BYTES_PER_CLOCK
         added = 4 * config.block_n * padded_width(shape.head_dim) if softmax.adds_walked else 0
@@ -126,10 +127,10 @@ class KeyIterations:
         return self._config.block_m * self._config.block_n
 
     def _loaded_bytes(self) -> int:
-        """Return the bytes of keys and values, or where these stay, queries and what their rows leave in memory between
-        two tiles."""
+        """Return the bytes of keys, values and a mask, or where these stay, queries and what their rows leave in memory
+        between two tiles."""
         if not self._softmax.round_trip:
-            return self._config.block_n * self.key_bytes
+            return self._config.block_n * (self.key_bytes + self._config.block_m * self._features.mask_bytes)
         shape = self._shape
         travelling = 2 * STATISTIC_BYTES * (shape.head_dim_v + 2)  # read and written, in float32
         return self._config.block_m * (shape.head_dim * shape.element_bytes + travelling)
@@ -154,7 +155,7 @@ class KeyIterations:
     def _arithmetic_cycles(self) -> float:
         softmax, block_m, width_v = self._softmax, self._config.block_m, padded_width(self._shape.head_dim_v)
         masked = MASK_INSTRUCTIONS * self.visits.masked / self.visits.total
-        operations = self._scores * (softmax.instructions_per_score + masked)
+        operations = self._scores * (softmax.instructions_per_score + self._features.instructions + masked)
         operations += block_m * self._constants.row_operations
         if softmax.rescales:
             operations += block_m * width_v * (ROUND_TRIP_OPERATIONS if softmax.round_trip else 1.0)

@@ -4,7 +4,7 @@ What a key tile costs a multiprocessor is counted for each unit, and how much of
 `tuner/cost/iterations.py`; causal skipping, waves, prologue and epilogue and the bytes of device memory come on top
 here, and launches before and after the longest one.
 
-    breakdown = predict_launches(kernel, config, shape, device, resources)
+    breakdown = predict_launches(kernel, config, shape, device, code)
     print(f"{breakdown.total_us:.0f} us, bound by {breakdown.binding}")
 """
 
@@ -12,18 +12,18 @@ from dataclasses import replace
 
 from blocktune.kernels.base.kernel import AttentionKernel, SoftmaxCost
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
-from blocktune.tuner.cost.estimated_resources import estimated_second_resources
+from blocktune.tuner.cost.estimated_resources import estimated_second_code
+from blocktune.tuner.cost.feature_costs import typical_lengths
 from blocktune.tuner.cost.iterations import L2_BYTES_PER_CLOCK, KeyIterations, joined
 from blocktune.tuner.cost.roofline import require_rates
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
-from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.traffic.by_kernel import traffic_of
 from blocktune.tuner.traffic.launches import Passes
 from blocktune.tuner.traffic.sparse import USUAL_DENSITY
@@ -32,14 +32,12 @@ from blocktune.tuner.traffic.sparse import USUAL_DENSITY
 def predict(
     shape: AttentionShape,
     config: KernelConfig,
-    resources: KernelResources,
-    occupied: Occupancy,
+    code: CompiledCode,
     device: DeviceSpec,
     softmax: SoftmaxCost | None = None,
     parts: int = 1,
     constants: CostConstants = CONSTANTS,
     *,
-    shared: SharedAccesses | None = None,
     least_bytes: int = 0,
 ) -> CostBreakdown:
     """Return the predicted time of one launch of a compiled config.
@@ -47,23 +45,22 @@ def predict(
     Args:
         shape: the problem, as a plain forward.
         config: its block sizes.
-        resources: of the compiled code.
-        occupied: the answer of `occupancy` for these resources on this device.
+        code: what the compiler made of the config.
         device: with its rates.
         softmax: what the kernel's softmax costs; None is the textbook form.
         parts: shares that the keys of every query are cut into; a second launch merges more than one.
         constants: what the model takes for granted.
-        shared: how the code reads shared memory; None where it is not known.
         least_bytes: of device memory, where the launch moves more than inputs and outputs.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
     require_rates(device)
+    occupied = occupancy(code.resources, device.limits)
     if occupied.blocks_per_sm == 0:
         raise UsageError(f"{config.label} does not fit an SM of {device.name}, so it has no time. Take smaller blocks.")
     softmax = softmax or SoftmaxCost()
-    iterations = KeyIterations(shape, config, resources, device, softmax, shared, constants)
+    iterations = KeyIterations(shape, config, code, device, softmax, constants)
     return _Launch(shape, config, iterations, occupied, device, softmax, parts, constants, least_bytes).breakdown()
 
 
@@ -72,23 +69,19 @@ def predict_launches(
     config: KernelConfig,
     shape: AttentionShape,
     device: DeviceSpec,
-    resources: KernelResources,
+    code: CompiledCode,
     constants: CostConstants = CONSTANTS,
-    *,
-    shared: SharedAccesses | None = None,
 ) -> CostBreakdown:
     """Return the predicted time of everything that a call of a compiled config launches.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
-    occupied, softmax = occupancy(resources, device.limits), kernel.softmax_cost(config)
+    softmax = kernel.softmax_cost(config)
     blocks, folded = folded_forward(kernel, config, shape)
     least = traffic_of(kernel, config, shape, perfect_l2=True).total_bytes if softmax.round_trip else 0
-    longest = predict(
-        folded, blocks, resources, occupied, device, softmax, parts_of(folded, shape), constants,
-        shared=shared, least_bytes=least,
-    )  # fmt: skip
+    parts = parts_of(folded, shape)
+    longest = predict(folded, blocks, code, device, softmax, parts, constants, least_bytes=least)
     both = longest.followed_by(predict_second(kernel, config, shape, device, constants))
     return both.beside(_moving_us(kernel, config, shape, device, constants))
 
@@ -98,17 +91,15 @@ def predict_us(
     config: KernelConfig,
     shape: AttentionShape,
     device: DeviceSpec,
-    resources: KernelResources,
+    code: CompiledCode,
     constants: CostConstants = CONSTANTS,
-    *,
-    shared: SharedAccesses | None = None,
 ) -> float:
     """Return the predicted time of a compiled config in microseconds.
 
     Raises:
         UsageError: a rate of the device is unknown, or the config does not fit it.
     """
-    return predict_launches(kernel, config, shape, device, resources, constants, shared=shared).total_us
+    return predict_launches(kernel, config, shape, device, code, constants).total_us
 
 
 def predict_second(
@@ -120,7 +111,7 @@ def predict_second(
 ) -> CostBreakdown | None:
     """Return the predicted time of the launch after the longest one, or None if the longest one is the last.
 
-    The resources of that launch are estimated.
+    The code of that launch is estimated.
 
     Raises:
         UsageError: a rate of the device is unknown, or the launch does not fit it.
@@ -128,9 +119,9 @@ def predict_second(
     launch = kernel.second_launch(config, shape, device.limits)
     if launch is None:
         return None
-    resources = estimated_second_resources(launch, device)
-    occupied = occupancy(resources, device.limits)
-    return predict(launch.shape, launch.config, resources, occupied, device, launch.softmax, 1, constants)
+    return predict(
+        launch.shape, launch.config, estimated_second_code(launch, device), device, launch.softmax, 1, constants
+    )
 
 
 def folded_forward(
@@ -138,7 +129,7 @@ def folded_forward(
 ) -> tuple[KernelConfig, AttentionShape]:
     """Return the plain forward with the grid and tiles of a config's longest launch; under a block mask, with as many
     of the keys as a query sees."""
-    blocks, folded = kernel.as_forward(config, shape)
+    blocks, folded = kernel.as_forward(config, typical_lengths(shape))
     density = density_of(shape)
     if density == 1.0:
         return blocks, folded

@@ -1,4 +1,4 @@
-"""Orders configs before anything is compiled: the cost model with estimated resources."""
+"""Orders configs before anything is compiled: the cost model with estimated code."""
 
 from dataclasses import replace
 
@@ -6,20 +6,20 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.tuner.cost.estimated_resources import estimated_resources
+from blocktune.tuner.cost.estimated_resources import estimated_code
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.occupancy.calculator import occupancy
 
 
 def usefulness(kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, device: DeviceSpec) -> float:
-    """Order configs before they are compiled, the most promising first: a time with resources that are estimated.
+    """Order configs before they are compiled, the most promising first: a time of code that is estimated.
 
     Rates that the device lacks are taken as typical: they hardly change the order, and the number is not shown.
     """
-    resources = estimated_resources(kernel, config, shape, device)
-    if occupancy(resources, device.limits).blocks_per_sm == 0:
+    code = estimated_code(kernel, config, shape, device)
+    if occupancy(code.resources, device.limits).blocks_per_sm == 0:
         return float("inf")
-    return predict_us(kernel, config, shape, _with_typical_rates(device), resources)
+    return predict_us(kernel, config, shape, _with_typical_rates(device), code)
 
 
 def _with_typical_rates(device: DeviceSpec) -> DeviceSpec:

@@ -210,7 +210,7 @@ def _can_follow(
     advice: Advice, kernel: AttentionKernel, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits
 ) -> bool:
     """Return whether the config with another choice of the parameter, as advised, is one that can run."""
-    return any(not kernel.violations(other, shape, limits) for other in _changed(advice, kernel, config))
+    return any(not kernel.omissions(other, shape, limits) for other in _changed(advice, kernel, config))
 
 
 def _changed(advice: Advice, kernel: AttentionKernel, config: KernelConfig) -> Iterator[KernelConfig]:

@@ -14,7 +14,6 @@ from typing import Self
 from blocktune.db.records.records import Outcome, Trial
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.paper_rule import first_paper_config
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel, kernels_for
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.contenders import Contenders
@@ -25,6 +24,7 @@ from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.measurement import Energies, Finals, Measurement
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.report import Limit
 from blocktune.tuner.search.run import compiled_ahead
@@ -113,7 +113,7 @@ class Replay:
         self._trials = {
             trial.config: trial
             for trial in sweep.trials
-            if not self._kernels[trial.config.kernel].violations(trial.config, shape, limits)
+            if not self._kernels[trial.config.kernel].omissions(trial.config, shape, limits)
         }
         self.sweep = sweep = replace(sweep, trials=tuple(self._trials.values()))
         self._scores = sweep.scores
@@ -122,10 +122,10 @@ class Replay:
         }
         self._predicted = {
             trial.config: predict_us(
-                self._kernels[trial.config.kernel], trial.config, shape, sweep.device, resources, constants
+                self._kernels[trial.config.kernel], trial.config, shape, sweep.device, code, constants
             )
             for trial in sweep.trials
-            if (resources := trial.resources) is not None and trial.outcome is not Outcome.INFEASIBLE
+            if (code := CompiledCode.recorded(trial.resources)) is not None and trial.outcome is not Outcome.INFEASIBLE
         }
         self._subject = _RecordedSubject(
             device=sweep.device,
@@ -189,9 +189,8 @@ class _RecordedSubject(AttentionSubject):
     def usefulness(self, config: KernelConfig) -> float:
         return self.useful[config]
 
-    def predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
-        del resources
-        return self.predicted.get(config)
+    def predict(self, compiled: CompileResult[KernelConfig]) -> float | None:
+        return self.predicted.get(compiled.config)
 
 
 def _contenders(sweep: Sweep) -> Contenders:

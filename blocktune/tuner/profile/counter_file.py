@@ -20,6 +20,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.cost.analysis import Analysis, analyse
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.profile.comparison import Row, Stall, comparison, stalls_of
 from blocktune.tuner.profile.counters import Counters, plain_table
@@ -120,6 +121,5 @@ def _analysis(data: dict[str, Any]) -> Analysis:
         config,
         shape,
         DeviceSpec.from_json(data["device"]),
-        KernelResources(**data["resources"]),
-        shared=None if shared is None else SharedAccesses(**shared),
+        CompiledCode(KernelResources(**data["resources"]), None if shared is None else SharedAccesses(**shared)),
     )

@@ -10,6 +10,7 @@ from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.measure.protocol import TIE_BAND
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.report.device_table import ceilings, limits_json
 from blocktune.tuner.report.empty_cells import empty_cells
 from blocktune.tuner.report.importance import parameter_importance
@@ -44,15 +45,15 @@ def sweep_table(sweep: Sweep) -> dict[str, Any]:
 
 
 def explanation(sweep: Sweep) -> str:
-    """Return the fastest config in words; empty where nothing was timed or its kernel is not known here."""
+    """Return the fastest config in words; empty where nothing was timed, its kernel is not known here, or what its code
+    asks of shared memory was not recorded."""
     best = _fastest(sweep)
-    if best is None or best.resources is None or best.config.kernel not in KERNELS:
+    code = None if best is None else CompiledCode.recorded(best.resources)
+    if best is None or code is None or best.config.kernel not in KERNELS:
         return ""
     kernel = KERNELS[best.config.kernel]
     try:
-        analysis = analyse(
-            kernel, best.config, sweep.shape, sweep.device, best.resources, measured_us=best.time_us
-        )  # fmt: skip
+        analysis = analyse(kernel, best.config, sweep.shape, sweep.device, code, measured_us=best.time_us)
     except (KeyError, UsageError):  # parameters of another version of the kernel
         return ""
     return text_of_analysis(analysis)

@@ -17,6 +17,7 @@ from blocktune.tuner.cost.model import predict_launches
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.traffic.by_kernel import traffic_of
 
 PREDICTED_DIGITS = 4
@@ -114,8 +115,10 @@ def _predicted(sweep: Sweep, trial: Trial) -> dict[str, Any]:
     facts = {"blocks_per_sm": blocks} | _bytes(kernel, sweep, trial)
     if not blocks or missing_rates(sweep.device):
         return facts
-    breakdown = predict_launches(kernel, trial.config, sweep.shape, sweep.device, trial.resources)
-    return facts | asdict(breakdown)
+    code = CompiledCode.recorded(trial.resources)
+    if code is None:  # what the search predicted, which knew more of the code
+        return facts | {"total_us": trial.predicted_us}
+    return facts | asdict(predict_launches(kernel, trial.config, sweep.shape, sweep.device, code))
 
 
 def _bytes(kernel: AttentionKernel, sweep: Sweep, trial: Trial) -> dict[str, int]:

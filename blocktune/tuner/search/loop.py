@@ -163,7 +163,7 @@ class Search(Generic[ProblemT, ConfigT]):
                 }
                 self._keep(self._trial(config, Outcome.INFEASIBLE, error=error, compile_seconds=seconds, **fields))
                 continue
-            predicted_us = self._subject.predict(config, result.resources)
+            predicted_us = self._subject.predict(result)
             self._ready.append(_Ready(config, result.resources, seconds, predicted_us))
 
     def _awaits_the_first(self) -> bool:

@@ -67,7 +67,8 @@ def tune(
         store: where results are kept; None is the user's store.
         budget: bounds, earlier runs' trials and time included; a bound that is None takes its default.
         kernels: those to search; None is all.
-        exhaustive: try every feasible config with all of its rounds, whatever the budget.
+        exhaustive: try every config that can run with all of its rounds, whatever the budget, those that are certainly
+            slow included.
         regime: how the GPU works while it is measured; None is `DEFAULT_REGIME`.
         objective: what the finals choose the winner by.
         sampler: which config is next: a name of `STRATEGIES`, or `package.module:Class` of an Optuna sampler.
@@ -101,7 +102,9 @@ def tune(
         recorder = stack.enter_context(Recorder(store))
         environment = _environment(device, monitor, terms.regime)
         nearest = store.nearest(device, shape)
-        subject = AttentionSubject.of(shape, device, environment, kernels or competing(), nearest)
+        subject = AttentionSubject.of(
+            shape, device, environment, kernels or competing(), nearest, exhaustive=exhaustive
+        )
         tools = SearchTools(
             open_compiler=partial(_shape_compiler, subject, compiler),
             open_runner=partial(_shape_runner, subject, runner, monitor, terms),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from blocktune.db.records.records import Best, Environment
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import DeviceSpec
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
@@ -42,14 +41,17 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
         environment: Environment,
         kernels: Sequence[AttentionKernel],
         nearest: Iterable[Best] = (),
+        *,
+        exhaustive: bool = False,
     ) -> "AttentionSubject":
-        """Return the subject of a search among some kernels; nearest: stored winners of shapes like this one.
+        """Return the subject of a search among some kernels; nearest: stored winners of shapes like this one;
+        exhaustive: whether configs that are certainly slow take part.
 
         Raises:
             NoFeasibleConfigError: no kernel computes the shape on this device, or every config breaks a rule.
         """
         near = tuple(nearest)
-        contenders = find_contenders(shape, device, kernels, near)
+        contenders = find_contenders(shape, device, kernels, near, exhaustive=exhaustive)
         named = dict.fromkeys(config.kernel for config in contenders.space.feasible)
         return cls(
             device=device,
@@ -71,10 +73,11 @@ class AttentionSubject(Subject[AttentionShape, KernelConfig]):
     def usefulness(self, config: KernelConfig) -> float:
         return usefulness(self.kernels[config.kernel], config, self.shape, self.device)
 
-    def predict(self, config: KernelConfig, resources: KernelResources) -> float | None:
-        if missing_rates(self.device):
-            return None  # only for a present device: it is measured all the same
-        return predict_us(self.kernels[config.kernel], config, self.shape, self.device, resources)
+    def predict(self, compiled: CompileResult[KernelConfig]) -> float | None:
+        if compiled.code is None or missing_rates(self.device):
+            return None  # without rates only for a present device: it is measured all the same
+        kernel, config = self.kernels[compiled.config.kernel], compiled.config
+        return predict_us(kernel, config, self.shape, self.device, compiled.code)
 
     def expected(self, predicted_us: Mapping[KernelConfig, float]) -> KernelConfig | None:
         return expected_of_compiled(predicted_us, self.shape, self.device, self.near)

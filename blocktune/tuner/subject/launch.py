@@ -13,6 +13,7 @@ from blocktune.runtime.autotuned.config import KernelProblem, LaunchConfig
 from blocktune.runtime.autotuned.triton_config import LAUNCH_OPTIONS
 from blocktune.tuner.candidates.contenders import Contenders
 from blocktune.tuner.candidates.space import ConfigSpace
+from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.launches.saved_call import meta_of
 from blocktune.tuner.occupancy.calculator import Occupancy
 from blocktune.tuner.occupancy.waves import Waves
@@ -79,10 +80,11 @@ class LaunchSubject(Subject[KernelProblem, LaunchConfig]):
     def usefulness(self, config: LaunchConfig) -> float:
         return self._least_us(config) or 1.0
 
-    def predict(self, config: LaunchConfig, resources: KernelResources) -> float | None:
+    def predict(self, compiled: CompileResult[LaunchConfig]) -> float | None:
         """Return the roofline's time over the share of the device that the blocks of the launch fill."""
+        config, resources = compiled.config, compiled.resources
         least_us = self._least_us(config)
-        if least_us is None:
+        if least_us is None or resources is None:
             return None
         blocks = math.prod(self.call.grid(meta_of(self.call, self.call.launched(config).all_kwargs())))
         resident = self.occupancy(resources).blocks_per_sm * self.device.num_sms

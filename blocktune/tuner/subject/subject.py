@@ -11,6 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import Origin
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.candidates.contenders import Contenders
+from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
 
 
@@ -64,8 +65,8 @@ class Subject(ABC, Generic[ProblemT, ConfigT]):
         """Return how a config ranks before it is compiled, the most promising lowest."""
 
     @abstractmethod
-    def predict(self, config: ConfigT, resources: KernelResources) -> float | None:
-        """Return the time in microseconds that a model expects of compiled code; None where there is no model."""
+    def predict(self, compiled: CompileResult[ConfigT]) -> float | None:
+        """Return the time in microseconds that a model expects of a compiled config; None where there is no model."""
 
     @abstractmethod
     def expected(self, predicted_us: Mapping[ConfigT, float]) -> ConfigT | None:

@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.compile_server.one_config import CompiledCode
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 EXPLAIN = ("explain", "--seq", 8192, "--dim", 64, "--device", "h200")

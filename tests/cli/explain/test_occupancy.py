@@ -6,7 +6,7 @@ import pytest
 
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
-from blocktune.tuner.compile_server.one_config import CompiledCode
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 RAW = ("occupancy", "--cc", "9.0", "--warps", 4, "--regs", 168, "--shared", 115712)
 
@@ -92,7 +92,7 @@ def test_the_waves_are_those_of_the_kernel_s_own_grid(
 ) -> None:
     resources = KernelResources(registers=255, shared_bytes=57_344, num_warps=8, tensor_cores="wgmma")
     monkeypatch.setattr(
-        "blocktune.cli.shared.compiled_config.CompileRequest.compile", lambda _: CompiledCode(resources)
+        "blocktune.cli.shared.compiled_config.CompileRequest.compile", lambda _: CompiledCode(resources, None)
     )
     result = tune("occupancy", "--device", "h200", "--kernel", kernel, "--dim", 64)
     assert f"The grid of {blocks:,} blocks is {blocks / 132:.2f} waves of 132" in result.stdout

@@ -15,6 +15,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.of_block import occupancy
 from tests.support.pages.reports import python_of_few_addresses
 
@@ -27,7 +28,7 @@ RESOURCES = KernelResources(registers=168, shared_bytes=40_000, num_warps=4, ten
 def analysis(measured_us: float | None = None) -> Analysis:
     kernel, device, shape = get_kernel("flash_fwd"), device_named("h200"), complete_shape(4096, 64)
     config = kernel.default_config(shape, device.limits)
-    return analyse(kernel, config, shape, device, RESOURCES, measured_us=measured_us)
+    return analyse(kernel, config, shape, device, CompiledCode(RESOURCES, None), measured_us=measured_us)
 
 
 @pytest.fixture

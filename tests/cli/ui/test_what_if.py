@@ -18,6 +18,7 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.compile.cache import ResourceCache
 from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.cost.model import predict_us
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from tests.support.fakes.faked_compiles import faked_compiles
 from tests.support.stores.live_servers import LiveServer, live_server
 
@@ -126,7 +127,7 @@ def test_a_tile_that_was_never_compiled_is_compiled_once(server: LiveServer) -> 
     assert answer["config"] == request.config.to_json()
     assert answer["occupancy"]["blocks_per_sm"] > 0
     assert answer["predicted_us"] == pytest.approx(
-        predict_us(request.kernel, request.config, SMALL, H200, resources), rel=0.2
+        predict_us(request.kernel, request.config, SMALL, H200, CompiledCode(resources, None)), rel=0.2
     )
     assert answer["words"].startswith("Predicted ")
     assert [row["us"] for row in answer["terms"]] == sorted((row["us"] for row in answer["terms"]), reverse=True)

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -15,9 +14,9 @@ from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
-from blocktune.tuner.compile.compiler import options_of, source_of
 from tests.support.compiles.remembered import remembered
 from tests.support.triton_modes import TRITON, compiled_here
+from tools.checks import allocation
 
 pytestmark = [
     compiled_here,
@@ -26,21 +25,6 @@ pytestmark = [
 PORTABLE = [kernel for kernel in KERNELS.values() if isinstance(kernel, FlashKernel)]
 TURING, HOPPER = (7, 5), (9, 0)
 Case = tuple[KernelConfig, AttentionShape]
-
-
-class Allocated(Exception):
-    """Ends a compile where memory has been allocated, which is before LLVM has the code and half of its time."""
-
-
-def stop_behind(passes: Any, capability: int) -> None:
-    """Stand in for the pass that both Tritons add behind those which allocate."""
-    raise Allocated(passes)
-
-
-@pytest.fixture(autouse=True)
-def _compiles_end_with_the_allocation(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "triton.backends.nvidia.compiler.nvidia.passes.ttnvgpuir.add_proxy_fence_insertion"
-    monkeypatch.setattr(place, stop_behind)
 
 
 def shape(head_dim: int, dtype: str = "bfloat16", seqlen: int = 4096, causal: Causal = Causal.NONE) -> AttentionShape:
@@ -88,31 +72,9 @@ def allocated_bytes(config: KernelConfig, problem: AttentionShape, cc: tuple[int
 
 @remembered
 def allocated_by(specs: Sequence[CompileSpec], cc: tuple[int, int]) -> tuple[int, int]:
-    """Shared memory in bytes and columns of tensor memory by the compiler, which knows them before it makes machine
-    code: the slow half is left out."""
-    from triton._C.libtriton import ir
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler.compiler import make_backend
-
+    """Shared memory in bytes and columns of tensor memory by the compiler."""
     (spec,) = specs
-    source, target = source_of(spec), GPUTarget("cuda", limits_for(cc).sm_arch, 32)
-    backend = make_backend(target)
-    options = backend.parse_options(options_of(spec) | source.parse_options())
-    context = ir.context()
-    ir.load_dialects(context)
-    backend.load_dialects(context)
-    stages: dict[str, object] = {}
-    backend.add_stages(stages, options, source.language)
-    functions, modules = backend.get_codegen_implementation(options), backend.get_module_map()
-    module = source.make_ir(target, options, functions, modules, context)
-    metadata = {"hash": "", "target": target} | options.__dict__
-    for stage in ("ttir", "ttgir"):
-        module = stages[stage](module, metadata)  # type: ignore[operator]
-    with pytest.raises(Allocated) as ended:
-        stages["llir"](module, metadata)  # type: ignore[operator]
-    (passes,) = ended.value.args
-    passes.run(module, "allocate")
-    return module.get_int_attr("ttg.shared"), module.get_int_attr("ttg.tensor_memory_size") or 0
+    return allocation.allocated_by(spec, cc)
 
 
 def predicted_bytes(config: KernelConfig, problem: AttentionShape, cc: tuple[int, int]) -> int:

@@ -15,6 +15,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.reference import attention_reference
 from blocktune.kernels.values.shape import AttentionShape, Direction
 from blocktune.tuner.compile.compiler import CompileResult
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 H200 = device_named("h200")
 SMALL = AttentionShape(
@@ -43,7 +44,8 @@ class Compiler:
                 num_warps=warps,
                 tensor_cores=self.tensor_cores,
             )
-            result = CompileResult(config=config, outcome=Outcome.OK, resources=resources)
+            shared = SharedAccesses(loads=16, load_wavefronts=16) if self.tensor_cores == "none" else None
+            result = CompileResult(config=config, outcome=Outcome.OK, resources=resources, shared=shared)
         future.set_result(result)
         return future
 

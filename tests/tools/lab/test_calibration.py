@@ -7,6 +7,7 @@ import pytest
 from blocktune.tuner.cost.constants import CONSTANTS, CostConstants
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from tests.tuner.lab import test_replay as recorded
 from tools.lab import calibration
 from tools.lab.calibration import BOUNDS, calibrate, misfit
@@ -23,7 +24,7 @@ def made_by(constants: CostConstants, unit: float = 1.0) -> Sweep:
     for trial in plain.trials[::4]:
         assert trial.resources is not None
         time_us = unit * predict_us(
-            recorded.KERNEL, trial.config, plain.shape, plain.device, trial.resources, constants
+            recorded.KERNEL, trial.config, plain.shape, plain.device, CompiledCode(trial.resources, None), constants
         )
         trials.append(replace(trial, time_us=time_us, relative_to_anchor=time_us))
     return replace(plain, trials=tuple(trials))

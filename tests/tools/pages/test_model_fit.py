@@ -8,6 +8,7 @@ from blocktune.kernels.values.shape import AttentionShape, Causal, Direction
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import family_of
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from tests.tuner.lab import test_replay as recorded
 from tools.pages.searches.model_fit import FASTEST, FitRow, fit_rows
 from tools.pages.searches.replay_tables import fit_table
@@ -19,7 +20,9 @@ def slower_than_predicted(factor: float, slowest: float) -> Sweep:
     """A sweep whose fastest configs took so many times the prediction, and all others another multiple."""
     plain = recorded.sweep()
     predicted = {
-        trial.config: predict_us(recorded.KERNEL, trial.config, plain.shape, plain.device, trial.resources)
+        trial.config: predict_us(
+            recorded.KERNEL, trial.config, plain.shape, plain.device, CompiledCode(trial.resources, None)
+        )
         for trial in plain.trials
         if trial.resources is not None
     }

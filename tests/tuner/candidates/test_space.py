@@ -4,7 +4,7 @@ import dataclasses
 import math
 
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.registry import KERNELS
+from blocktune.kernels.registry import KERNELS, get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.candidates.space import SearchSpace
@@ -27,6 +27,16 @@ def test_a_kernel_that_cannot_compute_the_shape_says_why() -> None:
     space = SearchSpace.build(shape, landscape.DEVICE.limits, landscape.KERNELS.values())
     assert space.feasible == ()
     assert space.unsupported["pointers"] == "pointers takes head dimensions up to 256"
+
+
+def test_configs_that_are_certainly_slow_are_counted_apart_and_kept_by_an_exhaustive_search() -> None:
+    kernel, limits = get_kernel("flash_fwd_hopper"), limits_for((9, 0))
+    shape = complete_shape(4096, 128)
+    usual, whole = (SearchSpace.build(shape, limits, [kernel], exhaustive=exhaustive) for exhaustive in (False, True))
+    slow = usual.dropped_counts["too slow, because products spill with more registers than a thread has for them"]
+    assert len(whole.feasible) == len(usual.feasible) + slow
+    assert not any("too slow" in rule for rule in whole.dropped_counts)
+    assert all(not kernel.violations(config, shape, limits) for config in whole.feasible)
 
 
 def test_named_configs_lead_whether_or_not_they_are_listed() -> None:

@@ -35,6 +35,7 @@ from blocktune.tuner.compile_server.farm import CompileFarm
 from blocktune.tuner.correctness.checks_of_shape import questions_of
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.measure.clock import CudaClock
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.traffic.model import standard_traffic, v1_traffic, v2_traffic
 from tests.support.fakes.ladder_fakes import H200, SMALL, Compiler
 
@@ -235,7 +236,7 @@ def test_every_step_is_predicted_near_what_was_measured() -> None:
         else:
             config = KernelConfig.from_json(step["config"])
             resources = KernelResources(**step["resources"])
-            predicted = predict_us(get_kernel(config.kernel), config, shape, H200, resources)
+            predicted = predict_us(get_kernel(config.kernel), config, shape, H200, CompiledCode(resources, None))
         assert predicted == pytest.approx(step["timing"]["median_us"], rel=0.25), step["name"]
 
 

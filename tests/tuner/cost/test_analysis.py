@@ -20,6 +20,8 @@ from blocktune.tuner.cost.analysis import Analysis, analyse, measured_time_us, s
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.term_texts import ADVICE, BACKWARD_TERMS, FACTS, TERMS
 from blocktune.tuner.cost.text import text_of_analysis
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 pytestmark = pytest.mark.triton_free
 
@@ -37,7 +39,10 @@ def analysis(
     **changes: Any,
 ) -> Analysis:
     values = {"registers": 168, "shared_bytes": 131_072, "num_warps": 8, "tensor_cores": "wgmma"} | changes
-    return analyse(KERNEL, config, shape, device, KernelResources(**values), measured_us=measured_us)
+    shared = SharedAccesses() if values["tensor_cores"] == "none" else None
+    return analyse(
+        KERNEL, config, shape, device, CompiledCode(KernelResources(**values), shared), measured_us=measured_us
+    )
 
 
 def bound_by(found: Analysis, **terms: float) -> Analysis:
@@ -71,7 +76,7 @@ def test_a_new_forward_kernel_is_explained_without_a_line_in_any_model() -> None
     kernel = NewForward()
     config = kernel.default_config(SHAPE, H200.limits)
     resources = KernelResources(registers=168, shared_bytes=131_072, num_warps=8, tensor_cores="wgmma")
-    found = analyse(kernel, config, SHAPE, H200, resources)
+    found = analyse(kernel, config, SHAPE, H200, CompiledCode(resources, None))
     assert list(found.traffic) == ["standard", "v1", "v2", "v2_perfect_l2"]
     assert found.breakdown is not None
     assert found.waves is not None
@@ -86,7 +91,7 @@ def test_a_new_forward_kernel_with_a_window_is_counted_with_it() -> None:
 
     problem, kernel = replace(SHAPE, features=Features(window=(127, 0))), NewWindow()
     resources = KernelResources(registers=168, shared_bytes=131_072, num_warps=8, tensor_cores="wgmma")
-    found = analyse(kernel, kernel.default_config(problem, H200.limits), problem, H200, resources)
+    found = analyse(kernel, kernel.default_config(problem, H200.limits), problem, H200, CompiledCode(resources, None))
     assert found.traffic["own"].total_bytes < analysis().traffic["v2"].total_bytes / 4
 
 
@@ -203,7 +208,7 @@ def of_kernel(
     resources = KernelResources(
         registers=120, shared_bytes=70_000, num_warps=kernel.total_warps(config), tensor_cores=device.limits.mma
     )
-    return analyse(kernel, config, shape, device, resources, measured_us=measured_us)
+    return analyse(kernel, config, shape, device, CompiledCode(resources, None), measured_us=measured_us)
 
 
 BACKWARD = replace(complete_shape(4096, 128, batch=2, heads=16, kv_heads=4), direction=Direction.BACKWARD)
@@ -292,7 +297,8 @@ def test_every_device_is_explained_without_a_gpu(device: str, name: str) -> None
     shape = replace(DECODE if name == "flash_decode" else BACKWARD, dtype="float16", head_dim=64, head_dim_v=64)
     kernel = get_kernel(name)
     resources = KernelResources(registers=100, shared_bytes=30_000, num_warps=4, tensor_cores=spec.limits.mma)
-    found = analyse(kernel, kernel.default_config(shape, spec.limits), shape, spec, resources)
+    code = CompiledCode(resources, SharedAccesses(loads=8, load_wavefronts=16))
+    found = analyse(kernel, kernel.default_config(shape, spec.limits), shape, spec, code)
     assert found.breakdown is not None
     assert text_of_analysis(found).startswith("Predicted ")
 

@@ -23,6 +23,8 @@ from blocktune.tuner.cost.model import (
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.cost.roofline import missing_rates
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 
 pytestmark = pytest.mark.triton_free
 
@@ -85,7 +87,8 @@ def predicted(
     **changes: Any,
 ) -> CostBreakdown:
     resources = replace(estimated_resources(KERNEL, blocks, problem, device), **changes)
-    return predict(problem, blocks, resources, occupancy(resources, device.limits), device, softmax)
+    shared = SharedAccesses() if resources.tensor_cores == "none" else None
+    return predict(problem, blocks, CompiledCode(resources, shared), device, softmax)
 
 
 def tflops(problem: AttentionShape, blocks: KernelConfig) -> float:
@@ -295,8 +298,8 @@ def test_a_config_that_does_not_fit_is_an_error_and_useless() -> None:
 def test_predict_us_is_the_total_of_the_breakdown() -> None:
     problem, blocks = shape(64), config(64, 128)
     resources = KernelResources(registers=168, shared_bytes=73_728, num_warps=4, tensor_cores="wgmma")
-    breakdown = predict(problem, blocks, resources, occupancy(resources, H200.limits), H200)
-    assert predict_us(KERNEL, blocks, problem, H200, resources) == breakdown.total_us
+    breakdown = predict(problem, blocks, CompiledCode(resources, None), H200)
+    assert predict_us(KERNEL, blocks, problem, H200, CompiledCode(resources, None)) == breakdown.total_us
 
 
 def test_every_device_of_the_catalogue_orders_configs() -> None:
@@ -325,16 +328,15 @@ def test_warps_that_copy_leave_their_registers_to_those_that_compute() -> None:
     assert estimated_resources(kernel, config(128, 128, 4, 2), problem, H200).spill_bytes > 0
     # to the model it is a block of eight warps, whose warpgroups wait for tiles but not for each other
     plain = replace(resources, num_warps=8)
-    special_us = predict_us(kernel, large, problem, H200, resources)
-    assert special_us < 0.9 * predict(problem, large, plain, occupancy(plain, H200.limits), H200).total_us
+    special_us = predict_us(kernel, large, problem, H200, CompiledCode(resources, None))
+    assert special_us < 0.9 * predict(problem, large, CompiledCode(plain, None), H200).total_us
 
 
 def test_threads_that_copy_need_instructions_for_addresses() -> None:
     problem, blocks = shape(128), config(64, 64)
     resources = KernelResources(registers=168, shared_bytes=73_728, num_warps=4, tensor_cores="wgmma")
-    occupied = occupancy(resources, H200.limits)
-    by_engine = predict(problem, blocks, resources, occupied, H200)
-    by_threads = predict(problem, blocks, resources, occupied, H200, SoftmaxCost(address_instructions=6.0))
+    by_engine = predict(problem, blocks, CompiledCode(resources, None), H200)
+    by_threads = predict(problem, blocks, CompiledCode(resources, None), H200, SoftmaxCost(address_instructions=6.0))
     pieces, scores = 64 * 2 * 128 * 2 / 16, 64 * 64
     others = scores * 5.5 + 64 * 128 + 64 * CONSTANTS.row_operations
     ratio = (others + 6 * pieces) / others

@@ -15,6 +15,7 @@ from blocktune.tuner.cost.estimated_resources import estimated_resources
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import load_sweep
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 pytestmark = pytest.mark.triton_free
 
@@ -46,7 +47,7 @@ def predicted(config: KernelConfig, shape: AttentionShape, resources: Mapping[Ke
     """Return the predicted time. Pairs of splits (`overlap` 2) are in no sweep: their code is estimated."""
     kernel = get_kernel(config.kernel)
     found = resources.get(config) or estimated_resources(kernel, config, shape, H200)
-    return predict_us(kernel, config, shape, H200, found)
+    return predict_us(kernel, config, shape, H200, CompiledCode(found, None))
 
 
 def shape_of(row: dict) -> AttentionShape:

@@ -11,9 +11,10 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.compile_server.one_config import CompiledCode, compiled
+from blocktune.tuner.compile_server.one_config import compiled
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.text import text_of_analysis
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 SHAPE = AttentionShape(batch=2, num_heads=32, seqlen_q=8192, head_dim=64, causal=Causal.UPPER_LEFT)
 H200 = device_named("h200")
@@ -29,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelConfig]]:
 
     def compiled_(config: KernelConfig, *_: object) -> CompiledCode:
         configs.append(config)
-        return CompiledCode(RESOURCES)
+        return CompiledCode(RESOURCES, None)
 
     monkeypatch.setattr("blocktune.tuner.cost.explain.compiled", compiled_)
     return configs
@@ -42,7 +43,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch, **fields: object) -> None:
 
 
 def test_a_given_config_is_analysed(asked: list[KernelConfig]) -> None:
-    assert explain(SHAPE, CONFIG, device="h200") == analyse(KERNEL, CONFIG, SHAPE, H200, RESOURCES)
+    assert explain(SHAPE, CONFIG, device="h200") == analyse(KERNEL, CONFIG, SHAPE, H200, CompiledCode(RESOURCES, None))
     assert asked == [CONFIG]
 
 

@@ -14,6 +14,8 @@ from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.model import predict
 from blocktune.tuner.cost.roofline import block_intensity, exp_over_products, ridge_point, roofline, waves_of
 from blocktune.tuner.occupancy.calculator import Occupancy, occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
+from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.traffic.model import standard_traffic, v2_traffic
 
 pytestmark = pytest.mark.triton_free
@@ -95,7 +97,7 @@ def test_an_unknown_ceiling_is_named(missing: dict[str, None]) -> None:
 def test_exponentials_take_this_share_of_the_products(device: DeviceSpec, dim: int, ratio: float) -> None:
     held = occupied(device)
     blocks = KernelConfig("flash_fwd", 64, 64, 4, 2)
-    breakdown = predict(complete_shape(4096, dim), blocks, held.resources, held, device)
+    breakdown = predict(complete_shape(4096, dim), blocks, CompiledCode(held.resources, SharedAccesses()), device)
     assert exp_over_products(breakdown) == pytest.approx(ratio)
 
 

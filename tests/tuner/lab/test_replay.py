@@ -21,6 +21,7 @@ from blocktune.tuner.lab.replay import WORKERS, Replay
 from blocktune.tuner.lab.replay_report import MEASUREMENTS, ReplayReport, compare_strategies, model_rows
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 pytestmark = pytest.mark.triton_free
 
@@ -37,7 +38,7 @@ def sweep(distort: Callable[[KernelConfig], float] = lambda config: 1.0, *, fail
     for config in SPACE.feasible:
         resources = estimated_resources(KERNEL, config, SHAPE, H200)
         if occupancy(resources, H200.limits).blocks_per_sm:
-            times[config] = predict_us(KERNEL, config, SHAPE, H200, resources) * distort(config)
+            times[config] = predict_us(KERNEL, config, SHAPE, H200, CompiledCode(resources, None)) * distort(config)
     anchor = times[KERNEL.default_config(SHAPE, H200.limits)]
     trials = [
         Trial(

@@ -12,6 +12,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.cost.analysis import Analysis, analyse
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.occupancy.shared_accesses import SharedAccesses
 from blocktune.tuner.profile.comparison import (
     CONFLICTS,
@@ -46,7 +47,7 @@ def analysis_of(name: str, shape: Any = PREFILL, **choices: int) -> Analysis:
     kernel, device = get_kernel(name), device_named("h200")
     config = KernelConfig.of(name, kernel.default_config(shape, device.limits).parameters | choices)
     warps = 4 + kernel.softmax_cost(config).copying_warps
-    return analyse(kernel, config, shape, device, replace(RESOURCES, num_warps=warps), shared=SHARED)
+    return analyse(kernel, config, shape, device, CompiledCode(replace(RESOURCES, num_warps=warps), SHARED))
 
 
 def rows_of(analysis: Analysis, **values: float) -> dict[str, Row]:

@@ -30,7 +30,7 @@ def test_every_counter_is_there_and_bytes_are_as_predicted(name: str) -> None:
         pytest.skip(reason)
     config = kernel.default_config(SHAPE, device.limits)
     code = compiled(config, SHAPE, device.limits)
-    analysis = analyse(kernel, config, SHAPE, device, code.resources, shared=code.shared)
+    analysis = analyse(kernel, config, SHAPE, device, code)
     try:
         counters = Counters.parse(recorded(SHAPE, config))
     except NoDeviceError as error:

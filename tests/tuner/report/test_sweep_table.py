@@ -14,6 +14,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
 from blocktune.tuner.occupancy.calculator import occupancy
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from blocktune.tuner.report.device_table import ceilings, limits_table
 from blocktune.tuner.report.empty_cells import empty_cells, place_of
 from blocktune.tuner.report.on_chip_table import on_chip_table
@@ -48,7 +49,7 @@ def test_predictions_are_those_of_the_model() -> None:
             continue
         kernel = get_kernel(trial.config.kernel)
         assert blocks == occupancy(trial.resources, wide().device.limits).blocks_per_sm
-        predicted = predict_us(kernel, trial.config, wide().shape, wide().device, trial.resources)
+        predicted = predict_us(kernel, trial.config, wide().shape, wide().device, CompiledCode(trial.resources, None))
         assert total == pytest.approx(predicted, rel=1e-3)
 
 

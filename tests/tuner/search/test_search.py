@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from blocktune.db.records.records import Outcome, Trial
-from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.candidates.assignment import Assignment
@@ -38,8 +37,9 @@ def useless(config: KernelConfig) -> float:
 class Guessed(AttentionSubject):
     """The landscape with a model that only knows registers."""
 
-    def predict(self, config: KernelConfig, resources: KernelResources) -> float:
-        return 1000.0 + resources.registers
+    def predict(self, compiled: CompileResult[KernelConfig]) -> float:
+        assert compiled.resources is not None
+        return 1000.0 + compiled.resources.registers
 
 
 FACTS = {field.name: getattr(landscape.SUBJECT, field.name) for field in dataclasses.fields(landscape.SUBJECT)}

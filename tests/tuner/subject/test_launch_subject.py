@@ -11,6 +11,7 @@ from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.runtime.autotuned.config import LaunchConfig
 from blocktune.runtime.autotuned.settings import Settings
+from blocktune.tuner.compile.compiler import CompileResult
 from blocktune.tuner.subject.launch import LaunchSubject
 from tests.support.fakes.fake_call import FIRST, OTHER, THIRD, fake_call
 
@@ -19,6 +20,10 @@ pytestmark = pytest.mark.triton_free
 H200 = device_named("h200")
 ENVIRONMENT = Environment(triton="3.6.0", ptxas="12.8", torch="2.11")
 FITTING = KernelResources(registers=64, shared_bytes=0, num_warps=4, tensor_cores="none")
+
+
+def compiled(config: LaunchConfig) -> CompileResult[LaunchConfig]:
+    return CompileResult(config=config, outcome=Outcome.OK, resources=FITTING)
 
 
 def subject_of(**settings: Any) -> LaunchSubject:
@@ -40,7 +45,7 @@ def test_the_list_is_the_space_and_its_first_config_leads() -> None:
 
 def test_without_costs_nothing_is_predicted_and_the_order_is_that_of_the_list() -> None:
     subject = subject_of()
-    assert subject.predict(FIRST, FITTING) is None
+    assert subject.predict(compiled(FIRST)) is None
     assert subject.assignment(2, seed=0).by_usefulness == [FIRST, OTHER]
 
 
@@ -52,9 +57,9 @@ def test_costs_are_a_roofline_over_the_share_of_the_device_that_blocks_fill(monk
     full, half = (
         replace(subject, call=replace(subject.call, kwargs={"grid": (n,)})) for n in (resident, resident // 2)
     )
-    assert full.predict(FIRST, FITTING) == pytest.approx(50.0)
-    assert full.predict(OTHER, FITTING) == pytest.approx(100.0)
-    assert half.predict(FIRST, FITTING) == pytest.approx(100.0)
+    assert full.predict(compiled(FIRST)) == pytest.approx(50.0)
+    assert full.predict(compiled(OTHER)) == pytest.approx(100.0)
+    assert half.predict(compiled(FIRST)) == pytest.approx(100.0)
     assert subject.assignment(2, seed=0).by_usefulness == [FIRST, OTHER]
     tiny = subject_of(costs=lambda named: {"bytes": 1.0})
     assert tiny.usefulness(FIRST) == 1.0, "no launch is that short"

@@ -8,6 +8,7 @@ from blocktune.tuner.cost.analysis import Analysis, analyse
 from blocktune.tuner.cost.term_texts import terms_of
 from blocktune.tuner.cost.text import binding_terms
 from blocktune.tuner.lab.sweep_file import Sweep
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 from tools.pages.pictures.svg import svg_head, svg_text
 
 SUFFIX = ".explain.svg"
@@ -21,9 +22,10 @@ UNIT, MEASURED = "#2a78d6", "#eb6834"
 def explain_picture(sweep: Sweep) -> str:
     """Return an SVG image of the fastest config of a sweep."""
     best = _fastest(sweep)
-    assert best.resources is not None  # of every trial with a time
+    code = CompiledCode.recorded(best.resources)
+    assert code is not None  # of every trial with a time, by tensor cores
     kernel = get_kernel(best.config.kernel)
-    found = analyse(kernel, best.config, sweep.shape, sweep.device, best.resources, measured_us=best.time_us)
+    found = analyse(kernel, best.config, sweep.shape, sweep.device, code, measured_us=best.time_us)
     return _drawn(found, best.created_at.date().isoformat())
 
 

@@ -16,6 +16,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.tuner.cost.model import predict_us
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import FAMILIES, family_of
+from blocktune.tuner.occupancy.compiled_code import CompiledCode
 
 FASTEST = 8
 """Configs of a kernel in a sweep that count."""
@@ -49,7 +50,7 @@ def _ratios(sweep: Sweep) -> Iterator[tuple[str, list[float]]]:
     scores = sweep.scores
     by_kernel: dict[str, list[Trial]] = {}
     for trial in sweep.timed.values():
-        if trial.resources is not None:
+        if CompiledCode.recorded(trial.resources) is not None:
             by_kernel.setdefault(trial.config.kernel, []).append(trial)
     for kernel, trials in sorted(by_kernel.items()):
         fastest = sorted(trials, key=lambda trial: scores[trial.config])[:FASTEST]
@@ -57,10 +58,11 @@ def _ratios(sweep: Sweep) -> Iterator[tuple[str, list[float]]]:
 
 
 def _ratio(sweep: Sweep, trial: Trial) -> float:
-    assert trial.resources is not None
+    code = CompiledCode.recorded(trial.resources)
+    assert code is not None
     assert trial.time_us is not None
     kernel = get_kernel(trial.config.kernel)
-    return trial.time_us / predict_us(kernel, trial.config, sweep.shape, sweep.device, trial.resources)
+    return trial.time_us / predict_us(kernel, trial.config, sweep.shape, sweep.device, code)
 
 
 def _row(family: str, kernel: str, ratios: list[list[float]]) -> FitRow:

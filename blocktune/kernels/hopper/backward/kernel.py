@@ -29,6 +29,7 @@ from blocktune.kernels.hopper.backward.arguments import Options
 from blocktune.kernels.hopper.backward.device_kernel import SIZES, flash_bwd_hopper_kernel
 from blocktune.kernels.hopper.backward.launch import PASS_ROWS, WARPS, BackwardLaunch, gradient_blocks, sums_descriptor
 from blocktune.kernels.hopper.backward.layout import (
+    BARRIER_BYTES,
     BLOCK_M,
     BLOCK_N,
     HEAD_DIM_DIVISOR,
@@ -168,6 +169,10 @@ class FlashBackwardHopper(AttentionKernel):
         """Return the bytes of all but the barriers."""
         slots = dq_slots(shape, config)
         return bytes_beside_dq(shape, config.num_stages) + slots * dq_bytes(shape)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return the bytes with those of the barriers."""
+        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return at head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full;

@@ -34,7 +34,9 @@ HEAD_DIM_DIVISOR = 8
 LENGTH_DIVISOR = 128
 """Of both lengths in the plain form."""
 SHARED_BYTES = 226 << 10
-"""Of a block, without a KiB for its barriers."""
+"""Of a block, without its barriers."""
+BARRIER_BYTES = 1 << 10
+"""More than they take."""
 REGISTERS = (240, 24)
 """Registers of a thread of the two warpgroups, and of the warps that copy and add: together they share 65,536."""
 FORM_ARGUMENTS = ("rows", "right", "left", "cap_in", "cu_q", "cu_k", "turns")

@@ -34,6 +34,7 @@ from blocktune.kernels.hopper.forward.launch import (
 )
 from blocktune.kernels.hopper.forward.layout import (
     ALIGNED_ELEMENTS,
+    BARRIER_BYTES,
     MIN_HEAD_DIM,
     NARROW_HEADS,
     PANEL,
@@ -51,10 +52,10 @@ from blocktune.kernels.hopper.forward.layout import (
     memory_bytes,
     panels_of,
     queries_problem,
-    registers_problem,
     ring_problem,
     shares_memory,
     sizes_of,
+    spill_reason,
     tile_width,
 )
 from blocktune.kernels.hopper.forward.lines import LINE_COLUMNS
@@ -108,17 +109,24 @@ class FlashForwardHopper(AttentionKernel):
         return problems or tuple(problem for problem in self._own_problems(config, shape) if problem)
 
     def _own_problems(self, config: KernelConfig, shape: AttentionShape) -> Iterator[str | None]:
-        """Give what is wrong with registers and the queries in them, with the slots, and with panels of the output."""
+        """Give what is wrong with the queries in registers, with the slots, and with panels of the output."""
         yield queries_problem(config, shape)
-        yield registers_problem(config, shape)
         yield ring_problem(config, shape)
         width_v = tile_width(shape.head_dim_v)
         if leaves_in_panels(config) and (panels_of(width_v) > 1 or width_v <= PANEL_SLOTS * PANEL):
             yield f"`output_panels` must be 0 at head_dim_v {width_v}, which is no more or no power of two."
 
+    def slow_reason(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> str | None:
+        del limits
+        return spill_reason(config, shape)
+
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all tiles; barriers take another half KiB."""
         return memory_bytes(config, shape) + line_bytes(config) * draws_lines(config, shape)
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return the bytes with those of the barriers."""
+        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the first config of a search, and what a call gets where nothing is known (`defaults.py`)."""

@@ -189,12 +189,12 @@ def product_registers(config: KernelConfig, shape: AttentionShape) -> int:
     return tile_width(shape.head_dim_v) // 2 + scores + probabilities + own.get("q_registers", 0) // 4
 
 
-def registers_problem(config: KernelConfig, shape: AttentionShape) -> str | None:
-    """Return what is wrong with the registers of a config, or None. With more than a consumer has, every step spills:
-    of 1,600 recorded configs the best takes 1.36 times as long as the best of its shape, and some do not compile."""
+def spill_reason(config: KernelConfig, shape: AttentionShape) -> str | None:
+    """Return that products need more registers than a consumer has, so that every step spills, if they do: of 1,600
+    recorded configs the best takes 1.36 times as long as the best of its shape, and some do not compile."""
     needed, room = product_registers(config, shape), REGISTERS[config.block_m // ROWS][0] - RESERVED_REGISTERS
     if needed > room:
-        return f"Products need {needed} registers of a thread, which has {room} for them."
+        return f"products spill with more registers than a thread has for them, but got {needed} of {room}"
     return None
 
 

@@ -24,7 +24,7 @@ from blocktune.kernels.hopper.common.consumer_tiles import consumer_tiles, leavi
 from blocktune.kernels.hopper.common.descriptors import undescribable
 from blocktune.kernels.hopper.common.persistent_blocks import multiprocessors, tile_counter
 from blocktune.kernels.hopper.forward.kernel import describe_rows
-from blocktune.kernels.hopper.forward.layout import REGISTERS, ROWS, WARPS
+from blocktune.kernels.hopper.forward.layout import BARRIER_BYTES, REGISTERS, ROWS, WARPS
 from blocktune.kernels.hopper.fp8.arguments import Options
 from blocktune.kernels.hopper.fp8.defaults import WIDTHS, default_values, tile_width
 from blocktune.kernels.hopper.fp8.device_kernel import SCALES, SIZES, STRIDES, flash_fwd_fp8_kernel
@@ -82,6 +82,10 @@ class FlashForwardFp8(AttentionKernel):
         slots = config.num_stages * config.block_n * (width + width_v)
         shares: int = SHARES_COLUMNS.value * config.block_n
         return config.block_m * (width + of_sum * width_v) + slots + shares
+
+    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
+        """Return the bytes with those of the barriers."""
+        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""

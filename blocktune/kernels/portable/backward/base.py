@@ -153,6 +153,9 @@ class FlashBackward(AttentionKernel):
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         width = max(shape.head_dim, shape.head_dim_v)
         first = next(start for widest, start in self.preferred_width.items() if width <= widest)
+        if shape.dtype == "float32" and limits.mma in ("mma", "none"):
+            # ptxas gives up on larger tiles: 21 kB a thread spilled at 32 registers, 3.8 times the predicted time
+            first = len(self.preferences) - 1
         names = tuple(self.parameters)
         candidates = [
             KernelConfig.of(self.name, dict(zip(names, own, strict=True))) for own in self.preferences[first:]

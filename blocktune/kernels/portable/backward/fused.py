@@ -31,6 +31,7 @@ from blocktune.kernels.portable.backward.shared_memory import (
     adding_bytes,
     most_adding_bytes,
     most_statistics_bytes,
+    over_keys,
     pass_bytes,
     statistics_bytes,
 )
@@ -134,12 +135,10 @@ class FlashBackwardFused(FlashBackward):
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the pass over keys."""
-        loop = pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        loop = pass_bytes(over_keys(config), shape, limits)
         return loop + sum(adding_bytes(config, shape, limits, by_copy_engine=copies(config)).values())
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        if shape.dtype != "float32" or limits.mma == "none":
-            return self.shared_bytes(config, shape, limits)
         keys = most_adding_bytes(config, shape, limits, by_copy_engine=copies(config))
         return max(keys, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
 

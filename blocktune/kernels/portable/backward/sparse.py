@@ -33,6 +33,7 @@ from blocktune.kernels.portable.backward.base import (
     tile_constants,
 )
 from blocktune.kernels.portable.backward.shared_memory import (
+    TilePass,
     least_pass_columns,
     most_pass_bytes,
     most_pass_columns,
@@ -107,6 +108,10 @@ class SparseBackwardLaunch(BackwardLauncher):
         return tuple(tile_shift(name, block, self.config.parameters[name]) for name, block in blocks)
 
 
+FLOAT32_FIRST = 4
+"""The preference with which float32 begins where warps multiply alone: larger tiles spill."""
+
+
 class FlashBackwardSparse(AttentionKernel):
     """The backward under a block mask. Its tiles must divide the mask's blocks, which a launch checks.
 
@@ -143,14 +148,12 @@ class FlashBackwardSparse(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the function that needs more: the tiles that a program owns, the buffers of those that it
         walks, and ds where warps exchange it. Read off the allocations of Triton 3.6, and never above them."""
-        own = config.parameters
-        dq = pass_bytes(own["block_m"], own["block_n"], config.num_stages, shape, limits)
+        dq = pass_bytes(_over_queries(config), shape, limits)
         return max(dq, self.launch_bytes(config, shape, limits))
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        own, stages = config.parameters, config.num_stages
-        dq = most_pass_bytes(own["block_m"], own["block_n"], stages, shape, limits)
-        return max(dq, most_pass_bytes(own["kv_block_n"], own["kv_block_m"], stages, shape, limits, row_values=True))
+        passes = (_over_queries(config), _over_keys(config))
+        return max(most_pass_bytes(tiles, shape, limits) for tiles in passes)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _columns(least_pass_columns, config, shape, limits)
@@ -160,8 +163,7 @@ class FlashBackwardSparse(AttentionKernel):
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the function for dk and dv."""
-        own = config.parameters
-        return pass_bytes(own["kv_block_n"], own["kv_block_m"], config.num_stages, shape, limits, row_values=True)
+        return pass_bytes(_over_keys(config), shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Return the cost: three products in the function for dq, four in the one for dk and dv; the probabilities
@@ -177,7 +179,10 @@ class FlashBackwardSparse(AttentionKernel):
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         names, width = tuple(self.parameters), max(shape.head_dim, shape.head_dim_v)
-        fitting = self.preferences[(width > 64) + (width > 128) :]
+        first = (width > 64) + (width > 128)
+        if shape.dtype == "float32" and limits.mma in ("mma", "none"):
+            first = FLOAT32_FIRST
+        fitting = self.preferences[first:]
         candidates = [KernelConfig.of(self.name, dict(zip(names, values, strict=True))) for values in fitting]
         return self.first_fitting(candidates, shape, limits)
 
@@ -205,6 +210,17 @@ def _listing(mask: "BlockMask", lists: "BlockLists", scales: tuple[float, float]
     """Return the lists as the kernels take them: pointers, the scales that stand between, strides and blocks of a
     row."""
     return lists.indices, lists.before, *scales, *mask.strides(lists), lists.indices.shape[-1] - 1
+
+
+def _over_queries(config: KernelConfig) -> TilePass:
+    """Return the tiles of the function for dq."""
+    return TilePass(config.block_m, config.block_n, config.num_stages, config.num_warps)
+
+
+def _over_keys(config: KernelConfig) -> TilePass:
+    """Return the tiles of the function for dk and dv."""
+    m, n = config.parameters["kv_block_m"], config.parameters["kv_block_n"]
+    return TilePass(n, m, config.num_stages, config.num_warps, row_values=True)
 
 
 def _columns(of_pass: Callable[..., int], config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:

@@ -33,10 +33,12 @@ from blocktune.kernels.portable.backward.base import (
 )
 from blocktune.kernels.portable.backward.gradient_kernels import keys_kernel, queries_kernel, statistics_kernel
 from blocktune.kernels.portable.backward.shared_memory import (
+    TilePass,
     least_pass_columns,
     most_pass_bytes,
     most_pass_columns,
     most_statistics_bytes,
+    over_keys,
     pass_bytes,
     statistics_bytes,
 )
@@ -112,16 +114,14 @@ class FlashBackwardSplit(FlashBackward):
 
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the launch that takes most."""
-        own = config.parameters
-        queries = pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
+        queries = pass_bytes(_over_queries(config), shape, limits)
         statistics = statistics_bytes(config.block_m, config.block_n, shape, limits)
         return max(self.launch_bytes(config, shape, limits), queries, statistics)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        own = config.parameters
-        keys = most_pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
-        queries = most_pass_bytes(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], shape, limits)
-        return max(keys, queries, most_statistics_bytes(config.block_m, config.block_n, shape, limits))
+        passes = (over_keys(config), _over_queries(config))
+        statistics = most_statistics_bytes(config.block_m, config.block_n, shape, limits)
+        return max(statistics, *(most_pass_bytes(tiles, shape, limits) for tiles in passes))
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         own, width = config.parameters, padded_width(shape.head_dim)
@@ -135,7 +135,7 @@ class FlashBackwardSplit(FlashBackward):
 
     def launch_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of the pass over keys."""
-        return pass_bytes(config.block_n, config.block_m, config.num_stages, shape, limits, row_values=True)
+        return pass_bytes(over_keys(config), shape, limits)
 
     def softmax_cost(self, config: KernelConfig) -> SoftmaxCost:
         """Return the cost of the pass over keys: scores, dout v^T, and the two products that dk and dv are."""
@@ -150,7 +150,7 @@ class FlashBackwardSplit(FlashBackward):
             config=blocks,
             shape=replace(shape, direction=Direction.FORWARD),
             softmax=SoftmaxCost(rescales=False, products=3),
-            shared_bytes=pass_bytes(blocks.block_m, blocks.block_n, blocks.num_stages, shape, limits),
+            shared_bytes=pass_bytes(_over_queries(config), shape, limits),
         )
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
@@ -169,6 +169,12 @@ class FlashBackwardSplit(FlashBackward):
 
 def _query_grid(config: KernelConfig, shape: AttentionShape) -> tuple[int]:
     return (-(-shape.seqlen_q // config.parameters["dq_block_m"]) * shape.batch * shape.num_heads,)
+
+
+def _over_queries(config: KernelConfig) -> TilePass:
+    """Return the tiles of the pass over queries."""
+    own = config.parameters
+    return TilePass(own["dq_block_m"], own["dq_block_n"], own["dq_num_stages"], own["dq_num_warps"])
 
 
 def _query_options(config: KernelConfig) -> dict[str, int]:

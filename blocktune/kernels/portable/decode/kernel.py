@@ -42,6 +42,8 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.features import NO_FEATURES, Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
 
+LOOKED_UP_BYTES = 1024
+"""More than what is exchanged of a cache's lengths and pages in addition to those of a tile."""
 MAX_QUERIES, MAX_TREE_QUERIES, MAX_PACKED_QUERIES = 32, 64, 256
 """Queries of one call. Up to 32 packing the heads of a group pays, or costs nothing; a tree's bits are two words a
 query; 256 where the forward kernels leave most of a GPU idle (`_forward_leaves_idle`, notes/kernels/decoding.md)."""
@@ -138,9 +140,12 @@ class FlashDecode(AttentionKernel):
         return max(loop_bytes, leaving)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        if shape.element_bytes == 2:
-            return self.shared_bytes(config, shape, limits)
-        return _FORWARD.most_shared_bytes(_in_order(config), shape, limits)
+        looked_up = looked_up_bytes(config, shape)
+        if shape.element_bytes != 2:
+            return _FORWARD.most_shared_bytes(_in_order(config), shape, limits) + looked_up
+        k_bytes, v_bytes = (config.block_n * columns * shape.element_bytes for columns in operand_widths(shape))
+        whole_k = max(0, k_bytes - v_bytes) if config.num_stages == 1 else 0
+        return self.shared_bytes(config, shape, limits) + whole_k + looked_up
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _FORWARD.tensor_memory_columns(_in_order(config), shape, limits)
@@ -217,6 +222,13 @@ class FlashDecode(AttentionKernel):
 
     def bind_batch_invariant(self, config: KernelConfig, shape: AttentionShape) -> DecodeLaunch:
         return decode_launch(config, shape, batch_invariant=True)
+
+
+def looked_up_bytes(config: KernelConfig, shape: AttentionShape) -> int:
+    """Return at most what the places of keys in a cache and the scales of its tokens take in addition to the tiles."""
+    features = shape.features
+    numbers = (features.page_size > 0) + 2 * features.token_scales
+    return (numbers * config.num_stages * config.block_n * FLOAT32_BYTES + LOOKED_UP_BYTES) * features.cached
 
 
 def _in_order(config: KernelConfig) -> KernelConfig:

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
+from blocktune.kernels.base.flash_kernel import (
+    FLOAT32_BYTES,
+    SWIZZLE_BYTES,
+    operand_widths,
+    product_unit,
+)
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.portable.decode.kernel import FlashDecode
+from blocktune.kernels.portable.decode.kernel import FlashDecode, looked_up_bytes
 from blocktune.kernels.portable.decode.launch import DecodeLaunch
 from blocktune.kernels.portable.decode.tiles import merge_splits_kernel
 from blocktune.kernels.portable.decode8.launch import E4M3_CC, decode8_launch
@@ -95,6 +100,7 @@ class FlashDecode8(FlashDecode):
         """Return an upper bound: products of whole tiles read keys and values of 16 bits from shared memory, with the
         barriers of tcgen05."""
         least_bytes, (whole, _) = self.shared_bytes(config, shape, limits), _whole_and_depth(config, limits)
+        least_bytes += looked_up_bytes(config, shape)
         if not whole:
             return least_bytes
         return least_bytes + config.block_n * sum(operand_widths(shape)) * shape.element_bytes + BARRIER_BYTES

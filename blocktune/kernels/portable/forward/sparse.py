@@ -47,6 +47,8 @@ from blocktune.kernels.values.shape import AttentionShape
 if TYPE_CHECKING:
     from blocktune.kernels.values.block_mask import BlockMask
 
+NARROW_TILE_BYTES = 1024
+"""More than warps exchange of P where a tile has fewer keys than the plain kernel's."""
 _DENSE = FlashForward()
 """Its tiles are the same, and so is what they take."""
 
@@ -166,7 +168,7 @@ class FlashForwardSparse(AttentionKernel):
         return _DENSE.shared_bytes(config, shape, limits)
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        return _DENSE.most_shared_bytes(config, shape, limits)
+        return _DENSE.most_shared_bytes(config, shape, limits) + NARROW_TILE_BYTES * (config.block_n < 32)
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         return _DENSE.tensor_memory_columns(config, shape, limits)
