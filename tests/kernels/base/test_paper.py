@@ -29,7 +29,7 @@ class Kernel:
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         return KernelConfig("plain", 128, 64, 8, 3, extra=(("order", 1),))
 
-    def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+    def omissions(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
         needed = (config.block_m + 2 * config.block_n) * shape.head_dim * shape.element_bytes
         return () if self.fits and needed <= limits.shared_per_block_optin_bytes else ("does not fit",)
 
@@ -73,7 +73,7 @@ def test_paper_config_is_the_rule_rounded_down(
 def test_paper_config_halves_the_keys_until_they_fit() -> None:
     # The rule says 512 keys of 16 elements each (ceil(116224 / 64) = 1816), which a stricter kernel cannot hold.
     class Strict(Kernel):
-        def violations(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
+        def omissions(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> tuple[str, ...]:
             return () if config.block_n <= 64 else ("too many keys",)
 
     config = paper(Strict(), 16, (9, 0))
