@@ -25,10 +25,11 @@ import triton
 from blocktune import sync_configs
 from blocktune.kernels.hardware.device import device_named
 from blocktune.runtime.api import rank_sync
-from blocktune.tuner.drop_in import decide, node_lock, tune_call
+from blocktune.tuner.drop_in import decide, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.tune_call import DropInMachine
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.measure import lock_file
 from tests.support.fakes.fake_triton import FakeHookedClock, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
@@ -103,7 +104,7 @@ def scene(name: str, roles: tuple[str, ...], folder: Path) -> list[Told | None]:
     folder.mkdir()
     store = "/proc/nowhere/store.db" if name == "the store is away" else f"{folder}/store.db"
     os.environ |= {"BLOCKTUNE_DB": store, "TRITON_CACHE_DIR": f"{folder}/triton"}
-    node_lock.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
+    lock_file.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
     if not torch.cuda.is_available():
         decide.current_device = lambda: device_named("h200")
     children = [forked(partial(play, role, rank, len(roles), folder)) for rank, role in enumerate(roles)]

@@ -19,10 +19,11 @@ import torch
 import triton
 
 from blocktune.kernels.hardware.device import device_named
-from blocktune.tuner.drop_in import decide, node_lock, tune_call
+from blocktune.tuner.drop_in import decide, tune_call
 from blocktune.tuner.drop_in.autotune import autotune
 from blocktune.tuner.drop_in.tune_call import DropInMachine
 from blocktune.tuner.launches.launch_bench import LaunchTools
+from blocktune.tuner.measure import lock_file
 from tests.support.fakes.fake_triton import FakeGpu, FakeHookedClock, Launch, active
 from tests.support.forked_work import forked
 from tests.support.libraries.autotuned_kernels import CONFIGS, scale_kernel
@@ -67,7 +68,7 @@ def play(role: str, answer: Path, marker: Path) -> None:
 
 def main(folder: Path, store: str, roles: list[str]) -> None:
     os.environ["BLOCKTUNE_DB"], os.environ["TRITON_CACHE_DIR"] = store, f"{folder}/triton"
-    node_lock.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
+    lock_file.platformdirs.user_cache_dir = lambda *_, **__: f"{folder}/cache"
     decide.current_device = lambda: device_named("h200")
     marker = folder / "begin"
     if "dies" not in roles:

@@ -80,6 +80,8 @@ def test_the_largest_tile_with_two_blocks_is_named(page: Page) -> None:
 
 def test_a_click_compares_a_cell_and_says_why_it_is_slow(page: Page) -> None:
     cell = page.page.locator("#heat-0 [aria-label*='config: flash_fwd_hopper 256x128 w4 s4']").first
+    cell.scroll_into_view_if_needed()
+    page.settle()  # views that come into sight are drawn then, and move what is below
     cell.click(force=True)
     page.settle()
     panel = page.text("#config-a")

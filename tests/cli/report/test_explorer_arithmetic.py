@@ -11,7 +11,6 @@ import pytest
 from blocktune.cli.report.page import asset
 from blocktune.tuner.report.device_table import HARDWARE, limits_table
 from tests.support.models.occupancy_table import SCRIPT, Case, answers, cases
-from tests.support.pages.browser import chromium
 
 
 @pytest.fixture(scope="module", params=[10_000, pytest.param(100_000, marks=pytest.mark.exhaustive)])
@@ -43,11 +42,11 @@ def test_the_table_reaches_every_limit(table: tuple[list[Case], list[Case]]) -> 
     assert {answer[5] for answer in found} >= {0, 1, 2, 3, 4, 8, 16, 32}
 
 
-def test_a_browser_agrees_in_every_case(table: tuple[list[Case], list[Case]]) -> None:
-    with chromium() as browser:
-        page = browser.new_page()
-        page.add_script_tag(content=scripts())
-        found = page.evaluate("(text) => JSON.stringify(JSON.parse(text).map(answer))", json.dumps(table[0]))
+def test_a_browser_agrees_in_every_case(table: tuple[list[Case], list[Case]], browser: Any) -> None:
+    page = browser.new_page()
+    page.add_script_tag(content=scripts())
+    found = page.evaluate("(text) => JSON.stringify(JSON.parse(text).map(answer))", json.dumps(table[0]))
+    page.close()
     assert differing(table, json.loads(found)) == []
 
 
