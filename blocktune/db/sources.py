@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from blocktune.db.exchange.document import document_from, load_document
-from blocktune.db.exchange.importing import records_in
+from blocktune.db.exchange.document import document_from
+from blocktune.db.exchange.importing import records_in, records_in_file
 from blocktune.db.exchange.merging import Results
 from blocktune.db.store import ResultStore
 from blocktune.kernels.files.file_path import file_path
@@ -28,7 +28,7 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
     path = file_path(place)
     if _is_sqlite(path):
         return _stored(str(path), trials)
-    bests, kept = records_in(load_document(path))
+    bests, kept = records_in_file(path)
     return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
 
 

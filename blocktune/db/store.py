@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any, TypeVar
 
-from blocktune.db.exchange.document import Document, document_from
+from blocktune.db.exchange.document import Document, export_document
 from blocktune.db.exchange.importing import records_in
 from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
 from blocktune.db.records.bulk_writer import BulkWriter
@@ -74,7 +74,7 @@ class ResultStore(StoredRecords):
         """
         chosen = device or self._only_device()
         bests = map(with_todays_rivals, self.all_bests(chosen))
-        return document_from(chosen, bests, self.all_trials(chosen) if trials else None)
+        return export_document(chosen, bests, self.all_trials(chosen) if trials else None)
 
     def import_json(self, document: Any, *, trust: bool = False) -> ImportCounts:
         """Store what `export_json` gave as `merge` does: all of it or, when anything is wrong, nothing.

@@ -149,12 +149,10 @@ def import_(file: InputFile, trust: Trust = False, db: Database = None, as_json:
     tune import my-own-h200.json --trust
     tune import sqlite:///studies.db
     """
-    from blocktune.db.exchange.document import load_document
-    from blocktune.db.exchange.importing import records_in
+    from blocktune.db.exchange.importing import records_in, records_in_file
     from blocktune.db.exchange.merging import Results
 
-    documents = read_studies(file) if "://" in file else [load_document(file)]
-    records = map(records_in, documents)
+    records = map(records_in, read_studies(file)) if "://" in file else [records_in_file(file)]
     sources = [Results(bests=tuple(bests), trials=tuple(trials)) for bests, trials in records]
     take_in(sources, trust=trust, db=db, as_json=as_json)
 

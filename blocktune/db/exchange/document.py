@@ -4,6 +4,7 @@
       "format": "blocktune-results",
       "schema": 1,
       "device": {...},                    what DeviceSpec.to_json gives, without the uuid of one piece of hardware
+      "device_checksum": "<16 hex>",      only in an export: of the device; a file whose device was edited goes without
       "environments": {                   by Environment.digest
         "<digest>": {"triton", "ptxas", "torch", "cuda", "driver", "protocol", "power_limit_w",
                      "regime"}        `burst`; left out where it is sustained
@@ -46,7 +47,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from blocktune.db.records.records import AnyBest, AnyTrial, Environment
-from blocktune.kernels.files.checksums import CHECKSUM
+from blocktune.kernels.files.checksums import CHECKSUM, DEVICE_CHECKSUM, checksum_of
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.reading import is_database, read_json
 from blocktune.kernels.hardware.device import DeviceSpec
@@ -80,6 +81,12 @@ def document_from(device: DeviceSpec, bests: Iterable[AnyBest], trials: Iterable
     if trials is not None:
         document["trials"] = [_checked(device, _trial_json(trial), environments) for trial in kept]
     return document
+
+
+def export_document(device: DeviceSpec, bests: Iterable[AnyBest], trials: Iterable[AnyTrial] | None) -> Document:
+    """Return the document of one device's results for a file of its own, whose device has a checksum too."""
+    document = document_from(device, bests, trials)
+    return document | {DEVICE_CHECKSUM: checksum_of(document["device"])}
 
 
 def _checked(device: DeviceSpec, row: Document, environments: Document) -> Document:

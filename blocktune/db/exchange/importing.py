@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION
+from blocktune.db.exchange.document import FORMAT, FORMAT_VERSION, load_document
 from blocktune.db.exchange.untrusted import Untrusted
 from blocktune.db.records.bounds import MAX_NAME, MAX_TEXT, POWER_W
 from blocktune.db.records.records import (
@@ -20,7 +21,7 @@ from blocktune.db.records.records import (
     Trial,
     of_attention,
 )
-from blocktune.kernels.files.checksums import CHECKSUM
+from blocktune.kernels.files.checksums import CHECKSUM, DEVICE_CHECKSUM, checksum_of
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import Kind, Prose, Real, Several, Whole, Word, columns_of
@@ -48,6 +49,19 @@ def records_in(document: Any) -> tuple[list[AnyBest], list[AnyTrial]]:
     return bests, [source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
 
 
+def records_in_file(path: str | Path) -> tuple[list[AnyBest], list[AnyTrial]]:
+    """Return what `records_in` returns of the document in a file.
+
+    Raises:
+        ImportRejectedError: naming the file too.
+    """
+    document = load_document(path)
+    try:
+        return records_in(document)
+    except ImportRejectedError as error:
+        raise ImportRejectedError(f"{path}: {error}") from error
+
+
 def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     """Return the winners and trials of attention in a document; raises what `records_in` raises."""
     bests, trials = records_in(document)
@@ -57,13 +71,18 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
 def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
     """Return the parts of a document whose seal is unbroken, and what reads its rows."""
     top = Untrusted(document).object(
-        ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature")
+        ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature", DEVICE_CHECKSUM)
     )
     top["format"].match(FORMAT, f"`{FORMAT}`")
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:
         _require_unbroken_seal(document, top["sha256"])
     device = top["device"].parsed(DeviceSpec.from_json, "a device")
+    if DEVICE_CHECKSUM in top:
+        checksum = checksum_of(top["device"].value)
+        top[DEVICE_CHECKSUM].match(
+            checksum, "the checksum of `device`; leave it out where the device was changed on purpose"
+        )
     return top, _Source(device, _environments(top["environments"]), datetime.now(UTC) + timedelta(days=1))
 
 

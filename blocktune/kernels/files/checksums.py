@@ -14,6 +14,9 @@ from blocktune.kernels.values.errors import UsageError
 CHECKSUM = "checksum"
 """The field of a row that holds it."""
 
+DEVICE_CHECKSUM = "device_checksum"
+"""The field of an export that holds that of its `device`."""
+
 _DIGITS = 16
 
 

@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from blocktune.kernels.files.checksums import CHECKSUM, checksum_of
+from blocktune.kernels.files.checksums import CHECKSUM, DEVICE_CHECKSUM, checksum_of
 from blocktune.kernels.files.file_path import file_path
 from blocktune.kernels.files.json_pieces import canonical_pieces, canonical_text, loads_in_pieces
 from blocktune.kernels.files.reading import SERVED_BYTES, read_resource, read_trusted
@@ -138,6 +138,7 @@ def _rows(name: str, document: Mapping[str, Any], *, autotuned: bool) -> list[Ro
     values_of = _autotuned_values if autotuned else _attention_values
     try:
         device_key = DeviceSpec.from_json(document["device"]).key
+        _require_same_device(name, document)
         environments = document["environments"]
         return [
             {"device_key": device_key}
@@ -179,6 +180,20 @@ def _unchanged(
                 name,
             )
     return kept
+
+
+def _require_same_device(name: str, document: Mapping[str, Any]) -> None:
+    """Check that the device is as it was written, or has no checksum.
+
+    Raises:
+        StoreError: it was changed.
+    """
+    checksum = document.get(DEVICE_CHECKSUM)
+    if checksum is not None and checksum != checksum_of(document["device"]):
+        raise StoreError(
+            f"{name} is not as it was written: `{DEVICE_CHECKSUM}` is not the checksum of `device`. Export it again; a "
+            f"file whose device was changed on purpose has no `{DEVICE_CHECKSUM}`."
+        )
 
 
 def _require_export(name: str, document: Mapping[str, Any]) -> None:

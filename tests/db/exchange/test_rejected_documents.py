@@ -148,6 +148,18 @@ def test_a_name_that_a_terminal_would_obey_is_not_stored(store: ResultStore, doc
     assert store.devices() == []
 
 
+def test_no_fact_of_an_exported_device_changes_silently(store: ResultStore, document: Document) -> None:
+    store.import_json(document, trust=True)
+    exported = store.export_json()
+    for name, value in exported["device"].items():
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with pytest.raises(ImportRejectedError, match="device"):
+                records_from(put("device", name, value=value + 1)(copy.deepcopy(exported)))
+    edited = put("device", "clock_mhz", value=1000)(copy.deepcopy(exported))
+    (best, *_), _ = records_from(drop("device_checksum")(edited) or edited)
+    assert best.device.clock_mhz == 1000
+
+
 def test_an_environment_must_have_its_own_digest(document: Document) -> None:
     changed = copy.deepcopy(document)
     digest = next(iter(changed["environments"]))

@@ -52,6 +52,18 @@ def test_a_path_is_text_or_a_path(store: Path, tmp_path: Path, monkeypatch: pyte
         assert rows_in_file(path)
 
 
+def test_an_export_whose_device_was_changed_is_refused(store: Path, tmp_path: Path) -> None:
+    with ResultStore.open(store) as opened:
+        document = opened.export_json()
+    document["device"]["clock_mhz"] += 1
+    save_document(document, tmp_path / "h200.json")
+    with pytest.raises(StoreError, match="device_checksum"):
+        JsonConfigs(tmp_path / "h200.json").configs(H200)
+    del document["device_checksum"]
+    save_document(document, tmp_path / "edited.json")
+    assert JsonConfigs(tmp_path / "edited.json").configs(H200)
+
+
 @pytest.mark.parametrize("path", [42, b"h200.json", "", object()], ids=["number", "bytes", "empty", "object"])
 @pytest.mark.parametrize("source", [JsonConfigs, SqliteConfigs])
 def test_a_path_that_is_none_is_refused_at_once(source: Any, path: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 from blocktune.cli.report.sources import Sources
 from blocktune.cli.shared.shapes_file import flags_of_file
 from blocktune.db import spool
-from blocktune.db.exchange.document import document_from, frozen_document, load_document, save_document
-from blocktune.db.exchange.importing import records_in
+from blocktune.db.exchange.document import export_document, frozen_document, save_document
+from blocktune.db.exchange.importing import records_in_file
 from blocktune.db.exchange.merging import Results
 from blocktune.db.records.records import Outcome
 from blocktune.db.store import ResultStore
@@ -114,12 +114,12 @@ def _user_rows(path: Path) -> Iterator[Any]:
 
 def _export(folder: Path) -> Path:
     path = folder / "export.json"
-    save_document(document_from(H200, BOTH, sample_trials(2)), path)
+    save_document(export_document(H200, BOTH, sample_trials(2)), path)
     return path
 
 
 def _exported(path: Path) -> Iterator[Any]:
-    bests, trials = records_in(load_document(path))
+    bests, trials = records_in_file(path)
     yield from (*bests, *trials)
 
 
