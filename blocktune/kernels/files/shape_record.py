@@ -7,6 +7,7 @@ The file is written when the process ends. Without the variable nothing is recor
 """
 
 import atexit
+import errno
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.files.variables import RECORD
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
 
@@ -22,6 +24,9 @@ logger = logging.getLogger("blocktune")
 
 MAX_SHAPES = 1000
 """Of a file, the first: a model that decodes token by token has a new shape with every step."""
+
+_HEAD_BYTES = 16 << 10
+"""Of a file that exists: its first shape has to begin here."""
 
 
 class ShapeRecord:
@@ -50,12 +55,19 @@ class ShapeRecord:
             return
         if self._is_full:
             logger.warning("Only the first %d shapes are in %s.", MAX_SHAPES, self._path)
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         try:
-            temporary.write_text("\n".join(map(table_of, self._shapes)), encoding="utf-8")
-            temporary.replace(self._path)
+            _require_replaceable(self._path)
+            self._replace("\n".join(map(table_of, list(self._shapes))))  # threads may still add to it
         except OSError as error:
             logger.warning("Shapes are not recorded: %s cannot be written (%s).", self._path, error.strerror)
+
+    def _replace(self, text: str) -> None:
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def table_of(shape: AttentionShape) -> str:
@@ -69,6 +81,21 @@ def record(shape: AttentionShape | None) -> None:
     """Record a shape of this process, if the environment names a file and it is one; called once for every plan."""
     if shape is not None and (found := _record()) is not None:
         found.add(shape)
+
+
+def _require_replaceable(path: Path) -> None:
+    """Check that there is no file yet, an empty one or one of shapes: the variable may name another one by mistake.
+
+    Raises:
+        OSError: it is a directory, a device or a file of something else.
+    """
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    if head and b"[[shape]]" not in map(bytes.strip, head.splitlines()):
+        raise OSError(errno.EEXIST, "it is a file of something else, and is left as it is", str(path))
 
 
 def _flags(shape: AttentionShape) -> list[tuple[str, Any]]:
@@ -98,7 +125,12 @@ def _record() -> ShapeRecord | None:
     named = RECORD.text()
     if not named:
         return None
-    made = ShapeRecord(Path(os.path.expanduser(named)).absolute())  # the program may change its directory
+    try:
+        path = Path(os.path.expanduser(named)).absolute()  # the program may change its directory
+    except OSError as error:
+        logger.warning("Shapes are not recorded: the directory of %s is not known (%s).", named, error.strerror)
+        return None
+    made = ShapeRecord(path)
     atexit.register(made.write)
     os.register_at_fork(after_in_child=made.forget)
     return made

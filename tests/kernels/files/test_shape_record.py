@@ -81,3 +81,44 @@ def test_a_process_writes_at_its_end_what_the_variable_names(tmp_path: Path, nam
     environment = os.environ | {"BLOCKTUNE_RECORD": named, "PYTHONPATH": str(Path(__file__).parents[3])}
     subprocess.run([sys.executable, "-P", "-c", PROGRAM], cwd=tmp_path, env=environment, check=True)
     assert [file.name for file in tmp_path.iterdir()] == ([named] if named else [])
+
+
+@pytest.mark.parametrize("named", ["train.py", "folder", "pipe", "/"])
+def test_what_is_no_file_of_shapes_stays_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture, named: str) -> None:
+    (tmp_path / "train.py").write_text("print('a program')\n")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    before = {path.name: path.stat() for path in tmp_path.iterdir()}
+    record = ShapeRecord(tmp_path / named)
+    record.add(SHAPES[0])
+    record.write()
+    assert "cannot be written" in caplog.text
+    assert {path.name: path.stat().st_ino for path in tmp_path.iterdir()} == {
+        name: status.st_ino for name, status in before.items()
+    }
+    assert (tmp_path / "train.py").read_text() == "print('a program')\n"
+
+
+def test_a_file_of_shapes_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "shapes.toml"
+    for shape in SHAPES[:2]:
+        record = ShapeRecord(path)
+        record.add(shape)
+        record.write()
+    assert [flags.shape() for flags in flags_of_file(path)] == [SHAPES[1]]
+
+
+GONE = """
+import os, tempfile
+folder = tempfile.mkdtemp()
+os.chdir(folder)
+os.rmdir(folder)
+"""
+
+
+def test_a_directory_that_is_gone_costs_a_warning(tmp_path: Path) -> None:
+    environment = os.environ | {"BLOCKTUNE_RECORD": "shapes.toml", "PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", GONE + PROGRAM], cwd=tmp_path, env=environment, check=True, capture_output=True
+    )
+    assert b"the directory of shapes.toml is not known" in ended.stderr
