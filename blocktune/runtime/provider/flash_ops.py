@@ -19,11 +19,11 @@ from blocktune.runtime.provider.op_call import (
 from blocktune.runtime.provider.sdpa_ops import Results, unused_by_flash, write_output
 
 if TYPE_CHECKING:
-    from blocktune.runtime.provider.server import Server
+    from blocktune.runtime.provider.server import OpServer
 
 
 def worker_forward(
-    server: "Server",
+    server: "OpServer",
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -61,7 +61,7 @@ def worker_forward(
 
 
 def worker_forward_into(
-    server: "Server",
+    server: "OpServer",
     out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -92,7 +92,7 @@ def worker_forward_into(
 
 
 def worker_backward(
-    server: "Server",
+    server: "OpServer",
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,

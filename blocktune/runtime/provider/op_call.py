@@ -1,6 +1,8 @@
-"""The arguments of an op besides its tensors."""
+"""The arguments of an op: its tensors, and the numbers besides them."""
 
 from typing import NamedTuple
+
+from torch import Tensor
 
 from blocktune.kernels.values.features import MAX_SIZE, UNLIMITED, bounded_side
 from blocktune.kernels.values.shape import Causal
@@ -24,6 +26,25 @@ class OpCall(NamedTuple):
     window: tuple[int, int] = (UNLIMITED, UNLIMITED)
     longest: tuple[int, int] | None = None
     num_splits: int = 0
+
+
+class OpTensors(NamedTuple):
+    """The tensors of a call that decide what serves it, in the layout of the op.
+
+    begins_q, begins_k: where packed sequences of queries and of keys begin, int32 [sequences + 1].
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None = None
+    begins_q: Tensor | None = None
+    begins_k: Tensor | None = None
+
+    @property
+    def extras(self) -> tuple[Tensor, ...]:
+        """The tensors besides query, key and value, as a `KernelCall` takes them."""
+        return tuple(tensor for tensor in self[3:] if tensor is not None)
 
 
 def upper_left(is_causal: bool) -> str:

@@ -13,8 +13,7 @@ from torch.library import get_kernel
 
 if TYPE_CHECKING:
     from blocktune.runtime.dispatch.dispatcher import Dispatcher
-    from blocktune.runtime.provider.observer import Observer
-    from blocktune.runtime.provider.server import Server
+    from blocktune.runtime.provider.server import OpServer
 
 logger = logging.getLogger("blocktune")
 
@@ -34,7 +33,7 @@ class LateServer:
         self._dispatcher = dispatcher
 
     @cached_property
-    def server(self) -> "Server | Observer":
+    def server(self) -> "OpServer":
         """The server."""
         from blocktune.runtime.dispatch.dispatcher import attention
         from blocktune.runtime.provider.server import Server
@@ -46,7 +45,7 @@ class LateObserver(LateServer):
     """An observer, made by the first call as well."""
 
     @cached_property
-    def server(self) -> "Observer":
+    def server(self) -> "OpServer":
         """The observer."""
         from blocktune.runtime.provider.observer import Observer
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from blocktune.runtime.provider.op_call import PLAIN, OpCall, lower_right, upper_left
 
 if TYPE_CHECKING:
-    from blocktune.runtime.provider.server import Server
+    from blocktune.runtime.provider.server import OpServer
 
 Results = tuple[Any, ...] | None
 
 
 def flash_forward(
-    server: "Server",
+    server: "OpServer",
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -38,7 +38,7 @@ def flash_forward(
 
 
 def flash_backward(
-    server: "Server",
+    server: "OpServer",
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -65,7 +65,7 @@ def flash_backward(
 
 
 def cudnn_forward(
-    server: "Server",
+    server: "OpServer",
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -91,7 +91,7 @@ def cudnn_forward(
 
 
 def cudnn_backward(
-    server: "Server",
+    server: "OpServer",
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,

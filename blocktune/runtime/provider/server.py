@@ -3,6 +3,7 @@
 Ops are below autograd and autocast: nothing is recorded here, and nothing converted.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from blocktune.runtime.dispatch.launches.plans import TorchCall, TorchPlan
 from blocktune.runtime.dispatch.obstacles import EIGHT_BITS, is_capturing
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments, mask_of_scores, scale_of
 from blocktune.runtime.dispatch.torch_math import is_sdpa_call
-from blocktune.runtime.provider.op_call import PACKED, OpCall
+from blocktune.runtime.provider.op_call import PACKED, OpCall, OpTensors
 
 Bounds = tuple[Tensor | None, Tensor | None]
 """Where packed sequences of queries and of keys begin, int32 [sequences + 1]."""
@@ -32,11 +33,16 @@ Bounds = tuple[Tensor | None, Tensor | None]
 NO_BOUNDS: Bounds = (None, None)
 
 
-class Server:
-    """Serves ops with a dispatcher's configs. Every method returns None for what PyTorch computes."""
+class OpServer(ABC):
+    """The calls that the replaced ops make. Every method returns None for what PyTorch computes."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
+    @abstractmethod
+    def _find(self, direction: Direction, asked: OpCall, tensors: OpTensors) -> KernelCall | None:
+        """Return what serves a call."""
+
+    @abstractmethod
+    def _serve_used(self, asked: OpCall, tensors: OpTensors, used: Tensor, table: Tensor | None) -> Results | None:
+        """Return the output and log-sum-exp of packed queries over the keys that are used, perhaps in pages."""
 
     def forward(
         self,
@@ -49,8 +55,9 @@ class Server:
         bounds: Bounds = NO_BOUNDS,
     ) -> Results | None:
         """Return the output and, if it is wanted, the log-sum-exp."""
-        bound = self._find(Direction.FORWARD, asked, query, key, value, mask, bounds)
-        return None if bound is None else bound.run(query, key, value, _extras(mask, bounds), NO_VALUES)
+        tensors = OpTensors(query, key, value, mask, *bounds)
+        bound = self._find(Direction.FORWARD, asked, tensors)
+        return None if bound is None else bound.run(query, key, value, tensors.extras, NO_VALUES)
 
     def backward(
         self,
@@ -66,10 +73,11 @@ class Server:
         bounds: Bounds = NO_BOUNDS,
     ) -> tuple[Tensor, ...] | None:
         """Return the gradients of query, key and value."""
-        bound = self._find(Direction.BACKWARD, asked, query, key, value, mask, bounds)
+        tensors = OpTensors(query, key, value, mask, *bounds)
+        bound = self._find(Direction.BACKWARD, asked, tensors)
         if bound is None:
             return None
-        return bound.gradients((query, key, value, out, lse, *_extras(mask, bounds)), grad, None)
+        return bound.gradients((query, key, value, out, lse, *tensors.extras), grad, None)
 
     def packed(
         self,
@@ -87,13 +95,25 @@ class Server:
         Args:
             used: how many keys of each sequence take part. table: the pages of each sequence.
         """
-        if used is None:
-            if table is not None or begins_k is None:
-                return None
-            return self.forward(asked, query, key, value, bounds=(begins_q, begins_k))
+        if used is not None:
+            return self._serve_used(asked, OpTensors(query, key, value, None, begins_q, begins_k), used, table)
+        if table is not None or begins_k is None:
+            return None
+        return self.forward(asked, query, key, value, bounds=(begins_q, begins_k))
+
+
+class Server(OpServer):
+    """Serves ops with a dispatcher's configs."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
+
+    def _serve_used(self, asked: OpCall, tensors: OpTensors, used: Tensor, table: Tensor | None) -> Results | None:
+        query, key, value, _, begins_q, begins_k = tensors
         if query.dim() != 3 or not _has_scale(query, asked):
             return None
         assert asked.longest is not None  # of packed sequences
+        assert begins_q is not None
         with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
             key, value, begins_k = used_keys(key, value, begins_q, begins_k, used, table)
             options: dict[str, Any] = {
@@ -111,45 +131,25 @@ class Server:
             except NotServedError:
                 return None
 
-    def _find(
-        self,
-        direction: Direction,
-        asked: OpCall,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        bounds: Bounds,
-    ) -> KernelCall | None:
-        """Return what serves the call."""
+    def _find(self, direction: Direction, asked: OpCall, tensors: OpTensors) -> KernelCall | None:
         fast_path = self._dispatcher.resolver.fast_path
         way = (direction.value, is_deterministic(), *asked)
-        tensors = (query, key, value, mask, *bounds)
         bound = fast_path.known(way, tensors)
         if bound is None:
-            bound = self._bind(direction, asked, query, key, value, mask, bounds)
-            if not is_capturing(query):
+            bound = self._bind(direction, asked, tensors)
+            if not is_capturing(tensors.query):
                 fast_path.keep(way, tensors, bound)
         return bound if isinstance(bound, KernelCall) else None
 
-    def _bind(
-        self,
-        direction: Direction,
-        asked: OpCall,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        bounds: Bounds,
-    ) -> BoundCall:
+    def _bind(self, direction: Direction, asked: OpCall, tensors: OpTensors) -> BoundCall:
         """Return what serves calls of this kind from now on; a `TorchCall` for those that are PyTorch's."""
-        dispatcher, given = self._dispatcher, SdpaArguments(query, key, value)
-        obstacle = op_obstacle(asked, query, key, value, mask, bounds)
+        dispatcher, given = self._dispatcher, SdpaArguments(tensors.query, tensors.key, tensors.value)
+        obstacle = op_obstacle(asked, tensors)
         if obstacle is not None:
             return TorchCall(dispatcher.torch_plan(obstacle), given)
         layout = Layout(asked.layout)
-        query, key, value = layout.to_heads_first(query, key, value)
-        call = call_of(asked, query, key, mask, bounds)
+        query, key, value = layout.to_heads_first(tensors.query, tensors.key, tensors.value)
+        call = call_of(asked, query, key, tensors)
         dispatcher.check(query, key, value, call)
         use = PlanUse(sums=asked.sums, competes=is_sdpa_call(query, key, call))
         plan = dispatcher.plan(query, key, value, call, direction, use)
@@ -160,11 +160,11 @@ class Server:
         return KernelCall(call, plan, backward, lse=asked.sums, layout=layout)
 
 
-def call_of(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, bounds: Bounds) -> Call:
-    """Return the call of tensors [batch, heads, length, dim]."""
-    lengths = None
-    if asked.longest is not None and bounds[0] is not None:
-        lengths = bounds[0].shape[0] - 1, *asked.longest
+def call_of(asked: OpCall, query: Tensor, key: Tensor, tensors: OpTensors) -> Call:
+    """Return the call of a query and key [batch, heads, length, dim], with the mask and bounds of the op."""
+    lengths, mask = None, tensors.mask
+    if asked.longest is not None and tensors.begins_q is not None:
+        lengths = tensors.begins_q.shape[0] - 1, *asked.longest
     return Call.of(
         causal=asked.causal,
         scale=scale_of(query, asked.scale),
@@ -173,20 +173,14 @@ def call_of(asked: OpCall, query: Tensor, key: Tensor, mask: Tensor | None, boun
         lengths=lengths,
         num_splits=asked.num_splits,
         mask=None if mask is None else mask_of_scores(mask, key.shape[2]),
-        cu_seqlens_q=bounds[0],
-        cu_seqlens_k=bounds[1],
+        cu_seqlens_q=tensors.begins_q,
+        cu_seqlens_k=tensors.begins_k,
     ).over(query, key)
 
 
-def _extras(mask: Tensor | None, bounds: Bounds) -> tuple[Tensor, ...]:
-    """Return the tensors of a call besides query, key and value, as its `KernelCall` takes them."""
-    return tuple(tensor for tensor in (mask, *bounds) if tensor is not None)
-
-
-def op_obstacle(
-    asked: OpCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bounds: Bounds
-) -> str | None:
+def op_obstacle(asked: OpCall, tensors: OpTensors) -> str | None:
     """Return why PyTorch judges or computes a call, whatever its plan; or None."""
+    query, key, value, mask, begins_q, begins_k = tensors
     wanted = 3 if asked.layout == PACKED else 4
     if any(tensor.dim() != wanted for tensor in (query, key, value)):
         return f"query, key and value of the op must have {wanted} dimensions"
@@ -194,13 +188,13 @@ def op_obstacle(
         return "the scale is not positive"
     if query.dtype is EIGHT_BITS:
         return "8-bit tensors are for `attention_fp8`"
-    if (bounds[0] is None) is not (bounds[1] is None):
+    if (begins_q is None) is not (begins_k is None):
         return "packed queries and keys must both say where their sequences begin"
     try:
         if mask is not None:
             check_mask(mask, query, key)
-        if bounds[0] is not None and bounds[1] is not None:
-            count_sequences(query, bounds[0], bounds[1])
+        if begins_q is not None and begins_k is not None:
+            count_sequences(query, begins_q, begins_k)
     except UsageError as error:
         return str(error)
     return None

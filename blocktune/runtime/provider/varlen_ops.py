@@ -14,11 +14,11 @@ from blocktune.runtime.provider.op_call import PACKED, OpCall, bounded_window, l
 from blocktune.runtime.provider.sdpa_ops import Results, write_output
 
 if TYPE_CHECKING:
-    from blocktune.runtime.provider.server import Server
+    from blocktune.runtime.provider.server import OpServer
 
 
 def varlen_forward(
-    server: "Server",
+    server: "OpServer",
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -46,7 +46,7 @@ def varlen_forward(
 
 
 def varlen_forward_into(
-    server: "Server",
+    server: "OpServer",
     out: Tensor,
     query: Tensor,
     key: Tensor,
@@ -73,7 +73,7 @@ def varlen_forward_into(
 
 
 def varlen_backward(
-    server: "Server",
+    server: "OpServer",
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
