@@ -77,7 +77,6 @@ OTHER_DOORS: dict[str, dict[str, str]] = {
     "db/spool.py": {"os.fdopen": "writes as well, and locks; opened without waiting", "os.open": "of the same file"},
     "db/tables/backups.py": {"os.open": "makes a file"},
     "tuner/compile/answers.py": {"os.fdopen": "its own standard output"},
-    "tuner/compile/cache.py": {"os.fdopen": "writes"},
     "tuner/compile_server/forked_worker.py": {"os.open": "/dev/null"},
     "tuner/measure/environment.py": {"run_path": "a file of PyTorch's"},
     "tuner/measure/lock_file.py": {

@@ -39,7 +39,6 @@ import errno
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC
@@ -48,7 +47,7 @@ from typing import Any, BinaryIO
 
 from blocktune.db.records.records import AnyBest, AnyTrial, Environment
 from blocktune.kernels.files.checksums import CHECKSUM, DEVICE_CHECKSUM, checksum_of
-from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.file_path import FOR_ALL, file_path, replace_file
 from blocktune.kernels.files.reading import is_database, read_json
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import limits_for
@@ -193,16 +192,7 @@ def save_bytes(content: bytes, path: str | Path) -> None:
         with _opened_stream(path) as stream:
             stream.write(content)
         return
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name:.100}.")
-    temporary = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        temporary.chmod(0o644)  # mkstemp makes it private; an export is for others
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(path, content, FOR_ALL)
 
 
 def _require_no_database(path: Path) -> None:

@@ -1,13 +1,17 @@
-"""Paths as callers give them: text or a `Path`, with `~` for the home directory."""
+"""Paths as callers give them, text or a `Path`, with `~` for the home directory; and files that replace others."""
 
 import hashlib
 import os
+import tempfile
 from pathlib import Path
 
 from blocktune.kernels.values.errors import UsageError
 
 LONGEST_STEM = 180
 """Characters of a file's name in front of its endings. File systems take 255 for the whole."""
+
+PRIVATE, FOR_ALL = 0o600, 0o644
+"""Modes of a file: of a cache, and of an output."""
 
 
 def short_stem(text: str) -> str:
@@ -32,3 +36,22 @@ def file_path(path: str | os.PathLike[str]) -> Path:
     if expanded != named and not expanded.is_absolute():  # HOME is relative and would follow the working directory
         raise UsageError(f"The home directory of {path} must be absolute, but is {expanded}. Name an absolute path.")
     return expanded
+
+
+def replace_file(path: Path, content: bytes, mode: int = PRIVATE) -> None:
+    """Write a file next to its place and move it there in one step: a reader sees the old content or all of the new. A
+    link is replaced, not followed.
+
+    Raises:
+        OSError: it cannot be written; the file is as it was.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name:.100}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        temporary.chmod(mode)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

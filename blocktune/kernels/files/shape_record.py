@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from blocktune.kernels.files.file_path import FOR_ALL, replace_file
 from blocktune.kernels.files.reading import open_file
 from blocktune.kernels.files.variables import RECORD
 from blocktune.kernels.values.shape import SHORT_DTYPES, AttentionShape, Causal, Direction
@@ -57,17 +58,10 @@ class ShapeRecord:
             logger.warning("Only the first %d shapes are in %s.", MAX_SHAPES, self._path)
         try:
             _require_replaceable(self._path)
-            self._replace("\n".join(map(table_of, list(self._shapes))))  # threads may still add to it
+            text = "\n".join(map(table_of, list(self._shapes)))  # threads may still add to it
+            replace_file(self._path, text.encode(), FOR_ALL)
         except OSError as error:
             logger.warning("Shapes are not recorded: %s cannot be written (%s).", self._path, error.strerror)
-
-    def _replace(self, text: str) -> None:
-        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def table_of(shape: AttentionShape) -> str:

@@ -6,8 +6,6 @@ write at once, on any file system, and a damaged file costs one entry. The folde
 
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -15,7 +13,7 @@ from platformdirs import user_cache_dir
 
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.files.checksums import CHECKSUM, checksum_of, require_unchanged
-from blocktune.kernels.files.file_path import file_path
+from blocktune.kernels.files.file_path import file_path, replace_file
 from blocktune.kernels.files.reading import COMPILED_BYTES, read_json
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.config import KernelConfig
@@ -73,23 +71,7 @@ class ResourceCache:
     def _write(self, path: Path, text: str) -> None:
         for folder in (self._folder.parent, self._folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_in_one_step(path, text.encode())
-
-
-def write_in_one_step(path: Path, content: bytes) -> None:
-    """Write a file of a cache next to its place and move it there, since other processes may read meanwhile.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        replace_file(path, text.encode())
 
 
 def _entry(result: CompileResult) -> dict[str, Any]:

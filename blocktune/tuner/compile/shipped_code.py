@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.db.records.records import Outcome
+from blocktune.kernels.files.file_path import replace_file
 from blocktune.kernels.files.reading import COMPILED_BYTES, read_bytes
 from blocktune.kernels.values.errors import UsageError
-from blocktune.tuner.compile.cache import write_in_one_step
 
 KERNELS, RESULTS = "triton", "resources"
 """The parts of the folder."""
@@ -88,7 +88,7 @@ def _add(path: Path, content: bytes) -> None:
     if path.exists():
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_in_one_step(path, content)
+    replace_file(path, content)
 
 
 def _plain(name: str) -> str:
