@@ -5,6 +5,7 @@ a shape follows from the near ones of its class. PyTorch serves a call where it 
 where nothing was measured.
 """
 
+import heapq
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -80,7 +81,7 @@ class PytorchRival:
     def outlook(self, shape: AttentionShape) -> Outlook | None:
         """Return what the nearest shapes of its class say of a shape; None where too few were timed."""
         apart = ((_distance(duel.shape, shape), duel) for duel in self._by_class.get(_class_of(shape), ()))
-        nearest = sorted(apart, key=itemgetter(0))[:NEAREST]
+        nearest = heapq.nsmallest(NEAREST, apart, key=itemgetter(0))
         if len(nearest) < MIN_SHAPES:
             return None
         near = [(math.exp(nearest[0][0] - away), duel) for away, duel in nearest]

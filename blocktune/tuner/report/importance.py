@@ -26,7 +26,8 @@ def parameter_importance(sweep: Sweep) -> list[dict[str, Any]]:
     if len(scores) < FEWEST:
         return []
     rows = [(config.to_json(), score) for config, score in scores[:: -(-len(scores) // MOST)]]
-    values = {name: sorted({row[name] for row, _ in rows if name in row}) for row, _ in rows for name in row}
+    names = dict.fromkeys(name for row, _ in rows for name in row)
+    values = {name: sorted({row[name] for row, _ in rows if name in row}) for name in names}
     choices = {name: CategoricalDistribution(found) for name, found in values.items() if len(found) > 1}
     study = optuna.create_study()
     for row, score in rows:
