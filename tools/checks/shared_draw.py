@@ -14,7 +14,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -22,11 +21,12 @@ from typing import Any
 
 from blocktune.kernels.base.kernel import AttentionKernel, CompileSpec
 from blocktune.kernels.hardware.limits import limits_for
-from blocktune.kernels.registry import KERNELS, get_kernel
+from blocktune.kernels.registry import KERNELS
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
+from tests.support.attention.width_classes import Case
 from tools.checks.allocation import allocated_by
 
 ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
@@ -37,17 +37,10 @@ MOST_ABOVE_BYTES = 1024
 TIMEOUT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A config of a kernel for a shape on a compute capability, which breaks no rule but may not fit."""
+class DrawnCase(Case):
+    """A case that breaks no rule but may not fit."""
 
-    config: KernelConfig
-    shape: AttentionShape
-    cc: tuple[int, int]
-
-    @property
-    def kernel(self) -> AttentionKernel:
-        return get_kernel(self.config.kernel)
+    __slots__ = ()
 
     @property
     def specs(self) -> tuple[CompileSpec, ...]:
@@ -62,12 +55,12 @@ class Case:
         return least, self.kernel.most_shared_bytes(self.config, self.shape, limits)
 
     @classmethod
-    def of_row(cls, row: dict[str, Any]) -> "Case":
+    def of_row(cls, row: dict[str, Any]) -> "DrawnCase":
         """Return the case of a line of the file."""
         return cls(KernelConfig.from_json(row["config"]), AttentionShape.from_json(row["shape"]), tuple(row["cc"]))
 
     @classmethod
-    def draw(cls, number: int) -> "Case":
+    def draw(cls, number: int) -> "DrawnCase":
         """Return the case of a number."""
         dice = random.Random(f"shared {number}")
         while True:
@@ -122,7 +115,7 @@ def _compile(specs: Sequence[CompileSpec], cc: tuple[int, int], answers: Connect
         answers.send({"failed": f"{type(error).__name__}: {error}"[:300]})
 
 
-def compiled(case: Case) -> dict[str, Any]:
+def compiled(case: DrawnCase) -> dict[str, Any]:
     """Return what the compiler allocates for each launch of a case, or how the compile ended."""
     context = get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
@@ -140,7 +133,7 @@ def compiled(case: Case) -> dict[str, Any]:
 
 def row(number: int) -> dict[str, Any]:
     """Return a line of the file."""
-    case = Case.draw(number)
+    case = DrawnCase.draw(number)
     begun = time.monotonic()
     found = compiled(case)
     shape, config = case.shape.to_json(), case.config.to_json()
@@ -157,7 +150,7 @@ def verdict(row: dict[str, Any]) -> str:
     """Return how a line's prediction of today compares with what was allocated."""
     if "failed" in row:
         return "did not compile"
-    least, most = Case.of_row(row).bounds_bytes
+    least, most = DrawnCase.of_row(row).bounds_bytes
     allocated = max(shared for shared, _ in row["allocated"])
     if least == allocated == most:
         return "equal"

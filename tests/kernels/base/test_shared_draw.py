@@ -5,7 +5,7 @@ import pytest
 from blocktune.kernels.values.features import Features
 from tests.kernels.base.test_shared_bytes import allocated_by
 from tests.support.triton_modes import TRITON, compiled_here
-from tools.checks.shared_draw import Case, summary
+from tools.checks.shared_draw import DrawnCase, summary
 
 pytestmark = [
     compiled_here,
@@ -18,21 +18,21 @@ SAMPLE = range(0, 3000, 125)
 
 @pytest.mark.parametrize("number", SAMPLE)
 def test_no_config_that_fits_is_dropped_and_none_is_said_to_fit_that_does_not(number: int) -> None:
-    case = Case.draw(number)
+    case = DrawnCase.draw(number)
     allocated = max(allocated_by((spec,), case.cc)[0] for spec in case.specs)
     least, most = case.bounds_bytes
     assert least <= allocated <= most
 
 
 def test_a_number_names_one_case_whose_features_its_kernel_knows() -> None:
-    cases = [Case.draw(number) for number in range(60)]
-    assert cases == [Case.draw(number) for number in range(60)]
+    cases = [DrawnCase.draw(number) for number in range(60)]
+    assert cases == [DrawnCase.draw(number) for number in range(60)]
     assert all(case.shape.features.names <= case.kernel.features for case in cases)
     assert any(case.shape.features != Features() for case in cases)
 
 
 def test_the_summary_counts_bounds_by_how_near_they_are() -> None:
-    case = Case.draw(3)
+    case = DrawnCase.draw(3)
     row = {"config": case.config.to_json(), "shape": case.shape.to_json(), "cc": case.cc}
     least, most = case.bounds_bytes
     assert "least above" in summary([row | {"allocated": [(least - 1, 0)]}])

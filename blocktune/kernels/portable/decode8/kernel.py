@@ -8,12 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, ClassVar
 
-from blocktune.kernels.base.flash_kernel import (
-    FLOAT32_BYTES,
-    SWIZZLE_BYTES,
-    operand_widths,
-    product_unit,
-)
+from blocktune.kernels.base.flash_kernel import FLOAT32_BYTES, SWIZZLE_BYTES, operand_widths, product_unit
 from blocktune.kernels.base.on_chip import OnChip, shared_tile, softmax_tiles
 from blocktune.kernels.base.source_hash import hash_of_sources
 from blocktune.kernels.base.specialize import TensorArgument

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.triton_free, pytest.mark.xdist_group("ranks")]
 Told = Callable[[int], list[dict[str, Any]]]
 
 
-def told_by(ranks: int, folder: Path) -> list[dict[str, Any]]:
+def rank_answers(ranks: int, folder: Path) -> list[dict[str, Any]]:
     """Return what each of so many ranks found."""
     result = warm_python.run([*program("ranks.distributed_tensors"), str(folder), str(ranks)], timeout=280)
     assert result.returncode == 0, result.stderr
@@ -29,7 +29,7 @@ def told_by(ranks: int, folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """What ranks found, played once for each number of them."""
-    return cache(lambda ranks: told_by(ranks, tmp_path_factory.mktemp("ranks")))
+    return cache(lambda ranks: rank_answers(ranks, tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.mark.parametrize("ranks", [2, *(pytest.param(ranks, marks=pytest.mark.exhaustive) for ranks in (1, 4))])
