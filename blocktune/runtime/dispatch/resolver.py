@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from blocktune.kernels.base.kernel import Launch
 from blocktune.kernels.files.incidents import reason_of
@@ -22,12 +23,13 @@ from blocktune.runtime.dispatch.launches.plans import KernelPlan, Plan, TorchPla
 from blocktune.runtime.dispatch.launches.triton_key import begin_triton_key
 from blocktune.runtime.dispatch.obstacles import is_capturing
 from blocktune.runtime.dispatch.snapshot import Snapshot
-from blocktune.runtime.dispatch.torch_attention import has_fused_kernel
+from blocktune.runtime.dispatch.torch_attention import sdpa_backend
 from blocktune.runtime.dispatch.torch_math import sdpa_call_arguments
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.fallback import ConfigTable, climb_down, fixed_splits
 from blocktune.runtime.selection.ladder import Candidate, Rejection, Rung
 from blocktune.runtime.selection.misses import watch
+from blocktune.runtime.selection.pytorch_rival import MAX_SCORES_BYTES, scores_bytes
 from blocktune.runtime.selection.reasons import explain_candidate
 from blocktune.runtime.store_reader.background import CALL_SECONDS, MAX_SECONDS
 
@@ -98,8 +100,9 @@ class Resolver:
         shape = call.shape(query, key, value, direction)
         new_trial = partial(LaunchTrial.of, shape, query.detach(), key.detach(), value.detach(), sums=use.sums)
         try:
-            if use.competes and not has_fused_kernel(sdpa_call_arguments(query, key, value, call)):
-                use = use._replace(competes=False)
+            if use.competes:
+                backend = sdpa_backend(sdpa_call_arguments(query, key, value, call))
+                use = use._replace(competes=_may_compete(shape, backend))
             if not is_capturing(query):
                 plan = self._make_plan(new_trial(call), use)
                 self._keep(place, plan)
@@ -233,6 +236,14 @@ class Resolver:
                 self._devices[index] = f"the device is not known: {error}"
                 logger.warning("%s", self._devices[index])
         return self._devices[index]
+
+
+def _may_compete(shape: AttentionShape, backend: int) -> bool:
+    """Return whether PyTorch may serve a call by the backend that it chooses: a fused one, or its mathematics where the
+    scores take little memory."""
+    if backend == SDPBackend.MATH.value:
+        return scores_bytes(shape) <= MAX_SCORES_BYTES
+    return backend > SDPBackend.MATH.value
 
 
 def _for_pytorch(

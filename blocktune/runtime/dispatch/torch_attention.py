@@ -90,14 +90,13 @@ def is_sound(given: SdpaArguments) -> bool:
     )
 
 
-def has_fused_kernel(given: SdpaArguments) -> bool:
-    """Return whether PyTorch computes a call without all of its scores in memory."""
+def sdpa_backend(given: SdpaArguments) -> int:
+    """Return the `SDPBackend` that PyTorch chooses for a call; `ERROR` where none is left."""
     query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given
     with _right_backends(query, key, value, mask):
-        chosen = torch._fused_sdp_choice(
-            query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        return int(
+            torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         )
-    return bool(chosen > SDPBackend.MATH.value)
 
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:

@@ -95,10 +95,12 @@ def reason_for_pytorch(shape: AttentionShape, device_key: str) -> str | None:
     """Return why PyTorch's kernel should serve an untuned call that it computes as well; None where ours should."""
     if shape.features.names - PYTORCHS_FEATURES or shape.dtype == FP8 or shape.causal is Causal.LOWER_RIGHT:
         return None
-    if _scores_bytes(shape) > MAX_SCORES_BYTES:
+    is_fused = _is_fused(shape)
+    if not is_fused and scores_bytes(shape) > MAX_SCORES_BYTES:
         return None
     if shipped_correction(device_key) is None:
-        return "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` stores a result"
+        reason = "no kernel was measured on such a device, so PyTorch's choice serves until `tune run` stores a result"
+        return reason if is_fused else None
     rival = shipped_rival(device_key)
     outlook = None if rival is None else rival.outlook(shape)
     if outlook is None or not outlook.is_slower:
@@ -138,10 +140,14 @@ def _duel_of(record: Mapping[str, Any]) -> PyTorchDuel | None:
     return PyTorchDuel(AttentionShape.from_json(record["shape"]), record["ours_us"], record["pytorch_us"])
 
 
-def _scores_bytes(shape: AttentionShape) -> int:
-    """Return the bytes of the scores that PyTorch keeps in memory; 0 where it has a fused kernel."""
-    fused = shape.group_size == 1 or (shape.dtype != "float32" and shape.features.mask is MaskKind.NONE)
-    return 0 if fused else 4 * shape.batch * shape.num_heads * shape.seqlen_q * shape.seqlen_k
+def scores_bytes(shape: AttentionShape) -> int:
+    """Return the bytes of the scores that PyTorch's mathematics keep in memory."""
+    return 4 * shape.batch * shape.num_heads * shape.seqlen_q * shape.seqlen_k
+
+
+def _is_fused(shape: AttentionShape) -> bool:
+    """Return whether PyTorch has a kernel for a shape that keeps no scores in memory."""
+    return shape.group_size == 1 or (shape.dtype != "float32" and shape.features.mask is MaskKind.NONE)
 
 
 def _class_of(shape: AttentionShape) -> tuple[Any, ...]:

@@ -95,12 +95,17 @@ def test_what_ships_for_an_h200_gives_wide_float32_to_pytorch_and_keeps_16_bits(
 
 
 def test_scores_that_take_too_much_memory_are_not_left_to_pytorch() -> None:
-    """Without a fused kernel for grouped heads of float32."""
+    """There is no fused kernel for grouped heads of float32."""
+    wide = replace(ROUND, dtype="float32", head_dim=160, head_dim_v=160, direction=Direction.BACKWARD, batch=1)
+    grouped = replace(wide, num_heads=16, num_heads_kv=2)
+    assert "expected to be faster" in str(reason_for_pytorch(grouped, H200.key))
+    assert reason_for_pytorch(replace(grouped, seqlen_q=8192, seqlen_k=8192), H200.key) is None
+
+
+def test_mathematics_serve_no_device_without_measurements() -> None:
     grouped = replace(ROUND, dtype="float32", num_heads=16, num_heads_kv=2, batch=1)
-    scores = replace(grouped, seqlen_q=8192, seqlen_k=8192)
-    assert "was measured" in str(reason_for_pytorch(grouped, A100.key))
-    assert reason_for_pytorch(scores, A100.key) is None
-    assert "was measured" in str(reason_for_pytorch(replace(scores, num_heads_kv=16), A100.key))
+    assert reason_for_pytorch(grouped, A100.key) is None
+    assert "was measured" in str(reason_for_pytorch(replace(grouped, num_heads_kv=16), A100.key))
 
 
 def test_the_ladder_ends_at_pytorch_after_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.backends import cuda as backends
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -266,12 +267,21 @@ def test_a_mask_for_all_heads_and_one_that_is_expanded_have_one_layout() -> None
     assert torch.equal(copy_to_layout(dense.contiguous(), memory_layout(dense)), dense)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_pytorch_competes_only_with_a_kernel_that_keeps_scores_out_of_memory(
-    monkeypatch: pytest.MonkeyPatch, fused: bool
+@pytest.mark.parametrize(
+    ("backend", "most_bytes", "competes"),
+    [
+        (SDPBackend.CUDNN_ATTENTION, 0, True),
+        (SDPBackend.MATH, 1 << 30, True),
+        (SDPBackend.MATH, 0, False),
+        (SDPBackend.ERROR, 1 << 30, False),
+    ],
+)
+def test_pytorch_competes_where_its_scores_fit_in_little_memory(
+    monkeypatch: pytest.MonkeyPatch, backend: SDPBackend, most_bytes: int, competes: bool
 ) -> None:
     kernel, dispatcher = pretend_h200(monkeypatch), Dispatcher(ListSource())
-    monkeypatch.setattr(resolver, "has_fused_kernel", lambda given: fused)
+    monkeypatch.setattr(resolver, "sdpa_backend", lambda given: backend.value)
+    monkeypatch.setattr(resolver, "MAX_SCORES_BYTES", most_bytes)
     monkeypatch.setattr(snapshot, "_nobody", lambda shape: "PyTorch's is faster")
     dispatcher(*three(64))
-    assert bool(kernel.launched) is not fused
+    assert bool(kernel.launched) is not competes
