@@ -29,7 +29,7 @@ from blocktune.runtime.dispatch.fast_path import BoundCall, FastPath
 from blocktune.runtime.dispatch.graphs.sdpa import traced_attention
 from blocktune.runtime.dispatch.launches.dtensors import attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
-from blocktune.runtime.dispatch.launches.padding import needs_padding, padded
+from blocktune.runtime.dispatch.launches.padding import padding_of
 from blocktune.runtime.dispatch.launches.plans import TorchCall, TorchPlan
 from blocktune.runtime.dispatch.obstacles import KERNEL_DEVICE, is_capturing, is_symbolic
 from blocktune.runtime.dispatch.sdpa_arguments import (
@@ -179,8 +179,9 @@ class Dispatcher(Engine):
         if isinstance(call, str):
             return Explanation(rung=Rung.SDPA, reason=call)
         query, key, value, *_ = given
-        if needs_padding(query, value, call):
-            query, key, value = padded(query), padded(key), padded(value)
+        padding = padding_of(query, value, call)
+        if padding is not None:
+            query, key, value = padding.copies(query, key, value)
         plans = self.plans(query, key, value, call)
         return plans.explanation if isinstance(plans, TorchPlan) else plans[0].explanation
 

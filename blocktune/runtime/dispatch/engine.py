@@ -19,7 +19,7 @@ from blocktune.runtime.dispatch.graphs import attend as graphs
 from blocktune.runtime.dispatch.graphs.engines import Remember, register_engine
 from blocktune.runtime.dispatch.launches.dtensors import BLOCKS, attend_locally, is_distributed, refuse_distributed
 from blocktune.runtime.dispatch.launches.layout import Layout
-from blocktune.runtime.dispatch.launches.padding import PaddedCall, needs_padding, padded
+from blocktune.runtime.dispatch.launches.padding import PaddedCall, Padding, padding_of
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
 from blocktune.runtime.dispatch.launches.results import empty_output, permute_like, with_strides_of
 from blocktune.runtime.dispatch.obstacles import (
@@ -154,8 +154,9 @@ class Engine(SourcedEngine):
     ) -> Results | TorchPlan:
         """Return output and log-sum-exp by our kernels, with autograd around tensors of the layout, or why PyTorch
         computes the call, which has no `call_obstacle`."""
-        if needs_padding(query, value, call):
-            return self._serve_padded(query, key, value, call, lse=lse, layout=layout, remember=remember)
+        padding = padding_of(query, value, call)
+        if padding is not None:
+            return self._serve_padded(padding, query, key, value, call, lse=lse, layout=layout, remember=remember)
         resolver, plans = self._resolver, self.plans(query, key, value, call, lse=lse)
         if isinstance(plans, TorchPlan):
             return plans
@@ -172,6 +173,7 @@ class Engine(SourcedEngine):
 
     def _serve_padded(
         self,
+        padding: Padding,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -182,14 +184,20 @@ class Engine(SourcedEngine):
         remember: Remember | None,
     ) -> Results | TorchPlan:
         """Return `serve` of copies with zeros."""
+        resolver = self._resolver
+        kind = call.kind(query, key, value), needs_gradients(query, key, value), lse
+        if kind in resolver.unpadded:
+            return resolver.unpadded[kind]
 
         def remember_padded(fast_path: FastPath, bound: BoundCall) -> None:
             if remember is not None:
-                remember(fast_path, PaddedCall(bound, layout))
+                remember(fast_path, PaddedCall(bound, padding, layout))
 
-        copies = padded(query), padded(key), padded(value)
-        found = self.serve(*copies, call, lse=lse, remember=remember_padded)
-        return found if isinstance(found, TorchPlan) else (found[0][..., : value.shape[3]], found[1])
+        found = self.serve(*padding.copies(query, key, value), call, lse=lse, remember=remember_padded)
+        if isinstance(found, TorchPlan):
+            resolver.keep_unpadded(kind, found)
+            return found
+        return found[0][..., : value.shape[3]], found[1]
 
     def check(self, query: Tensor, key: Tensor, value: Tensor, call: Call) -> None:
         """Look at the values in the call's tensors: always on the CPU, on a GPU once for every kind of call.

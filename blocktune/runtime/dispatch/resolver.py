@@ -49,6 +49,7 @@ class Resolver:
 
     def __init__(self, snapshot: Snapshot, *, strict: bool = False) -> None:
         self.plans: dict[Any, Plan] = {}  # by `Call.place`, or by the reason why none was looked for
+        self.unpadded: dict[Any, TorchPlan] = {}  # of kinds of calls whose copies PyTorch would compute
         self.fast_path = FastPath()  # to the plans
         self.snapshot = snapshot
         self.late = snapshot.late  # what comes after that makes the plans out of date
@@ -135,6 +136,12 @@ class Resolver:
             return TorchPlan(found)
         logger.info("%s", found[0].headline)
         return KernelPlan(*found, trial.call, shape.direction, use.sums, trial.arguments[:4])
+
+    def keep_unpadded(self, kind: Any, plan: TorchPlan) -> None:
+        """Remember that PyTorch computes the calls of a kind without copies of ours."""
+        if len(self.unpadded) >= MAX_PLANS:
+            self.unpadded.clear()
+        self.unpadded[kind] = plan
 
     def _keep(self, place: Any, plan: Plan) -> None:
         if len(self.plans) >= MAX_PLANS:
@@ -241,9 +248,8 @@ class Resolver:
 def _may_compete(shape: AttentionShape, backend: int) -> bool:
     """Return whether PyTorch may serve a call by the backend that it chooses: a fused one, or its mathematics where the
     scores take little memory."""
-    if backend == SDPBackend.MATH.value:
-        return scores_bytes(shape) <= MAX_SCORES_BYTES
-    return backend > SDPBackend.MATH.value
+    mathematics: int = SDPBackend.MATH.value
+    return scores_bytes(shape) <= MAX_SCORES_BYTES if backend == mathematics else backend > mathematics
 
 
 def _for_pytorch(

@@ -23,8 +23,9 @@ Seen with torch 2.13 on the CPU:
 Tensors whose last dimension is not contiguous are PyTorch's mathematics' alone, and stay so.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,13 +78,21 @@ def torch_attention(given: SdpaArguments) -> Tensor:
         return sound_attention(given)
 
 
-def is_sound(given: SdpaArguments) -> bool:
+def bind_sdpa(given: SdpaArguments) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return PyTorch's attention with the options of a call, whose tensors are not kept."""
+    if _is_sound(given):
+        options: dict[str, Any] = dict(zip(SdpaArguments._fields[3:], given[3:], strict=True))
+        return partial(scaled_dot_product_attention, **options)
+    rest = given[3:]
+    return lambda query, key, value: torch_attention(SdpaArguments(query, key, value, *rest))
+
+
+def _is_sound(given: SdpaArguments) -> bool:
     """Return whether PyTorch's attention answers calls with such tensors right as it is, without copies of them and by
     all of its backends."""
     query, key, value, mask, *_, scale, _ = given
     return (
         mask is None
-        and query.device.type == FUSED_DEVICE
         and (scale is None or scale > 0)
         and isinstance(_right_backends(query, key, value, mask), nullcontext)
         and all(kept is own for kept, own in zip(_realign(query, key, value), given, strict=False))
@@ -91,12 +100,17 @@ def is_sound(given: SdpaArguments) -> bool:
 
 
 def sdpa_backend(given: SdpaArguments) -> int:
-    """Return the `SDPBackend` that PyTorch chooses for a call; `ERROR` where none is left."""
+    """Return the `SDPBackend` that PyTorch chooses for a call; `ERROR` where there is none, or not a right one."""
+    chosen = _chosen_backend(given)
+    with _right_backends(*given[:4]):
+        return chosen if _chosen_backend(given) == chosen else SDPBackend.ERROR.value
+
+
+def _chosen_backend(given: SdpaArguments) -> int:
     query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given
-    with _right_backends(query, key, value, mask):
-        return int(
-            torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        )
+    return int(
+        torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    )
 
 
 def _right_backends(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> AbstractContextManager[Any]:
@@ -128,13 +142,12 @@ def _hides_rows(mask: Tensor | None) -> bool:
 def _takes_both(given: SdpaArguments) -> bool:
     """Return whether it is a call with a mask and is_causal on a GPU that PyTorch computes. Its mathematics refuse
     both, and where cuDNN is left out they may be all that remains."""
-    query, key, value, mask, dropout_p, is_causal, scale, enable_gqa = given
-    if mask is None or is_causal is not True or query.device.type != FUSED_DEVICE:
+    query, mask = given.query, given.attn_mask
+    if mask is None or given.is_causal is not True or query.device.type != FUSED_DEVICE:
         return False
     if mask.dim() < 2 or mask.dtype not in (torch.bool, query.dtype):
         return False
-    chosen = torch._fused_sdp_choice(query, key, value, mask, dropout_p, True, scale=scale, enable_gqa=enable_gqa)
-    return bool(chosen > SDPBackend.MATH.value)
+    return bool(_chosen_backend(given) > SDPBackend.MATH.value)
 
 
 def _with_diagonal(mask: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
@@ -202,10 +215,13 @@ def _without_cudnn() -> Iterator[None]:
 
 
 def _realign(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors, copied where 16 does not divide their addresses and strides in bytes."""
+    """Return the tensors, copied where 16 does not divide their addresses and strides in bytes. Heads whose own bytes
+    16 does not divide stay: no copy aligns them, and PyTorch pads them or takes a backend that reads them."""
     if dispatch_modes() or functorch_transform() is not None or not all(map(_is_plain, tensors)):
         return tensors
     if any(tensor.stride(-1) != 1 for tensor in tensors):
+        return tensors
+    if any(tensor.shape[-1] * tensor.element_size() % ALIGNMENT_BYTES for tensor in tensors):
         return tensors
     return tuple(
         tensor if _is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors

@@ -15,7 +15,7 @@ from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.launches.memory_layout import copy_to_layout, fits_layout, is_given, memory_layout
 from blocktune.runtime.dispatch.launches.results import new_gradients, new_results
 from blocktune.runtime.dispatch.sdpa_arguments import SdpaArguments
-from blocktune.runtime.dispatch.torch_attention import call_sdpa, is_sound, torch_attention
+from blocktune.runtime.dispatch.torch_attention import bind_sdpa
 from blocktune.runtime.selection.explanation import Explanation
 
 
@@ -130,13 +130,12 @@ class TorchCall:
         given: one of them; sizes, strides, types and alignment are those of all.
     """
 
-    __slots__ = ("_attend", "_layout", "_options", "_plan")
+    __slots__ = ("_attend", "_layout", "_plan")
     drops = False  # PyTorch draws the pairs itself
 
     def __init__(self, plan: TorchPlan, given: SdpaArguments) -> None:
         self._plan = plan
-        self._options = given[3:]  # the tensors are not kept
-        self._attend = call_sdpa if is_sound(given) else torch_attention
+        self._attend = bind_sdpa(given)
         self._layout = Layout.HEADS_FIRST
 
     def with_layout(self, layout: Layout) -> "TorchCall":
@@ -147,9 +146,10 @@ class TorchCall:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, None]:
         self._plan.calls += 1
+        if self._layout is Layout.HEADS_FIRST:
+            return self._attend(query, key, value), None
         query, key, value = self._layout.to_heads_first(query, key, value)
-        out = self._attend(SdpaArguments(query, key, value, *self._options))
-        return self._layout.from_heads_first(out), None
+        return self._layout.from_heads_first(self._attend(query, key, value)), None
 
 
 def adds_sinks(call: Call, direction: Direction) -> bool:

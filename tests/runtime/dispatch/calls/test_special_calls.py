@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 from torch.backends import cuda as backends
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.kernels.values.feature_tensors import Extras
@@ -42,10 +42,12 @@ def asked_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> Seen:
     """What PyTorch's attention is called with, on a CPU that counts as a GPU."""
     seen: Seen = []
 
-    def spy(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, *others: Any, **options: Any) -> Tensor:
+    def spy(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *others: Any, **options: Any
+    ) -> Tensor:
         allowed = {name for name, is_allowed in ALLOWED.items() if is_allowed()}
-        seen.append({"query": query, "key": key, "mask": mask, "allowed": allowed})
-        return scaled_dot_product_attention(query, key, value, mask, *others, **options)
+        seen.append({"query": query, "key": key, "mask": attn_mask, "allowed": allowed})
+        return scaled_dot_product_attention(query, key, value, attn_mask, *others, **options)
 
     monkeypatch.setattr(torch_attention, "FUSED_DEVICE", "cpu")
     monkeypatch.setattr(torch_attention, "scaled_dot_product_attention", spy)

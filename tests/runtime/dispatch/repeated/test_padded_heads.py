@@ -1,14 +1,18 @@
-"""Head dimensions that 8 does not divide are served from copies with zeros."""
+"""Heads of a dimension that 8 does not divide, or narrow ones with features, are served from copies with zeros."""
 
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune import Dispatcher, flash_attn_func
-from blocktune.runtime.dispatch.launches.padding import padded
+from blocktune.kernels.values.shape import Causal
+from blocktune.runtime.dispatch import resolver, snapshot
+from blocktune.runtime.dispatch.call import Call
+from blocktune.runtime.dispatch.launches.padding import Padding, padding_of
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.feature_fakes import FeatureBackward, FeatureForward, pretend_features
 
@@ -26,7 +30,7 @@ def heads(count: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat16
     return torch.randn(2, length, count, dim).to(dtype).transpose(1, 2).requires_grad_()
 
 
-@pytest.mark.parametrize(("dim", "dim_v"), [(67, 67), (64, 10), (121, 128), (1, 1)])
+@pytest.mark.parametrize(("dim", "dim_v"), [(67, 67), (64, 10), (121, 128), (20, 1)])
 def test_results_and_gradients_are_those_of_the_heads_themselves(dim: int, dim_v: int, kernels: Kernels) -> None:
     tensors = heads(4, 20, dim), heads(2, 30, dim), heads(2, 30, dim_v)
     options: dict[str, Any] = {"is_causal": True, "enable_gqa": True}
@@ -59,7 +63,30 @@ def test_what_needs_no_copy_gets_none(kernels: Kernels) -> None:
         with torch.no_grad():
             dispatcher(tensor, tensor, tensor)
         assert forward.seen[-1][0].head_dim == tensor.shape[3]
-        assert padded(tensor) is tensor or tensor.dtype is torch.float32
+        assert padding_of(tensor, tensor, Call(causal=Causal.NONE, scale=1.0)) is None
+
+
+def test_narrow_heads_are_widened_where_they_have_features(kernels: Kernels) -> None:
+    """PyTorch has kernels of fewer than 16 columns without features alone."""
+    forward, _ = kernels
+    query, mask = heads(4, 20, 8), torch.rand(20, 20) > 0.3
+    out = Dispatcher(ListSource())(query, query, query, mask)
+    assert forward.seen[-1][0].head_dim == 16
+    expected = scaled_dot_product_attention(*[query.float()] * 3, attn_mask=mask)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=2e-2)
+    assert padding_of(query, query, Call(causal=Causal.NONE, scale=1.0)) is None
+
+
+@pytest.mark.usefixtures("kernels")
+def test_calls_whose_copies_pytorch_would_compute_are_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied, copies = [], Padding.copies
+    monkeypatch.setattr(Padding, "copies", lambda *own: copied.append(own) or copies(*own))
+    monkeypatch.setattr(resolver, "sdpa_backend", lambda given: SDPBackend.CUDNN_ATTENTION.value)
+    monkeypatch.setattr(snapshot, "_nobody", lambda shape: "PyTorch's is faster")
+    dispatcher, query, mask = Dispatcher(ListSource()), heads(4, 20, 20), torch.rand(20, 20) > 0.3
+    for _ in range(3):
+        dispatcher(query, query, query, mask)
+    assert len(copied) == 1
 
 
 def test_the_second_call_takes_the_fast_path(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
