@@ -215,7 +215,7 @@ class Options(NamedTuple):
     """Blocks take tiles from a counter."""
     PARTS: int
     """In how many parts the query heads that share keys are walked along. Above 1 the sizes are those of parts, each of
-    which leaves float32 gradients of its own."""
+    which leaves gradients of its own: in float32, or in 16 bits of heads wider than 128."""
     GROUPED: bool
     """A part has several query heads, or heads are wider than 128."""
     AHEAD: bool

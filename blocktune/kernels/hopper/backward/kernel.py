@@ -70,6 +70,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_rows_kernel,
 )
 from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper.backward.wide.join import join_spec, join_wide_parts_kernel
 from blocktune.kernels.hopper.biases.arguments import (
     example_key_biases,
     example_row_biases,
@@ -161,7 +162,7 @@ class FlashBackwardHopper(AttentionKernel):
                 f"{shape.group_size}.",
             )
         if parts not in possible_parts(shape, (parts,)):
-            what = "packed sequences" if shape.features.varlen else "heads wider than 128"
+            what = "packed sequences" if shape.features.varlen else "wide heads in a fixed order or with a block mask"
             return (f"`group_parts` 1 of {self.name} must hold for {what}, but got {parts}.",)
         return ()
 
@@ -235,7 +236,7 @@ class FlashBackwardHopper(AttentionKernel):
     def source_hash(self) -> str:
         return hash_of_sources(
             prepare_kernel, prepare_rows_kernel, flash_bwd_hopper_kernel, flash_bwd_hopper_wide_kernel, finish_kernel,
-            finish_rows_kernel, join_parts_kernel, lay_out_mask_kernel,
+            finish_rows_kernel, join_parts_kernel, join_wide_parts_kernel, lay_out_mask_kernel,
         )  # fmt: skip
 
     def compile_spec(self, config: KernelConfig, shape: AttentionShape) -> CompileSpec:
@@ -246,7 +247,7 @@ class FlashBackwardHopper(AttentionKernel):
         arguments: dict[str, Any] = {"q_desc": query, "k_desc": key, "v_desc": key, "do_desc": query}
         arguments |= {"dq_desc": _sums_stand_in(shape), "dk_desc": query, "dv_desc": query}
         arguments |= {"lse_desc": statistic, "delta_desc": statistic, "counter": TensorArgument("int32")}
-        if config.parameters["group_parts"] > 1:
+        if config.parameters["group_parts"] > 1 and not is_wide(shape):
             arguments |= dict.fromkeys(("dk_desc", "dv_desc"), arguments["dq_desc"])
         arguments |= {"scale": 1.0, "scale_log2": 1.0} | _sizes(config, shape)
         arguments |= {"OPTIONS": options_of(config, shape)}
@@ -260,7 +261,8 @@ class FlashBackwardHopper(AttentionKernel):
 
     def further_specs(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:
         parts = config.parameters["group_parts"]
-        join = [_join_spec(shape, parts)] if parts > 1 else []
+        make = join_spec if is_wide(shape) else _join_spec
+        join = [make(shape, parts)] if parts > 1 else []
         return (*self._passes(config, shape), *join, *([turned_spec(shape)] if mask_code(shape) else []))
 
     def _passes(self, config: KernelConfig, shape: AttentionShape) -> tuple[CompileSpec, ...]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from operator import itemgetter
 from typing import Any
 
@@ -41,6 +42,7 @@ from blocktune.kernels.hopper.backward.pre_and_post import (
     prepare_rows_kernel,
 )
 from blocktune.kernels.hopper.backward.wide.device_kernel import flash_bwd_hopper_wide_kernel
+from blocktune.kernels.hopper.backward.wide.join import join_step
 from blocktune.kernels.hopper.biases.arguments import (
     NO_KEY_BIASES,
     NO_MASK,
@@ -49,7 +51,13 @@ from blocktune.kernels.hopper.biases.arguments import (
     mask_code,
     row_biases,
 )
-from blocktune.kernels.hopper.common.descriptors import describe, describe_packed, descriptor, is_describable
+from blocktune.kernels.hopper.common.descriptors import (
+    describe,
+    describe_packed,
+    descriptor,
+    is_describable,
+    swizzled,
+)
 from blocktune.kernels.values.dropout import share_kept
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.feature_tensors import NO_EXTRAS, Extras
@@ -100,13 +108,13 @@ class BackwardLaunch(BackwardLauncher):
         _check_describable(q, k, v, dout, dk, dv)
         plain, device = is_plain(shape), q.device
         before, middle, after = self._before(out, dout, pins), self._middle(device, pins), self._after(dq, pins)
-        join, keys = self._join(dk, dv, pins), key_rows(shape, self.options.PARTS)
+        join, places = self._join(dk, dv, pins), self._part_places()
         strides, _ = in_units((*out.stride()[:3], *dout.stride()[:3]))
         strides_dq, _ = in_units(dq.stride()[:3])
         upper, lower = bounds_of(shape)
         sizes, heads = self.sizes, (shape.num_heads, shape.seqlen_q)
         registers = adds_registers(shape, self.options.PERSISTENT)
-        ahead = self.options.AHEAD
+        ahead, wide = self.options.AHEAD, is_wide(shape)
         mask = MaskPass.of(extras.mask, mask_bounds(shape), pins=pins) if mask_code(shape) else NO_MASK
         spaces: dict[int, tuple[Rows, Workspace]] = {}
 
@@ -122,7 +130,7 @@ class BackwardLaunch(BackwardLauncher):
             scale, scale_log2, cap_in = scale_arguments(shape, scale, extras)
             lse_factor = start_factor(scale_log2, cap_in) if ahead else None
             grad_lse = grad_lse_of(shape, extras, ahead)
-            left = [(part, keys) for part in partial_sums] if join else (dk, dv)
+            left = zip(partial_sums, places, strict=True) if join else (dk, dv)
             described = q, k, v, dout, (sums, rows.count), *left, (lse_log2, rows.count), (delta, rows.count)
             added = sums if registers else None
             if plain:
@@ -146,7 +154,7 @@ class BackwardLaunch(BackwardLauncher):
             middle(*described, counter, added, scale, scale_log2, *sizes, *bounds, *self.listed(extras, q), *of_keys)
             after(sums, dq, cu_q, scale, *strides_dq, *heads, padded)
             for step in join:
-                step(*partial_sums, dk, dv, scale)
+                step(*partial_sums, dk, dv, *(() if wide else (scale,)))  # wide parts are scaled
 
         return launch
 
@@ -174,15 +182,20 @@ class BackwardLaunch(BackwardLauncher):
         form = *(None for _ in (*FORM_ARGUMENTS, *LIST_ARGUMENTS)), *NO_KEY_BIASES
         rest = (*self.sizes, *form, self.options) if is_plain(shape) else (self.options,)
         rows = {0: BLOCK_M, 1: keys, 2: keys, 3: BLOCK_M}
-        sums = {4} if self.options.PARTS == 1 else {4, 5, 6}
-        rows |= {slot: GRADIENT_ROWS for slot in (5, 6) if slot not in sums}
         described: list[tuple[int, Describe]] = [
             (slot, partial(_described, count, shape)) for slot, count in rows.items()
         ]
-        described += [(slot, partial(_described_sums, shape)) for slot in sums]
+        gradient = self._describe_gradient()
+        described += [(4, partial(_described_sums, shape)), (5, gradient), (6, gradient)]
         described += [(7, _described_statistic), (8, _described_statistic)]
         options = {"num_warps": WARPS}
         return Step(kernel, self._grid(device), rest, options, sorted(described, key=itemgetter(0)), pins=pins)
+
+    def _describe_gradient(self) -> Describe:
+        """Return what describes dk and dv, or what the parts of a group leave of them."""
+        if self.options.PARTS == 1:
+            return partial(_described, GRADIENT_ROWS, self.shape)
+        return partial(_described_part if is_wide(self.shape) else _described_sums, self.shape)
 
     def _after(self, dq: Any, pins: bool) -> Step:
         shape, part, options = self.shape, dq_part(self.shape), {"num_warps": WARPS}
@@ -202,8 +215,10 @@ class BackwardLaunch(BackwardLauncher):
         shape = self.shape
         if self.options.PARTS == 1:
             return ()
-        blocks = gradient_blocks(shape)
         strides, unit = in_units((*dk.stride()[:3], *dv.stride()[:3]))
+        if is_wide(shape):
+            return (join_step(shape, self.options.PARTS, strides, unit, pins=pins),)
+        blocks = gradient_blocks(shape)
         constants = shape.head_dim, shape.head_dim_v, width_of(shape), self.options.PARTS, unit
         rest = *strides, shape.num_heads_kv, shape.seqlen_k, blocks, *constants
         grid = 2 * blocks * shape.num_heads_kv * shape.batch, 2
@@ -219,13 +234,36 @@ class BackwardLaunch(BackwardLauncher):
         turns = rows.count // BLOCK_M if shape.features.deterministic else 0
         statistics = (rows.count, torch.float32)
         sums = (rows.count * width_of(shape), torch.float32)
-        left = (key_rows(shape, self.options.PARTS) * width_of(shape) if self.options.PARTS > 1 else 0, torch.float32)
         integers = (1, torch.int32), (turns, torch.int32)
-        made = rows, Workspace(statistics, statistics, sums, *integers, mask.tiles or (0, torch.int32), left, left)
+        made = (
+            rows,
+            Workspace(
+                statistics, statistics, sums, *integers, mask.tiles or (0, torch.int32), *self._parts_in_workspace()
+            ),
+        )
         if len(spaces) >= MAX_SPACES:
             spaces.clear()
         spaces[tokens] = made
         return made
+
+    def _part_places(self) -> tuple[Any, Any]:
+        """Return what describes the parts of dk and of dv next to their memory: rows, or sizes of wide heads."""
+        shape, parts = self.shape, self.options.PARTS
+        if not is_wide(shape):
+            return (key_rows(shape, parts),) * 2
+        leading = shape.batch, shape.num_heads_kv * parts, shape.seqlen_k
+        return (*leading, shape.head_dim), (*leading, shape.head_dim_v)
+
+    def _parts_in_workspace(self) -> list[tuple[int, Any]]:
+        """Return elements and type of the parts of dk and of dv; no elements where there is one part."""
+        import torch
+
+        shape = self.shape
+        if self.options.PARTS == 1:
+            return [(0, torch.float32)] * 2
+        if is_wide(shape):
+            return [(prod(sizes), getattr(torch, shape.dtype)) for sizes in self._part_places()]
+        return [(key_rows(shape, self.options.PARTS) * width_of(shape), torch.float32)] * 2
 
     def _grid(self, device: Any) -> tuple[int]:
         import torch
@@ -295,6 +333,16 @@ def _described_sums(shape: AttentionShape, part: tuple[Any, int]) -> Any:
 def _described_statistic(part: tuple[Any, int]) -> Any:
     values, rows = part
     return statistic_descriptor(based(values), rows)
+
+
+def _described_part(shape: AttentionShape, part: tuple[Any, tuple[int, ...]]) -> Any:
+    import torch
+
+    memory, (batch, heads, length, dim) = part
+    rows, columns = GRADIENT_ROWS, descriptor_width(shape)
+    strides = [heads * length * dim, length * dim, dim, 1]
+    layout = swizzled(rows, columns, getattr(torch, shape.dtype))
+    return descriptor(based(memory), [batch, heads, length, dim], strides, [1, 1, rows, columns], layout)
 
 
 def _check_describable(*tensors: Any) -> None:

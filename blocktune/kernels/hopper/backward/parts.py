@@ -12,12 +12,12 @@ from itertools import repeat
 
 from blocktune.kernels.hopper.backward.layout import (
     BLOCK_M,
-    BLOCK_N,
     bounds_of,
     goes_back,
     goes_both_ways,
     is_listed,
     is_wide,
+    keys_of_block,
 )
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.kernels.values.shape import AttentionShape, Causal
@@ -40,6 +40,9 @@ were up to 1.1 % slower at head_dim 64, and 3 to 36 % at 128 and 256."""
 TILE_STEPS, PARTIAL_TILE_STEPS = 3, 5
 """What a tile costs besides its blocks of queries, in the time of one: of whole groups, and of parts, which are added
 up afterwards."""
+WIDE_TILE_STEPS = 2
+"""Of heads wider than 128, whose parts leave gradients of 16 bits: of whole groups and of parts. On an H200 the choice
+was within 0.1 % of the best one in 13 of 13 measured shapes, from which it comes."""
 JOIN_STEPS = 2
 """Of the fourth launch."""
 MAX_TILES = 8192
@@ -48,7 +51,7 @@ MAX_TILES = 8192
 
 def possible_parts(shape: AttentionShape, choices: Sequence[int]) -> list[int]:
     """Return the choices that a shape's groups can be walked along in."""
-    if is_wide(shape) or shape.features.varlen:
+    if shape.features.varlen or (is_wide(shape) and (shape.features.deterministic or is_listed(shape))):
         return [1]
     return [parts for parts in choices if shape.group_size % parts == 0]
 
@@ -56,7 +59,7 @@ def possible_parts(shape: AttentionShape, choices: Sequence[int]) -> list[int]:
 @lru_cache(1024)
 def default_parts(shape: AttentionShape, choices: tuple[int, ...]) -> int:
     """Return the number of parts with which the launch ends first, of those choices that are possible."""
-    tiles = -(-shape.seqlen_k // BLOCK_N) * shape.batch * shape.num_heads_kv
+    tiles = -(-shape.seqlen_k // keys_of_block(shape)) * shape.batch * shape.num_heads_kv
     few = [parts for parts in possible_parts(shape, choices) if parts == 1 or parts * tiles <= MAX_TILES]
     return few[0] if len(few) == 1 else min(few, key=lambda parts: _steps(shape, parts))
 
@@ -94,8 +97,7 @@ def _steps(shape: AttentionShape, parts: int) -> int:
 def _tiles(shape: AttentionShape, parts: int) -> Iterator[int]:
     """Yield what each tile takes, in the order in which they are taken (`locate`)."""
     heads, together = shape.batch * shape.num_heads_kv * parts, heads_per_group(shape, parts)
-    own = PARTIAL_TILE_STEPS if parts > 1 else TILE_STEPS
-    walks = [blocks * (shape.group_size // parts) + own for blocks in _walks(shape)]
+    walks = [blocks * (shape.group_size // parts) + _own_steps(shape, parts) for blocks in _walks(shape)]
     last_keys_first = shape.features.deterministic and not goes_back(shape)
     for begin in range(0, heads, together):
         walks_back = goes_both_ways(shape) and begin > 0 and begin + together >= heads
@@ -104,15 +106,23 @@ def _tiles(shape: AttentionShape, parts: int) -> Iterator[int]:
                 yield steps
 
 
+def _own_steps(shape: AttentionShape, parts: int) -> int:
+    """Return what a tile costs besides its blocks of queries."""
+    if is_wide(shape):
+        return WIDE_TILE_STEPS
+    return PARTIAL_TILE_STEPS if parts > 1 else TILE_STEPS
+
+
 def _walks(shape: AttentionShape) -> list[int]:
     """Return the blocks of queries that see each tile of keys, one at least."""
     (upper, lower), (left, right) = bounds_of(shape), shape.features.window or (UNLIMITED, UNLIMITED)
     end = -(-shape.seqlen_q // BLOCK_M)
     begins: Iterable[int] = repeat(0)
     ends: Iterable[int] = repeat(end)
-    keys = range(0, shape.seqlen_k, BLOCK_N)
+    block_n = keys_of_block(shape)
+    keys = range(0, shape.seqlen_k, block_n)
     if shape.causal is not Causal.NONE or right != UNLIMITED:
         begins = (max(key - upper, 0) // BLOCK_M for key in keys)
     if left != UNLIMITED:
-        ends = (min(end, -(-max(key + BLOCK_N - lower, 0) // BLOCK_M)) for key in keys)
+        ends = (min(end, -(-max(key + block_n - lower, 0) // BLOCK_M)) for key in keys)
     return [max(1, last - first) for _, first, last in zip(keys, begins, ends, strict=False)]

@@ -30,10 +30,10 @@ THREE_OVER_KEYS = (192, 64, 4, 0, 0, 0)
 SOON_READ = 512
 """Keys up to which tiles of fewer rows are best all the same."""
 
-MOST_MASKED_KEYS, MOST_ODD_KEYS, MOST_MASKED_FLOPS = 512, 160, 1 << 30
-"""Keys, an odd number of them, and floating point operations up to which a kernel that reads the mask itself takes 10
-to 50 % less time than one that packs it for this one first, which takes 5 us; half as many with heads of more than 128.
-"""
+MOST_MASKED_KEYS, MOST_ODD_KEYS, FEWEST_ODD_KEYS, MOST_MASKED_FLOPS = 512, 160, 32, 1 << 30
+"""Keys, an odd number of them with heads up to 64 and with wider ones, and floating point operations up to which a
+kernel that reads the mask itself takes 10 to 50 % less time than one that packs it for this one first, which takes 5
+us; half as many operations with heads of more than 128."""
 
 NARROW_WINDOW = 1024
 """Keys to the left up to which tiles of fewer rows hide less than they cost, at head_dim 64."""
@@ -68,7 +68,7 @@ def waits_for_mask(shape: AttentionShape) -> bool:
     if shape.features.names not in ({MaskKind.BOOLEAN}, {MaskKind.ADDITIVE}):
         return False
     width = max(tile_width(shape.head_dim), tile_width(shape.head_dim_v))
-    odd_keys = MOST_ODD_KEYS if width == 64 else 0
+    odd_keys = MOST_ODD_KEYS if width == 64 else FEWEST_ODD_KEYS
     most_keys, most_flops = odd_keys if shape.seqlen_k % 8 else MOST_MASKED_KEYS, MOST_MASKED_FLOPS >> (width > 128)
     return shape.seqlen_k <= most_keys and shape.flops <= most_flops
 

@@ -79,9 +79,11 @@ def gradients_of(
     blocks = ((q, BLOCK_M), (k, keys), (v, keys), (dout, BLOCK_M))
     described = [launch._described(count, problem, tensor) for tensor, count in blocks]
     described.append(launch._described_sums(problem, (sums, rows.count)))
-    described += [launch._described(64, problem, tensor) for tensor in (dk, dv)]
-    described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     bound = (SPARSE if extras.block_mask else KERNEL).bind(config, problem)
+    of_parts = [torch.full((count,), 7.0, dtype=dtype) for count, dtype in bound._parts_in_workspace()]
+    left = (dk, dv) if bound.options.PARTS == 1 else zip(of_parts, bound._part_places(), strict=True)
+    described += [bound._describe_gradient()(gradient) for gradient in left]
+    described += [launch._described_statistic((values, rows.count)) for values in (lse_log2, delta)]
     form = (rows.of_head, *bounds_of(problem), cap_in, extras.cu_seqlens_q, extras.cu_seqlens_k, turns)
     of_form = [None] * len(FORM_ARGUMENTS) if is_plain(problem) else form
     rest = [*of_form, *bound.listed(extras, q), *biases]
@@ -90,6 +92,11 @@ def gradients_of(
     added = sums if adds_registers(problem, bound.options.PERSISTENT) else None
     arguments = [*described, counter, added, scale, scale_log2, *bound.sizes, *rest, bound.options]
     gluon_machine.run(kernel, arguments, programs, together=True)
+    if bound.options.PARTS > 1:
+        dk, dv = (
+            part.float().view(*full.shape[:2], bound.options.PARTS, *full.shape[2:]).sum(2).to(full.dtype)
+            for part, full in zip(of_parts, (dk, dv), strict=True)
+        )
     return [rows_of(problem, rows, sums, extras).to(q.dtype), dk, dv]
 
 
@@ -216,6 +223,18 @@ def gradients_under(problem: AttentionShape, mask: torch.Tensor) -> list[torch.T
 @pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 def test_whole_blocks(head_dim: int, causal: Causal, order: str) -> None:
     check(shape_of(256, 384 if order else 256, head_dim, order, causal=causal))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("features", ["", "window=60:20", "boolean", "alibi"])
+@pytest.mark.parametrize("dims", [(136, 136), (192, 128), (256, 256)], ids=str)
+def test_wide_groups_in_parts(dims: tuple[int, int], features: str) -> None:
+    """Each part leaves gradients of keys and values of its own, which are added up."""
+    head_dim, head_dim_v = dims
+    sizes = {"head_dim_v": head_dim_v, "num_heads": 8, "num_heads_kv": 2}
+    asked = shape_of(130, 190, head_dim, features, causal=LOWER_RIGHT if "window" not in features else NO, **sizes)
+    for count in (2, 4):
+        check(asked, group_parts=count)
 
 
 @pytest.mark.few(4)

@@ -42,6 +42,11 @@ def test_the_default_is_within_two_percent_of_the_best_measured(row: dict[str, A
     assert times[chosen] <= 1.02 * min(times.values())
 
 
+def test_wide_heads_of_few_tiles_are_parted() -> None:
+    asked = shape(128, 8, seqlen_q=1191, seqlen_k=1191, head_dim=240, head_dim_v=240, causal=Causal.UPPER_LEFT)
+    assert default_parts(asked, CHOICES) > 1
+
+
 def test_all_heads_that_share_keys_may_be_one_part_each() -> None:
     assert default_parts(shape(28, 4, batch=2, causal=Causal.LOWER_RIGHT), CHOICES) == 7
     assert default_parts(shape(12, 12), CHOICES) == 1
@@ -51,12 +56,13 @@ def test_all_heads_that_share_keys_may_be_one_part_each() -> None:
     "whole",
     [
         shape(32, 4, features=Features.parse("varlen"), causal=Causal.LOWER_RIGHT),
-        shape(32, 4, head_dim=192, head_dim_v=128),
+        shape(32, 4, head_dim=192, features=Features.parse("deterministic")),
+        shape(32, 4, head_dim=192, batch=16, seqlen_q=16384, seqlen_k=16384),
         shape(32, 4, batch=64, seqlen_q=16384, seqlen_k=16384),
     ],
     ids=lambda whole: whole.label,
 )
-def test_packed_wide_and_many_tiles_stay_whole(whole: AttentionShape) -> None:
+def test_packed_ordered_and_many_tiles_stay_whole(whole: AttentionShape) -> None:
     assert default_parts(whole, CHOICES) == 1
 
 

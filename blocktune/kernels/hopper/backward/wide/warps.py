@@ -206,8 +206,8 @@ def wide_producer(tensors, memory, sizes, OPTIONS: gl.constexpr):
     while number < key_tiles * sizes.batch_heads:
         tile = tile_of_keys(number, key_tiles, tensors, sizes, OPTIONS)
         sequence, walk, batch = tile.sequence, tile.walk, tile.batch
-        keys = rows_of_keys(tensors.k, batch, tile.head, sequence)
-        values = rows_of_keys(tensors.v, batch, tile.head, sequence)
+        keys = rows_of_keys(tensors.k, batch, tile.head // OPTIONS.PARTS, sequence)
+        values = rows_of_keys(tensors.v, batch, tile.head // OPTIONS.PARTS, sequence)
         for member in range(sizes.group_size):
             head = tile.head * sizes.group_size + member
             row = head_row(tile, member, sizes.group_size, sizes, OPTIONS)
