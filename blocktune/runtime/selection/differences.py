@@ -83,6 +83,11 @@ def _score_error(shape: AttentionShape, softcap: float, sample: RowSample, facto
     return factor * (1 + sample.size) + bent + (_BIAS_ERROR if shape.features.alibi else 0.0)
 
 
+def _at(tensor: Tensor, sample: RowSample) -> Tensor:
+    """Return the sampled rows of an output, or of a gradient of the queries."""
+    return tensor[sample.entry, sample.head, sample.places].to(sample.device)
+
+
 def forward_differences(
     shape: AttentionShape, found: Sequence[RowSample], softcap: float, out: Tensor, lse: Tensor | None
 ) -> Iterator[OutputDifference]:
@@ -95,14 +100,14 @@ def forward_differences(
         greatest = torch.nn.functional.pad(sample.weights, (0, 1)).amax(-1, keepdim=True)  # of no keys, 0
         visible = sample.value.sums((sample.weights > 0).double() * share, _magnitude)
         bound = error * sample.value.sums(weights, _magnitude) + least * (1 + greatest * visible) + 1e-30
-        yield OutputDifference(out[sample.entry, sample.head, sample.places], sample.value.sums(weights), bound)
+        yield OutputDifference(_at(out, sample), sample.value.sums(weights), bound)
         if lse is not None:
             yield _difference_of_sums(shape, softcap, sample, lse)
 
 
 def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample, lse: Tensor) -> OutputDifference:
     """Return the difference of the rows' log-sum-exp."""
-    own = _of_head(lse, sample)
+    own = _of_head(lse, sample)[sample.places].to(sample.device)
     error = _score_error(shape, softcap, sample, _SCORE_ERROR)[:, 0] + 2.0**-10
     is_short = shape.dtype == FP8 or shape.features.is_short
     bound = error + (2.0**-3 if is_short else 0.0) + sample.lse.abs() * 2.0**-20
@@ -110,7 +115,7 @@ def _difference_of_sums(shape: AttentionShape, softcap: float, sample: RowSample
     coded = (sample.lse < -1e37) & (sample.size[:, 0] > _LARGEST_SIZE)
     bound = bound.masked_fill(coded, float("inf"))  # which says how many masked keys count
     # -inf stands for a row without keys, which is compared as a number that no other row has
-    found = torch.where(empty & own[sample.places].isneginf(), 0.0, own[sample.places].double())
+    found = torch.where(empty & own.isneginf(), 0.0, own.double())
     return OutputDifference(found, sample.lse.masked_fill(empty, 0.0), bound.masked_fill(empty, 1e-30))
 
 
@@ -124,10 +129,10 @@ def set_up_backward(found: Sequence[RowSample], out: Tensor, lse: Tensor, dout: 
     lse.fill_(float("-inf"))
     for sample in found:
         place = sample.entry, sample.head, sample.places
-        out[place] = sample.value.sums(sample.dropped_weights).to(out.dtype)
-        _of_head(lse, sample)[sample.places] = sample.lse.float()
-        numbers = torch.arange(len(sample.places) * dout.shape[-1], device=dout.device, dtype=torch.float64)
-        dout[place] = (1.7 * numbers).sin().view(len(sample.places), -1).to(dout.dtype)
+        out[place] = sample.value.sums(sample.dropped_weights).to(out)
+        _of_head(lse, sample)[sample.places] = sample.lse.to(lse)
+        numbers = torch.arange(len(sample.places) * dout.shape[-1], device=sample.device, dtype=torch.float64)
+        dout[place] = (1.7 * numbers).sin().view(len(sample.places), -1).to(dout)
 
 
 def backward_differences(
@@ -139,26 +144,28 @@ def backward_differences(
     unit, least = _unit_and_least(shape, out.dtype)
     totals: dict[tuple[int, int, int], tuple[OutputDifference, ...]] = {}
     for sample in found:
-        place = sample.entry, sample.head, sample.places
-        own = dout[place].double()
-        slopes, terms = _slopes(sample, out[place].double(), own)
+        own = _at(dout, sample).double()
+        slopes, terms = _slopes(sample, _at(out, sample).double(), own)
         sizes = sample.weights * terms
         if not sizes.numel() or sample.size.max() > _LARGEST_SIZE or sizes.max() > torch.finfo(out.dtype).max / 8:
             return
         error = _ROUNDINGS * unit + _score_error(shape, softcap, sample, _GRADIENT_SCORE_ERROR)
         doubt = error * sizes + least * (1 + terms + sample.weights * own.abs().sum(-1, keepdim=True))
         yield OutputDifference(
-            dq[place], scale * sample.key.sums(slopes), scale * sample.key.sums(doubt, _magnitude) + _STEPS * least
+            _at(dq, sample),
+            scale * sample.key.sums(slopes),
+            scale * sample.key.sums(doubt, _magnitude) + _STEPS * least,
         )
         count = slopes.shape[1]
-        keys = torch.linspace(0, count - 1, min(KEYS, count), device=dq.device).long().unique()
+        keys = torch.linspace(0, count - 1, min(KEYS, count), device=sample.device).long().unique()
         of_keys = sample.entry, sample.kv_head, keys + sample.keys.start
+        found_dk, found_dv = (tensor[of_keys].to(sample.device) for tensor in (dk, dv))
         weights = sample.dropped_weights
         summands = (
             OutputDifference(
-                dk[of_keys], scale * slopes[:, keys].T @ sample.query, scale * doubt[:, keys].T @ sample.query.abs()
+                found_dk, scale * slopes[:, keys].T @ sample.query, scale * doubt[:, keys].T @ sample.query.abs()
             ),
-            OutputDifference(dv[of_keys], weights[:, keys].T @ own, (error * weights + least)[:, keys].T @ own.abs()),
+            OutputDifference(found_dv, weights[:, keys].T @ own, (error * weights + least)[:, keys].T @ own.abs()),
         )
         head = sample.entry, sample.kv_head, sample.keys.start
         earlier = totals.get(head)

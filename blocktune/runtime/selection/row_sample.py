@@ -23,6 +23,9 @@ MOST_PAIRS = 1 << 20
 """Scores of a head in memory at once: fewer rows of longer sequences are compared."""
 PART = 1 << 14
 """Keys that are float64 at once."""
+MOST_ON_CPU = 1 << 21
+"""Numbers among the keys of a head up to which the processor computes the reference: 0.2 s of one core at most. The
+first product in float64 on a GPU takes 0.3 s, in which cuBLAS is set up."""
 LOWEST_MASK = -(2.0**21)
 """Finite numbers of an additive mask below it hide a key (kernels/portable/forward/masked_rows.py)."""
 BESIDE = 64.0
@@ -35,6 +38,10 @@ class ScaledRows:
 
     stored: Tensor
     factor: Tensor | None = None
+
+    def to(self, device: torch.device) -> "ScaledRows":
+        """Return the same numbers on a device."""
+        return ScaledRows(self.stored.to(device), None if self.factor is None else self.factor.to(device))
 
     def parts(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield the places of some keys with their numbers in float64."""
@@ -63,6 +70,8 @@ class RowSample:
     """Rows of one head: the head's number, its number among key heads, the index of the batch entry in the tensors, the
     rows and keys there; the row's scores, weights and all, in float64.
 
+    All tensors but those of a launch are on the device that computes the reference (`device`).
+
     scores [rows, keys] are final. size [rows, 1]: of what is added up for the scores that count, by which these are
     rounded. derivative: of the soft cap. kept: None, or what dropout leaves of each weight, 0 or 1 / share. lse [rows]
     includes the sinks.
@@ -81,6 +90,11 @@ class RowSample:
     derivative: Tensor
     kept: Tensor | None
     lse: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """The device that computes the reference."""
+        return self.query.device
 
     @property
     def dropped_weights(self) -> Tensor:
@@ -138,19 +152,21 @@ def _sample(
         _numbers(tensor, factor, extras.block_table, sequence, kv_head)
         for tensor, factor in ((key, extras.scale_k), (value, extras.scale_v))
     )
+    device = query.device if keys.stored.numel() > MOST_ON_CPU else torch.device("cpu")
+    keys, values = keys.to(device), values.to(device)
     count = min(ROWS, length, max(1, MOST_PAIRS // max(keys.stored.shape[0], 1)))
-    rows = torch.linspace(0, length - 1, count, device=query.device).long().unique()
+    rows = torch.linspace(0, length - 1, count, device=device).long().unique()
     places = rows + sequence.queries.start
-    queries = query[sequence.entry, head, places].double()
+    queries = query[sequence.entry, head, places].to(device).double()
     if extras.scale_q is not None:
-        queries = queries * _of_head(extras.scale_q, sequence.number, head).double()
+        queries = queries * _of_head(extras.scale_q, sequence.number, head).to(device).double()
     products, terms = keys.products(queries) * scale, keys.products(queries.abs(), torch.abs) * abs(scale)
     scores, size, derivative = _scores(shape, extras, sequence, head, rows, products, terms)
     lse = _log_sum_exp(scores)
     blind = lse.isneginf()[:, None]
     weights = scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     if extras.sinks is not None:
-        joined = torch.logaddexp(lse, extras.sinks[head].double())
+        joined = torch.logaddexp(lse, extras.sinks[head].to(device).double())
         weights = weights * (lse - joined).nan_to_num(nan=0.0).exp()[:, None]
         lse = joined
     return RowSample(
@@ -199,10 +215,10 @@ def _scores(
         bent = (scores / extras.softcap).tanh()
         scores, derivative = extras.softcap * bent, 1 - bent * bent
     if extras.alibi_slopes is not None:
-        bias = _of_head(extras.alibi_slopes, sequence.number, head).double() * distance.abs()
+        bias = _of_head(extras.alibi_slopes, sequence.number, head).to(scores.device).double() * distance.abs()
         scores, size = scores - bias, size + bias.abs()
     if extras.mask is not None:
-        mask = _rows_of_mask(extras.mask, sequence.number, head, rows, scores.shape[1])
+        mask = _rows_of_mask(extras.mask, sequence.number, head, rows, scores.shape[1]).to(scores.device)
         if mask.dtype is torch.bool:
             scores = scores.masked_fill(~mask, float("-inf"))
         else:
@@ -244,10 +260,11 @@ def _visible_keys(
         seen &= distance >= -left
     if shape.features.mask is MaskKind.BLOCK_SPARSE:
         blocks = extras.block_mask
-        active = _of_head(blocks.mask, sequence.number, head)[rows // blocks.block_q]
+        active = _of_head(blocks.mask, sequence.number, head)[rows // blocks.block_q].to(rows.device)
         seen &= active.repeat_interleave(blocks.block_k, -1)[:, : distance.shape[1]]
     if extras.tree_mask is not None:
-        seen &= _in_tree(extras.tree_mask[sequence.number, rows].long(), distance.shape[1], shape.seqlen_q)
+        words = extras.tree_mask[sequence.number, rows].to(rows.device).long()
+        seen &= _in_tree(words, distance.shape[1], shape.seqlen_q)
     return seen
 
 
