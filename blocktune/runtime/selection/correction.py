@@ -14,7 +14,7 @@ and that is what another shape takes over, never the value.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib import resources
@@ -63,6 +63,30 @@ class LogRatio:
     predicted: float
 
 
+class RatioTables(Mapping[str, Mapping[RelativeConfig, LogRatio]]):
+    """The configs in a document by kernel, each table decoded when it is asked for: a first call needs few of them."""
+
+    __slots__ = ("_decoded", "_tables")
+
+    def __init__(self, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        self._tables = tables
+        self._decoded: dict[str, Mapping[RelativeConfig, LogRatio]] = {}
+
+    def __getitem__(self, kernel: str) -> Mapping[RelativeConfig, LogRatio]:
+        if kernel not in self._decoded:
+            parameters, rows = self._tables[kernel]["parameters"], self._tables[kernel]["rows"]
+            self._decoded[kernel] = {
+                tuple(zip(parameters, values, strict=True)): _ratio(*pair) for *values, pair in rows
+            }
+        return self._decoded[kernel]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """The measurements of one shape.
@@ -102,13 +126,7 @@ class Measured:
             first=data["first"],
             level=data["level"] / THOUSANDTHS,
             defaults={name: _ratio(*pair) for name, pair in data["defaults"].items()},
-            configs={
-                name: {
-                    tuple(zip(table["parameters"], values, strict=True)): _ratio(*pair)
-                    for *values, pair in table["rows"]
-                }
-                for name, table in data["configs"].items()
-            },
+            configs=RatioTables(data["configs"]),
             hashes=data["hashes"],
         )
 
@@ -128,11 +146,7 @@ class DeviceCorrection:
         Raises:
             UsageError: the document is of another format.
         """
-        if (data.get("format"), data.get("schema")) != (FORMAT, SCHEMA):
-            raise UsageError(
-                f"A correction must have the format {FORMAT!r} and schema {SCHEMA}, but got "
-                f"{data.get('format')!r:.80} and {data.get('schema')!r:.80}. Make it again by `tune lab calibrate`."
-            )
+        _with_format(data)
         return cls(
             device=data["device"],
             trust=Trust(**{name: data["trust"][name] for name in (one.name for one in fields(Trust))}),
@@ -183,21 +197,36 @@ def shipped_correction(device_key: str) -> DeviceCorrection | None:
     Raises:
         UsageError: a file of the package is broken.
     """
-    found = [
-        DeviceCorrection.from_json(json.loads(read_resource(entry)))
+    documents = [
+        _with_format(json.loads(read_resource(entry)))
         for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name)
         if entry.name.endswith(SUFFIX)
     ]
     capability = device_key.split("|")[1]
-    alike = [one for one in found if one.device.split("|")[1] == capability]
-    own = next((one for one in alike if one.device == device_key), None)
-    return own or max(alike, key=lambda one: len(one.measured), default=None)
+    alike = [one for one in documents if one["device"].split("|")[1] == capability]
+    own = next((one for one in alike if one["device"] == device_key), None)
+    chosen = own or max(alike, key=lambda one: len(one["measured"]), default=None)
+    return None if chosen is None else DeviceCorrection.from_json(chosen)
 
 
 def measured_elsewhere(device_key: str) -> str:
     """Return the name of the other device that was measured for a device's correction; empty where it is itself."""
     correction = shipped_correction(device_key)
     return "" if correction is None or correction.device == device_key else correction.device.split("|")[0]
+
+
+def _with_format(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a document of a correction.
+
+    Raises:
+        UsageError: it is of another format.
+    """
+    if (document.get("format"), document.get("schema")) != (FORMAT, SCHEMA):
+        raise UsageError(
+            f"A correction must have the format {FORMAT!r} and schema {SCHEMA}, but got "
+            f"{document.get('format')!r:.80} and {document.get('schema')!r:.80}. Make it again by `tune lab calibrate`."
+        )
+    return document
 
 
 def _thousandths(value: float) -> int:
