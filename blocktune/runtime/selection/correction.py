@@ -28,7 +28,7 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.store_reader.export_file import SHIPPED_RESULTS
 
-FORMAT, SCHEMA = "blocktune-correction", 1
+FORMAT, SCHEMA = "blocktune-correction", 2
 SUFFIX = ".correction.json"
 THOUSANDTHS = 1000.0
 
@@ -74,10 +74,7 @@ class RatioTables(Mapping[str, Mapping[RelativeConfig, LogRatio]]):
 
     def __getitem__(self, kernel: str) -> Mapping[RelativeConfig, LogRatio]:
         if kernel not in self._decoded:
-            parameters, rows = self._tables[kernel]["parameters"], self._tables[kernel]["rows"]
-            self._decoded[kernel] = {
-                tuple(zip(parameters, values, strict=True)): _ratio(*pair) for *values, pair in rows
-            }
+            self._decoded[kernel] = _decoded(self._tables[kernel])
         return self._decoded[kernel]
 
     def __iter__(self) -> Iterator[str]:
@@ -234,12 +231,20 @@ def _thousandths(value: float) -> int:
 
 
 def _table(ratios: Mapping[RelativeConfig, LogRatio]) -> dict[str, Any]:
-    """Return the configs of one kernel: the names of the parameters once, then a row of values and ratio for each."""
+    """Return the configs of one kernel: the names of the parameters once, then a row of values and ratio for each, all
+    rows in one text: a first call reads them by the thousand, and decodes few."""
     names = [name for name, _ in next(iter(ratios))]
-    return {
-        "parameters": names,
-        "rows": [[*(value for _, value in config), _pair(ratio)] for config, ratio in ratios.items()],
-    }
+    rows = ([*(value for _, value in config), *_pair(ratio)] for config, ratio in ratios.items())
+    return {"parameters": names, "rows": " ".join(",".join(map(str, row)) for row in rows)}
+
+
+def _decoded(table: Mapping[str, Any]) -> Mapping[RelativeConfig, LogRatio]:
+    """Return the configs in a table."""
+    found = {}
+    for row in table["rows"].split():
+        *values, measured, predicted = map(int, row.split(","))
+        found[tuple(zip(table["parameters"], values, strict=True))] = _ratio(measured, predicted)
+    return found
 
 
 def _pair(ratio: LogRatio) -> tuple[int, int]:
