@@ -119,7 +119,9 @@ class KernelCall:
             drawn = NO_VALUES if block_mask is None else (block_mask, 0, 0)
         if self.backward is None:
             return self.run(query, key, value, tensors, drawn)
-        return apply_autograd(self, query, key, value, tensors, drawn)
+        sinks = None if self._sinks is None else tensors[self._sinks]
+        found = _apply(query, key, value, sinks, (self, tensors, drawn))  # `apply_autograd`, without a call of it
+        return found if self.lse else (found, None)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], call_values: CallValues

@@ -8,15 +8,15 @@ a tensor is in two places. Whatever else decides about a call is looked at in ev
 that guards and keys know of.
 """
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, float32, is_grad_enabled
 from torch._C import _get_deterministic_algorithms as is_deterministic
 
 from blocktune.kernels.base.precision import allows_tf32
-from blocktune.runtime.dispatch.launches.guards import Guard, is_watched, make_guard, never, while_unchanged
+from blocktune.runtime.dispatch.launches.guards import Guard, is_watched, make_guard, never
 from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES, rounds_products
 from blocktune.runtime.dispatch.launches.layout import Layout
 from blocktune.runtime.dispatch.obstacles import is_capturing
@@ -41,7 +41,17 @@ class BoundCall(Protocol):
         """Return the same calls with tensors of another layout."""
 
 
-Entry = tuple[Guard, BoundCall]
+State = Callable[[], bool]
+"""Tells a state that decides about calls."""
+
+
+class Entry(NamedTuple):
+    """A bound call, the guard of its tensors, and the states that it needs besides, with what they were."""
+
+    guard: Guard
+    states: tuple[State, ...]
+    before: list[bool]
+    bound: BoundCall
 
 
 class FastPath:
@@ -86,23 +96,23 @@ class FastPath:
         except (RuntimeError, KeyError, TypeError):
             return None  # a sparse tensor has no memory to point to, and an option may have no hash
         if not address % ALIGNMENT_BYTES:
-            for guard, bound in guarded:
-                if guard(*tensors):
+            for guard, states, before, bound in guarded:
+                if guard(*tensors) and (not states or [state() for state in states] == before):
                     return bound
         return self._by_kind(options, tensors)
 
     def _by_kind(self, options: tuple[Any, ...], given: Sequence[Any]) -> BoundCall | None:
         """Return what serves such a call, if it is known, and call its guard first from now on."""
-        way = self._all.get((options, _kinds(given)))
-        if way is None:
+        entry = self._all.get((options, _kinds(given)))
+        if entry is None:
             return None
-        self._put_first(options, way)
-        return way[1]
+        self._put_first(options, entry)
+        return entry.bound
 
-    def _put_first(self, options: tuple[Any, ...], way: Entry) -> None:
+    def _put_first(self, options: tuple[Any, ...], entry: Entry) -> None:
         guarded = self._guarded.get(options, ())
-        if way[0] is not never and way not in guarded:
-            guarded = (way, *guarded)[:MAX_GUARDS]
+        if entry.guard is not never and entry not in guarded:
+            guarded = (entry, *guarded)[:MAX_GUARDS]
         self._guarded[options] = guarded
 
     def add(self, options: tuple[Any, ...], tensors: Sequence[Tensor | None], bound: BoundCall) -> None:
@@ -119,14 +129,15 @@ class FastPath:
             options = options, tuple([tensor is not None for tensor in tensors])
         if len(self._all) >= MAX_ENTRIES:
             self.clear()
-        way = _guard(given, bound), bound
-        self._all[options, _kinds(given)] = way
-        self._put_first(options, way)
+        states = _states(given, bound)
+        entry = Entry(_guard(given), states, [state() for state in states], bound)
+        self._all[options, _kinds(given)] = entry
+        self._put_first(options, entry)
 
 
 def _kinds(given: Sequence[Any]) -> tuple[Any, ...]:
     """Return all that decides about a call with these tensors besides its options: what guards compare, the states that
-    `_guard` knows of, and what no guard lets pass: which tensors are the same, and which are not aligned."""
+    `_states` knows of, and what no guard lets pass: which tensors are the same, and which are not aligned."""
     places: dict[int, int] = {}
     kinds = [
         (
@@ -141,29 +152,34 @@ def _kinds(given: Sequence[Any]) -> tuple[Any, ...]:
         )
         for place, tensor in enumerate(given)
     ]
-    recording = _recording() if any(tensor.requires_grad for tensor in given) else 0
+    recording = (is_grad_enabled(), is_deterministic()) if _need_gradients(given) else ()
     return rounds_products(given[0]), is_capturing(given[0]), recording, *kinds
 
 
-def _guard(given: Sequence[Tensor], bound: BoundCall) -> Guard:
-    """Return the guard of a way: it also wants float32 products rounded as they are now, autograd in the mode of now
-    where it may record the call, and no CUDA graph that is captured and would drop the same pairs for ever."""
+def _guard(given: Sequence[Tensor]) -> Guard:
+    """Return the guard of such tensors."""
     is_distinct = len(set(map(id, given))) == len(given)
     if not is_distinct or any(tensor.data_ptr() % ALIGNMENT_BYTES for tensor in given):
         return never
-    guard = make_guard(*given)
+    return make_guard(*given)
+
+
+def _states(given: Sequence[Tensor], bound: BoundCall) -> tuple[State, ...]:
+    """Return what else has to stay as it is: whether float32 products are rounded, and where autograd may record the
+    call, its mode and whether gradients are deterministic. A CUDA graph that is captured would drop the same pairs for
+    ever."""
+    watched: list[State] = []
     if given[0].dtype is float32:
-        guard = while_unchanged(guard, allows_tf32)
-    if any(tensor.requires_grad for tensor in given):
-        guard = while_unchanged(guard, _recording)
+        watched.append(allows_tf32)
+    if _need_gradients(given):
+        watched += is_grad_enabled, is_deterministic
     if bound.drops and given[0].is_cuda:
-        guard = while_unchanged(guard, torch.cuda.is_current_stream_capturing)
-    return guard
+        watched.append(torch.cuda.is_current_stream_capturing)
+    return tuple(watched)
 
 
-def _recording() -> int:
-    """Return whether autograd records calls now, and whether gradients have to be deterministic."""
-    return 2 * int(is_grad_enabled()) + int(is_deterministic())
+def _need_gradients(given: Sequence[Tensor]) -> bool:
+    return any(tensor.requires_grad for tensor in given)
 
 
 def _is_constant(option: Any) -> bool:

@@ -42,18 +42,6 @@ def is_watched() -> bool:
     return watched
 
 
-def while_unchanged(guard: Guard, state: Callable[[], int]) -> Guard:
-    """Return the guard for as long as the state is what it is now."""
-    if guard is never:
-        return never
-    before = state()
-
-    def stays(*tensors: Any) -> bool:
-        return state() == before and guard(*tensors)
-
-    return stays
-
-
 def make_guard(*tensors: Tensor) -> Guard:
     """Return a check whether tensors have the type, sizes, strides, data type, device and `requires_grad` of these.
 

@@ -17,7 +17,7 @@ from blocktune.runtime.dispatch.launches.kinds import ALIGNMENT_BYTES
 from blocktune.runtime.dispatch.launches.memory import new_like
 from blocktune.runtime.dispatch.launches.plans import KernelPlan
 from blocktune.runtime.dispatch.launches.recording import Recording
-from blocktune.runtime.dispatch.launches.replay import LaunchReplay, is_hooked
+from blocktune.runtime.dispatch.launches.replay import LaunchReplay
 from blocktune.runtime.dispatch.obstacles import is_capturing
 
 CHANCES = 3
@@ -47,7 +47,13 @@ class RecordedLaunch:
     def known(self) -> LaunchReplay | None:
         """What repeats the launch, unless it is not known, or a profiler watches kernels."""
         replay = self._replay
-        return None if replay is None or is_hooked(replay.runtime) else replay
+        if replay is None:
+            return None
+        try:
+            is_hooked = replay.runtime.launch_enter_hook.calls or replay.runtime.launch_exit_hook.calls
+        except AttributeError:  # a hook that someone has put in place of Triton's
+            return None
+        return None if is_hooked else replay
 
     def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> LaunchReplay | None:
         """Launch the ordinary way, and return what repeats it if this launch has shown that.

@@ -1,7 +1,6 @@
 """The kernels of a launch, started again with other addresses: arguments are copied and addresses are put in."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from functools import partial
 from typing import Any
 
@@ -104,8 +103,8 @@ class KernelReplay:
 
 def _at(description: Any, address: int) -> Any:
     """Return the descriptor with another address, which is all that it keeps of a tensor."""
-    other = copy(description)
-    other.base = TensorAddress(address)
+    other = object.__new__(type(description))  # `copy` takes six times as long
+    other.__dict__.update(vars(description), base=TensorAddress(address))
     return other
 
 
@@ -152,8 +151,9 @@ class LaunchReplay:
         begin = 0 if memory is None else memory.data_ptr()
         own: tuple[int, ...] = ()
         if self._finds:
-            found = [find() for find in self._finds]  # in a captured graph they are this launch's alone
-            own = tuple([tensor.data_ptr() for tensors in found for tensor in tensors])
+            # kept until the kernels are enqueued: in a captured graph they are this launch's alone
+            found = [tensor for find in self._finds for tensor in find()]
+            own = tuple([tensor.data_ptr() for tensor in found])
         ready = self._kept.get((stream, begin, own, addresses))
         if ready is None:
             ready = self._prepared(stream, begin, own, addresses)
@@ -179,11 +179,3 @@ def _with_words(arguments: tuple[Any, ...], places: Sequence[tuple[int, int]], w
     for place, which in places:
         made[place] = words[which]
     return tuple(made)
-
-
-def is_hooked(runtime: Any) -> bool:
-    """Return whether a profiler wants to know of launches, which go the ordinary way then."""
-    try:
-        return bool(runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls)
-    except AttributeError:  # a hook that someone has put in place of Triton's
-        return True
