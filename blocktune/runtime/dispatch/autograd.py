@@ -127,10 +127,10 @@ class KernelCall:
         self, query: Tensor, key: Tensor, value: Tensor, tensors: Sequence[Tensor], call_values: CallValues
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output and log-sum-exp without autograd."""
-        replay = self._forward_replay.known
-        if replay is not None:
-            words = drawn_words(*call_values[1:]) if self.drops else ()
-            return self._forward_replay.replay(replay, (query, key, value), tensors, words)
+        words = drawn_words(*call_values[1:]) if self.drops else ()
+        repeated = self._forward_replay.replay((query, key, value), tensors, words)
+        if repeated is not None:
+            return repeated
         tensors = self._with_whole_mask(tensors)
         extras, plan = self.extras_of(tensors, *call_values), self.forward
         q, k, v = self.layout.to_heads_first(query, key, value)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C._functorch import peek_interpreter_stack as functorch_transform
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from blocktune.kernels.hardware.device import DeviceSpec, device_of
 from blocktune.kernels.values.errors import UsageError
@@ -95,7 +95,7 @@ class Dispatcher(Engine):
                 for tensors that do not fit each other. attn_mask together with is_causal is computed or refused as the
                 installed PyTorch does.
         """
-        if is_compiling():
+        if is_dynamo_compiling():  # other tracers are found by their modes, in `_call_slowly`
             return traced_attention(self._number, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         if type(is_causal) is bool and type(enable_gqa) is bool:  # 1 equals True, but PyTorch refuses it
             tensors = (query, key, value) if attn_mask is None else (query, key, value, attn_mask)
@@ -265,6 +265,8 @@ class Dispatcher(Engine):
             remember: adds what serves the call to the fast path.
             layout: of the entry point's tensors, which autograd keeps: checkpoints compare them in all calls.
         """
+        if is_compiling():
+            return traced_attention(self._number, *given)
         if type_obstacle(given) is not None:
             return unconverted_attention(given)
         if functorch_transform() is not None:  # functorch needs PyTorch's own op

@@ -5,8 +5,8 @@ size.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from operator import itemgetter
+from functools import partial, reduce
+from operator import itemgetter, or_
 from typing import Any
 
 from torch import Tensor
@@ -26,8 +26,6 @@ MAX_LAYOUTS = 8
 """Layouts of gradients whose launches are recorded for a kind of call."""
 
 address_of: Callable[[Tensor], int] = Tensor.data_ptr
-_misaligned = (ALIGNMENT_BYTES - 1).__and__
-"""Returns by how much an address, or 0, is off."""
 
 
 class RecordedLaunch:
@@ -42,18 +40,6 @@ class RecordedLaunch:
     def __init__(self, chances: int = CHANCES) -> None:
         self._chances = chances
         self._replay: LaunchReplay | None = None
-
-    @property
-    def known(self) -> LaunchReplay | None:
-        """What repeats the launch, unless it is not known, or a profiler watches kernels."""
-        replay = self._replay
-        if replay is None:
-            return None
-        try:
-            is_hooked = replay.runtime.launch_enter_hook.calls or replay.runtime.launch_exit_hook.calls
-        except AttributeError:  # a hook that someone has put in place of Triton's
-            return None
-        return None if is_hooked else replay
 
     def launch(self, start: Callable[[], Any], inputs: Sequence[Tensor | None]) -> LaunchReplay | None:
         """Launch the ordinary way, and return what repeats it if this launch has shown that.
@@ -86,11 +72,11 @@ class RepeatedLaunch(RecordedLaunch):
 
     def __call__(self, *arguments: Any) -> None:
         given = [tensor for tensor in arguments[:-1] if tensor is not None]
-        replay = self.known
-        if replay is None:
+        replay = self._replay
+        if replay is None or replay.is_hooked():
             self._replay = self.launch(partial(self._ordinary, *arguments), given) or self._replay
         else:
-            replay(tuple(map(address_of, given)))
+            replay.start(tuple(map(address_of, given)))
 
 
 class ForwardReplay(RecordedLaunch):
@@ -109,22 +95,26 @@ class ForwardReplay(RecordedLaunch):
         self._replay = replay  # last: other threads take it as soon as it is there
 
     def replay(
-        self, replay: LaunchReplay, given: tuple[Tensor, ...], tensors: Sequence[Tensor], words: Sequence[int]
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output and log-sum-exp of another call.
+        self, given: tuple[Tensor, ...], tensors: Sequence[Tensor], words: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None] | None:
+        """Return the output and log-sum-exp of another call; None where its launch is not known, or a profiler watches
+        kernels.
 
         Args:
             given: query, key and value.
             tensors: those of the call's extras.
             words: those of `drawn_words` where pairs are dropped.
         """
+        replay = self._replay
+        if replay is None or replay.is_hooked():
+            return None
         self._plan.calls += 1
         out, new_lse = self._new_out(), self._new_lse
         if new_lse is None:
-            replay(tuple(map(address_of, (*given, out, *tensors))), words)
+            replay.start(tuple(map(address_of, (*given, out, *tensors))), words)
             return out, None
         lse = new_lse()
-        replay(tuple(map(address_of, (*given, out, *tensors, lse))), words)
+        replay.start(tuple(map(address_of, (*given, out, *tensors, lse))), words)
         return out, lse
 
 
@@ -155,16 +145,16 @@ class BackwardReplay(RecordedLaunch):
         Args:
             words: those of `drawn_words` where pairs were dropped.
         """
-        replay = self.known
-        if replay is None or not self._guard(*tensors):
+        replay = self._replay
+        if replay is None or not self._guard(*tensors) or replay.is_hooked():
             return None
         addresses = tuple(map(address_of, tensors))
-        if any(map(_misaligned, addresses)):
+        if reduce(or_, addresses) % ALIGNMENT_BYTES:
             return None  # compiled code takes all of them for multiples of 16
         self._plan.calls += 1
         new_query, new_key, new_value = self._new
         gradients = dq, dk, dv = new_query(), new_key(), new_value()
-        replay((*addresses, address_of(dq), address_of(dk), address_of(dv)), words)
+        replay.start((*addresses, address_of(dq), address_of(dk), address_of(dv)), words)
         return gradients
 
 

@@ -21,6 +21,7 @@ from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.dispatch.launches import replay as replays
 from blocktune.runtime.dispatch.launches.launch_replays import RecordedLaunch, RepeatedLaunch
 from blocktune.runtime.dispatch.launches.recording import Recording
+from blocktune.runtime.dispatch.launches.replay import LaunchReplay
 from tests.support.attention.entry_calls import SIZE, backward_of, entry_calls
 from tests.support.fakes.dispatch_fakes import ListSource
 from tests.support.fakes.fake_launches import Calls, Compiled, Recorder, pretend_kernels, pretend_stream
@@ -54,8 +55,8 @@ def test_addresses_are_put_into_the_arguments_of_the_recorded_launch() -> None:
     assert replay is not None
     compiled.run.calls.clear()
     for _ in range(2):
-        replay((0, 64, 32))
-        replay((0, 64, 48))
+        replay.start((0, 64, 32))
+        replay.start((0, 64, 48))
     assert compiled.run.calls == [(*HEAD, address, None, 0.5, 64, 5) for address in (32, 48)] * 2
 
 
@@ -73,7 +74,7 @@ def test_parts_of_the_workspace_move_with_it() -> None:
     replay = recording.replay()
     assert replay is not None
     compiled.run.calls.clear()
-    replay(())
+    replay.start(())
     *_, first, none, second, whole, five = compiled.run.calls[0]
     assert (none, five, second - first, whole) == (None, 5, 256, first)
     assert first % 16 == 0
@@ -89,9 +90,9 @@ def test_what_is_kept_for_a_stream_is_found_in_every_launch(monkeypatch: pytest.
     replay = recording.replay()
     assert replay is not None
     compiled.run.calls.clear()
-    replay(())
+    replay.start(())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    replay(())
+    replay.start(())
     assert compiled.run.calls[0] == (*HEAD, own.data_ptr(), 5)
     assert compiled.run.calls[1][-2] != own.data_ptr()
 
@@ -142,11 +143,12 @@ def test_a_profiler_sees_every_launch() -> None:
     compiled, tensor, hook = Compiled(0), torch.zeros(4), triton.knobs.runtime.launch_enter_hook
     repeating = RepeatedLaunch(lambda tensor, number: kernel(compiled)(tensor, number))
     repeating(tensor, 7)
-    assert repeating.known is not None
+    assert repeating._replay is not None
+    assert not repeating._replay.is_hooked()
     repeating(tensor, 7)
     hook.add(print)
     try:
-        assert repeating.known is None
+        assert repeating._replay.is_hooked()
         repeating(tensor, 7)
     finally:
         hook.remove(print)
@@ -162,7 +164,7 @@ def test_arguments_do_not_pile_up() -> None:
     replay = recording.replay()
     assert replay is not None
     for address in range(3 * replays.MAX_KEPT):
-        replay((address,))
+        replay.start((address,))
         assert len(replay._kept) <= replays.MAX_KEPT
 
 
@@ -182,7 +184,7 @@ def test_the_device_of_the_recording_is_made_the_current_one(monkeypatch: pytest
     replay = recording.replay()
     assert replay is not None
     monkeypatch.setattr(torch.cuda, "device", enter)
-    replay((64,))
+    replay.start((64,))
     assert entered == [3]
     assert compiled.run.calls[-1] == (*HEAD, 64, 5)
 
@@ -242,7 +244,7 @@ def test_a_repeated_call_passes_what_the_ordinary_way_passes(entry: str, monkeyp
     def arguments(*, is_known: bool) -> Calls:
         with monkeypatch.context() as patch:
             if not is_known:
-                patch.setattr(RecordedLaunch, "known", None)
+                patch.setattr(LaunchReplay, "is_hooked", lambda replay: True)
                 patch.setattr(RecordedLaunch, "launch", lambda self, start, inputs: start())
             calls.clear()
             torch.manual_seed(0)  # the same pairs are dropped
@@ -263,7 +265,7 @@ def test_every_launch_gets_its_own_words_of_dropped_pairs() -> None:
     assert replay is not None
     compiled.run.calls.clear()
     for seed, offset in ((7 << 32 | 3, 3), (1 << 63, 8), (7 << 32 | 3, 3)):
-        replay((tensor.data_ptr(),), drawn_words(seed, offset))
+        replay.start((tensor.data_ptr(),), drawn_words(seed, offset))
     words = [(3, 7, 3), (0, -(1 << 31), 8), (3, 7, 3)]
     threshold = 1 << 15
     assert compiled.run.calls == [(*HEAD, tensor.data_ptr(), 0.25, 0.0, 0.5, *drawn, threshold, 5) for drawn in words]
