@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.config import KernelConfig
@@ -288,3 +289,37 @@ def test_long_sequences_take_as_much_memory_as_short_ones() -> None:
         rows = row_sample.samples(shape, call.extras, query, key, value, 1.0)
     assert [len(sample.places) for sample in rows] == [2]
     assert max(sizes) <= 8 * row_sample.MOST_PAIRS
+
+
+class ProductDevices(TorchDispatchMode):
+    """Notes the devices of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket is torch.ops.aten.mm:
+            self.found.add(args[0].device.type)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("direction", [Direction.FORWARD, Direction.BACKWARD])
+@pytest.mark.parametrize(("most", "device"), [(row_sample.MOST_ON_CPU, "cpu"), (0, "cuda")])
+def test_a_gpu_multiplies_in_float64_for_long_sequences_alone(
+    most: int, device: str, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first such product takes 0.3 s, in which cuBLAS is set up."""
+    monkeypatch.setattr(row_sample, "MOST_ON_CPU", most)
+    monkeypatch.setattr(canary, "_beside", lambda query, task: task())
+    query, key, value = (tensor.cuda() for tensor in tensors({}, torch.bfloat16))
+    call, watched = call_of({}), ProductDevices()
+    trial = LaunchTrial.of(call.shape(query, key, value, direction), query, key, value, call, sums=True)
+    with watched:
+        rows = trial.rows()
+        for result in trial.results[3:] if direction is Direction.FORWARD else trial.results[6:]:
+            result.zero_()
+        problem = trial.problem(CONFIG, rows)
+    assert watched.found == {device}
+    assert problem is not None  # nothing but zeros was computed
