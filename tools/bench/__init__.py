@@ -1,1 +1,1 @@
-"""Programs that time: kernels and searches on a GPU, entry points on the host, pages in a browser."""
+"""Programs that time: kernels and searches on a GPU, pages in a browser."""

@@ -45,7 +45,7 @@ State = Callable[[], bool]
 """Tells a state that decides about calls."""
 
 
-class Entry(NamedTuple):
+class KnownCall(NamedTuple):
     """A bound call, the guard of its tensors, and the states that it needs besides, with what they were."""
 
     guard: Guard
@@ -60,8 +60,8 @@ class FastPath:
     __slots__ = ("_all", "_guarded")
 
     def __init__(self) -> None:
-        self._all: dict[Any, Entry] = {}  # by options and kinds
-        self._guarded: dict[Any, tuple[Entry, ...]] = {}  # by options: those that were taken last
+        self._all: dict[Any, KnownCall] = {}  # by options and kinds
+        self._guarded: dict[Any, tuple[KnownCall, ...]] = {}  # by options: those that were taken last
 
     def __len__(self) -> int:
         return len(self._all)
@@ -109,7 +109,7 @@ class FastPath:
         self._put_first(options, entry)
         return entry.bound
 
-    def _put_first(self, options: tuple[Any, ...], entry: Entry) -> None:
+    def _put_first(self, options: tuple[Any, ...], entry: KnownCall) -> None:
         guarded = self._guarded.get(options, ())
         if entry.guard is not never and entry not in guarded:
             guarded = (entry, *guarded)[:MAX_GUARDS]
@@ -130,7 +130,7 @@ class FastPath:
         if len(self._all) >= MAX_ENTRIES:
             self.clear()
         states = _states(given, bound)
-        entry = Entry(_guard(given), states, [state() for state in states], bound)
+        entry = KnownCall(_guard(given), states, [state() for state in states], bound)
         self._all[options, _kinds(given)] = entry
         self._put_first(options, entry)
 

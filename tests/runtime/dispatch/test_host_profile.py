@@ -18,7 +18,7 @@ from tools import program
 @pytest.mark.skipif(TRITON != DIRECT_TRITON, reason="its libcuda has what this Triton calls")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="its libcuda has to be compiled")
 def test_the_time_of_a_call_and_its_functions_are_printed(tmp_path: Path) -> None:
-    command = [*program("bench.host_profile"), "cache", "--functions", "5"]
+    command = [*program("calls.host_profile"), "cache", "--functions", "5"]
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
     found = re.search(r"^cache +(\d+\.\d\d) us$", printed, re.MULTILINE)

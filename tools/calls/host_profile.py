@@ -1,6 +1,6 @@
 """What calls cost on the host, on a machine without a GPU: microseconds of each entry point, and where they go.
 
-python -m tools.bench.host_profile [--functions NUMBER] [ENTRY ...]
+python -m tools.calls.host_profile [--functions NUMBER] [ENTRY ...]
 
 Kernels are compiled for an H200 and launched by Triton's own launcher, whose libcuda (fake_cuda.c) does nothing: all of
 the host's part runs, but for PyTorch's own calls of CUDA. Tensors are the CPU's, whose memory costs less than a GPU's.
@@ -28,6 +28,7 @@ from triton.runtime.driver import driver
 
 from blocktune.kernels.hardware.device import device_named
 from blocktune.kernels.hardware.limits import MULTIPROCESSORS
+from blocktune.kernels.portable.decode import scratch
 from blocktune.runtime.api.cache import appending
 from blocktune.runtime.dispatch import dispatcher, engine, obstacles, resolver
 from blocktune.runtime.selection import canary
@@ -73,6 +74,14 @@ def pretend_gpu() -> None:
     resolver.current_device = lambda index: H200
     canary.sampled = lambda *_: None
     engine._may_repeat = lambda *_: True
+    scratch._larger = larger
+
+
+def larger(kept: object, device: torch.device, counters: int, floats: int) -> tuple[int, int, Any, Any]:
+    """Return what `scratch` keeps, allocated on this thread: Hopper kernels count their tiles in it."""
+    del kept
+    made = torch.empty(floats, device=device), torch.zeros(counters, dtype=torch.int32, device=device)
+    return floats, counters, *made
 
 
 def zero(*_: Any) -> int:

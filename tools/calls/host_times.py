@@ -1,6 +1,6 @@
 """Host time of calls next to PyTorch's, on a GPU: microseconds of forwards and of training calls, by kind.
 
-python -m tools.bench.host_times [NAME ...]
+python -m tools.calls.host_times [NAME ...]
 
 A training call is a forward and `torch.autograd.grad` of it, of tensors so small that the host's part is all that
 counts. Calls are measured in turns, and the calmest round counts.

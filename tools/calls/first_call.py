@@ -1,6 +1,6 @@
 """Seconds of the first call of a process, and of one of another length after it, on a GPU.
 
-python -m tools.bench.first_call [--gradients] [--functions NUMBER]
+python -m tools.calls.first_call [--gradients] [--functions NUMBER]
 
 Run it twice: the first process may fill Triton's cache. PyTorch's own backward runs before, which imports modules too.
 """
