@@ -1,4 +1,4 @@
-"""Copies of query, key and value with zeros behind every row, by one launch."""
+"""Copies of query, key and value whose rows end with zeros, by one launch."""
 
 from typing import Any, NamedTuple
 
