@@ -80,7 +80,7 @@ def pad_rows(
 
 def pad_rows_launch(query: Any, key: Any, value: Any, widths: tuple[int, int], *, length_first: bool) -> Step:
     """Return launch(query, key, value, wide_query, wide_key, wide_value) for contiguous copies of tensors like these,
-    [batch, heads, length, columns]. A tensor that is wide enough is passed in the place of its copy as well.
+    [batch, heads, length, columns]. A tensor that is wide enough is passed instead of its copy, too.
 
     Args:
         query, key, value: with contiguous rows.
