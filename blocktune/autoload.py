@@ -11,10 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from blocktune.kernels.files.variables import AUTOTUNE, RECORD, SDPA
+from blocktune.runtime.provider import PROVIDER
 
 logger = logging.getLogger("blocktune")
-
-PROVIDER = "blocktune"
 
 
 def install_by_environment() -> None:

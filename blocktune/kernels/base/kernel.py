@@ -112,6 +112,8 @@ class AttentionKernel(ABC):
     historical: ClassVar[bool] = False
     """Kept to be compared with: it competes only when it is named."""
     largest_head_dim: ClassVar[int] = MAX_HEAD_DIM
+    most_barrier_bytes: ClassVar[int] = 0
+    """An upper bound of the shared memory that barriers take, where `shared_bytes` leaves them out."""
     parameters: ClassVar[Mapping[str, tuple[int, ...]]]
     """The choices of every searched parameter, smallest first: block_m, block_n, num_warps, num_stages and its own."""
     follows_shape: ClassVar[tuple[str, ...]] = ()
@@ -186,8 +188,8 @@ class AttentionKernel(ABC):
 
     def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return an upper bound of `shared_bytes` whatever the precision, by which defaults are chosen, so that they
-        can be launched: the same number where that is exact. A kernel that predicts a lower bound overrides this."""
-        return self.shared_bytes(config, shape, limits)
+        can be launched: that number and the barriers. A kernel that predicts a lower bound overrides this."""
+        return self.shared_bytes(config, shape, limits) + self.most_barrier_bytes
 
     def tensor_memory_columns(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the columns of tensor memory that a block needs at least, of every launch; 0 where none is

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch.library import Library
 from torch.nn import attention as registry
 
+from blocktune.runtime.provider import PROVIDER
 from blocktune.runtime.provider.flash_ops import worker_backward, worker_forward, worker_forward_into
 from blocktune.runtime.provider.replacement import LateServer, ReplacedOp, Replacement, warn_of_drift
 from blocktune.runtime.provider.sdpa_ops import cudnn_backward, cudnn_forward, flash_backward, flash_forward
@@ -21,8 +22,6 @@ from blocktune.runtime.provider.varlen_ops import varlen_backward, varlen_forwar
 
 if TYPE_CHECKING:
     from blocktune.runtime.dispatch.dispatcher import Dispatcher
-
-NAME = "blocktune"
 
 ATEN, VARLEN = "aten", "torch_attn"
 
@@ -73,7 +72,7 @@ def replace_ops(key: str = "CUDA", *, late: LateServer | None = None) -> Handle:
 
 def register_provider(dispatcher: "Dispatcher | None" = None) -> None:
     """Register the name, which from then on stands for this dispatcher; nothing is active before it is asked for."""
-    registry.register_flash_attention_impl(NAME, register_fn=partial(replace_ops, late=LateServer(dispatcher)))
+    registry.register_flash_attention_impl(PROVIDER, register_fn=partial(replace_ops, late=LateServer(dispatcher)))
 
 
 def replace_sdpa_flash(*, dispatcher: "Dispatcher | None" = None) -> None:
@@ -84,10 +83,10 @@ def replace_sdpa_flash(*, dispatcher: "Dispatcher | None" = None) -> None:
     ended. dispatcher: whose configs serve the calls, by default `blocktune.attention`.
     """
     register_provider(dispatcher)
-    registry.activate_flash_attention_impl(NAME)
+    registry.activate_flash_attention_impl(PROVIDER)
 
 
 def restore_sdpa_flash() -> None:
     """Restore PyTorch's own kernels; nothing happens if another implementation than ours is active."""
-    if registry.current_flash_attention_impl() == NAME:
+    if registry.current_flash_attention_impl() == PROVIDER:
         registry.restore_flash_attention_impl()

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from blocktune.runtime.provider.registration import NAME, register_provider
+from blocktune.runtime.provider import PROVIDER
+from blocktune.runtime.provider.registration import register_provider
 
 pytestmark = pytest.mark.gpu
 
@@ -32,7 +33,7 @@ def samples() -> Any:
 @contextmanager
 def provider() -> Iterator[None]:
     register_provider()
-    activate_flash_attention_impl(NAME)
+    activate_flash_attention_impl(PROVIDER)
     try:
         yield
     finally:

@@ -20,7 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from blocktune.kernels.values.shape import Direction
 from blocktune.runtime.dispatch.dispatcher import Dispatcher, attention
 from blocktune.runtime.dispatch.launches.plans import KernelPlan, TorchPlan
-from blocktune.runtime.provider.registration import NAME, register_provider
+from blocktune.runtime.provider import PROVIDER
+from blocktune.runtime.provider.registration import register_provider
 from blocktune.runtime.selection.explanation import Explanation
 from blocktune.runtime.selection.ladder import Rung
 from tests.support.attention.varlen_options import GROUPS, TAKES_GROUPS, one_part_or_any, takes_pages
@@ -46,7 +47,7 @@ def _settled() -> Iterator[None]:
 
 @contextmanager
 def provider() -> Iterator[None]:
-    activate_flash_attention_impl(NAME)
+    activate_flash_attention_impl(PROVIDER)
     yield
     restore_flash_attention_impl()
 

@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from blocktune.integrations import replace_sdpa_flash, restore_sdpa_flash
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
-from blocktune.runtime.provider import registration
-from blocktune.runtime.provider.registration import ATEN, NAME, OPS, register_provider, replace_ops
+from blocktune.runtime.provider import PROVIDER, registration
+from blocktune.runtime.provider.registration import ATEN, OPS, register_provider, replace_ops
 from blocktune.runtime.provider.replacement import LateServer, ReplacedOp
 from tests.support.fakes.dispatch_fakes import ListSource, pretend_h200
 from tests.support.fakes.provider_fakes import Standins, provided
@@ -47,11 +47,11 @@ def test_all_ops_are_replaced_and_restored_twice() -> None:
     register_provider()
     for _ in range(2):
         assert replaced() == set()
-        torch_registry.activate_flash_attention_impl(NAME)
+        torch_registry.activate_flash_attention_impl(PROVIDER)
         assert replaced() == everything
-        torch_registry.activate_flash_attention_impl(NAME)
+        torch_registry.activate_flash_attention_impl(PROVIDER)
         assert replaced() == everything
-        assert torch_registry.current_flash_attention_impl() == NAME
+        assert torch_registry.current_flash_attention_impl() == PROVIDER
         torch_registry.restore_flash_attention_impl()
         assert torch_registry.current_flash_attention_impl() is None
     replace_sdpa_flash()

@@ -27,19 +27,8 @@ PLACES = (
 )
 COMMANDS = (
     *("list --db URL", "list URL", "URL", "--URL", "list --URL", "list --db=URL", "best --seq 64 --dim 64 --db URL"),
-    *(
-        "best --seq URL",
-        "best --seq 64 --dim 64 --device URL",
-        "export URL --format optuna --db DB",
-        "export - --db URL",
-    ),
-    *(
-        "export URL --format optuna --db DB",
-        "export URL --device h200 --db DB",
-        "export out.json --format URL",
-        "import URL",
-        "import JSON --db URL",
-    ),
+    *("best --seq URL", "best --seq 64 --dim 64 --device URL", "export - --db URL", "export out.json --format URL"),
+    *("export URL --format optuna --db DB", "export URL --device h200 --db DB", "import URL", "import JSON --db URL"),
     *("merge URL", "diff URL JSON", "report URL --out out.html", "report JSON --out URL", "report --against URL"),
     *("doctor --db URL", "doctor --recover --db URL", "doctor --restore --db URL", "kernels URL", "kernels --db URL"),
     *("kernels --freeze URL --db DB", "verify URL", "verify --db URL", "gc URL", "gc --db URL", "buckets --db URL"),

@@ -98,6 +98,7 @@ class FlashBackwardHopper(AttentionKernel):
     direction = Direction.BACKWARD
     loops = BackwardLoops(rewrites_lse=True, parts="group_parts", lays_out_masks=True)
     features = DENSE_FEATURES | {"deterministic"}
+    most_barrier_bytes = BARRIER_BYTES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (BLOCK_M,),
         "block_n": (WIDE_BLOCK_N, BLOCK_N),
@@ -170,10 +171,6 @@ class FlashBackwardHopper(AttentionKernel):
         """Return the bytes of all but the barriers."""
         slots = dq_slots(shape, config)
         return bytes_beside_dq(shape, config.num_stages) + slots * dq_bytes(shape)
-
-    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes with those of the barriers."""
-        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return at head_dim 64, 128 and 256 what was best on an H200 over lengths of 2048 and 8192, causal and full;

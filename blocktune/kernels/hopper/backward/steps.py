@@ -191,14 +191,6 @@ def issue_dq(all_k, ds, W: gl.constexpr, OPTIONS: gl.constexpr, DQ_L: gl.constex
 
 
 @gluon.jit
-def issue_slopes(values, memory, place, OPTIONS: gl.constexpr, S_L: gl.constexpr):
-    """Issue dP^T of the queries in a slot."""
-    start = initial_sums(memory.delta.index(place), -1.0, OPTIONS.FOLD_DELTA, S_L)
-    do = memory.do.index(place).permute((1, 0))
-    return warpgroup_mma(values, do, start, use_acc=OPTIONS.FOLD_DELTA, is_async=True)
-
-
-@gluon.jit
 def slot_before(ds):
     """Return the slot of dS of the step before."""
     return Slot(place=1 - ds.place, parity=ds.parity ^ (1 - ds.place))

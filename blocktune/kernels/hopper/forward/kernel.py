@@ -70,6 +70,7 @@ class FlashForwardHopper(AttentionKernel):
     loops = ForwardLoops(lays_out_masks=True)  # counted as if a window hid no keys
     ladder_steps = ("hopper",)
     features = DENSE_FEATURES
+    most_barrier_bytes = BARRIER_BYTES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
@@ -123,10 +124,6 @@ class FlashForwardHopper(AttentionKernel):
     def shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
         """Return the bytes of all tiles; barriers take another half KiB."""
         return memory_bytes(config, shape) + line_bytes(config) * draws_lines(config, shape)
-
-    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes with those of the barriers."""
-        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the first config of a search, and what a call gets where nothing is known (`defaults.py`)."""

@@ -48,6 +48,7 @@ class FlashForwardFp8(AttentionKernel):
     name = "flash_fwd_fp8"
     loops = ForwardLoops(transposes="v", unless="turn_values")
     dtypes = frozenset(("float8_e4m3fn",))
+    most_barrier_bytes = BARRIER_BYTES
     parameters: ClassVar[Mapping[str, tuple[int, ...]]] = {
         "block_m": (128, 192, 256),
         "block_n": (64, 128),
@@ -82,10 +83,6 @@ class FlashForwardFp8(AttentionKernel):
         slots = config.num_stages * config.block_n * (width + width_v)
         shares: int = SHARES_COLUMNS.value * config.block_n
         return config.block_m * (width + of_sum * width_v) + slots + shares
-
-    def most_shared_bytes(self, config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> int:
-        """Return the bytes with those of the barriers."""
-        return self.shared_bytes(config, shape, limits) + BARRIER_BYTES
 
     def default_config(self, shape: AttentionShape, limits: ComputeLimits) -> KernelConfig:
         """Return the fastest of what was measured on a Hopper GPU, without spills in a loop."""
