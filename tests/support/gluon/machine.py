@@ -24,52 +24,11 @@ from triton.experimental.gluon import language as real
 from tests.support.gluon import barriers
 from tests.support.gluon.barriers import Barrier, Barriers
 from tests.support.gluon.memory import F32, I32, Descriptor, Memory, Pointer, Transposed, count, reinterpret
+from tests.support.gluon.partitions import GRID, PARTITION, warp_specialize
 from tests.support.gluon.rows import ROWS
-
-NAMED_BARRIERS = 16
-"""Of a multiprocessor."""
-WARPS = 4
-"""Of the first partition, as the kernels are launched."""
-
-
-class Meeting:
-    """A named barrier: so many threads arrive, some of which wait for the others."""
-
-    def __init__(self) -> None:
-        self.arrived = self.phase = 0
-        self.changed = threading.Condition()
-
-    def arrive(self, threads: int) -> int:
-        """Return the phase in which the threads of this warp or warpgroup arrive."""
-        with self.changed:
-            phase = self.phase
-            self.arrived += MACHINE.threads
-            assert self.arrived <= threads, "more threads arrive than a barrier has"
-            if self.arrived == threads:
-                self.arrived, self.phase = 0, phase + 1
-                self.changed.notify_all()
-            return phase
-
-    def sync(self, threads: int) -> None:
-        with self.changed:
-            phase = self.arrive(threads)
-            if not self.changed.wait_for(lambda: self.phase > phase, barriers.PATIENCE):
-                raise TimeoutError("a named barrier was never full: the kernel would hang")
-
-
-class Machine(threading.local):
-    """What belongs to a thread: its matrix products and copies in flight."""
-
-    def __init__(self) -> None:
-        self.products: list[Product] = []
-        self.stores: list[Callable[[], None]] = []
-        self.threads = 0
-
 
 _atomic = threading.Lock()
 _turns = threading.Condition()
-MACHINE = Machine()
-GRID = threading.local()
 
 
 class Product:
@@ -94,13 +53,13 @@ def accumulated(before: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch
 def warpgroup_mma(a: Any, b: Any, acc: Any, use_acc: bool = True, is_async: bool = False) -> Product:
     assert is_async
     product = Product(a, b, acc, use_acc)
-    MACHINE.products.append(product)
+    PARTITION.products.append(product.finish)
     return product
 
 
 def warpgroup_mma_wait(pending: int, deps: Sequence[Any]) -> Any:
-    while len(MACHINE.products) > pending:
-        MACHINE.products.pop(0).finish()
+    while len(PARTITION.products) > pending:
+        PARTITION.products.pop(0)()
     values = tuple(dep.value if isinstance(dep, Product) else dep for dep in deps)
     assert all(value is not None for value in values), "a result is used before it is waited for"
     return values[0] if len(values) == 1 else values
@@ -120,7 +79,7 @@ def copy_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> No
     def store() -> None:
         inside.copy_(memory.load()[seen])
 
-    MACHINE.stores.append(store)
+    PARTITION.stores.append(store)
 
 
 def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> None:
@@ -130,7 +89,7 @@ def add_out(desc: Descriptor, coordinates: Sequence[int], memory: Memory) -> Non
         with _atomic:
             inside.add_(memory.load()[seen])
 
-    MACHINE.stores.append(add)
+    PARTITION.stores.append(add)
 
 
 def add_fours(places: Pointer, *numbers: torch.Tensor) -> None:
@@ -151,7 +110,7 @@ def pass_turn(turn: Pointer, count: int) -> None:
     store_wait(0)
     with _turns:
         if count >= 0:
-            turn.tensor.view(-1)[turn.offset] += MACHINE.threads // 32  # an elected lane of every warp counts
+            turn.tensor.view(-1)[turn.offset] += PARTITION.threads // 32  # an elected lane of every warp counts
             _turns.notify_all()
 
 
@@ -162,8 +121,8 @@ def report_added(parity: int, given: int) -> None:
 
 
 def store_wait(pending: int) -> None:
-    while len(MACHINE.stores) > pending:
-        MACHINE.stores.pop(0)()
+    while len(PARTITION.stores) > pending:
+        PARTITION.stores.pop(0)()
 
 
 def atomic_add(pointer: Pointer, value: int, sem: str = "") -> I32:
@@ -197,33 +156,6 @@ def allocate_shared_memory(dtype: Any, shape: Sequence[int], layout: Any) -> Any
     if dtype is real.int32:
         return Memory(torch.zeros(count(shape), dtype=torch.int32), shape, layout)
     return Memory(torch.full((count(shape),), float("nan"), dtype=dtype), shape, layout)
-
-
-def warp_specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
-    assert len(partitions) == len(warps) + 1 == len(registers) + 1
-    place, failures, meetings = (GRID.program, GRID.programs), [], [Meeting() for _ in range(NAMED_BARRIERS)]
-
-    def run(own_warps: int, function: Any, arguments: Any) -> None:
-        GRID.program, GRID.programs = place
-        GRID.meetings, MACHINE.threads = meetings, 32 * own_warps
-        try:
-            function(*arguments)
-            assert not MACHINE.products, "a product was never waited for"
-            assert not MACHINE.stores, "a copy was never waited for"
-        except BaseException as error:
-            failures.append(error)
-
-    sizes = (WARPS, *warps)
-    threads = [
-        threading.Thread(target=run, args=(own, *partition)) for own, partition in zip(sizes, partitions, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise min(failures, key=lambda error: isinstance(error, TimeoutError))  # the cause before its consequences
-    assert not any(meeting.arrived for meeting in meetings), "a named barrier is left half full"
 
 
 class Registers(torch.Tensor):

@@ -7,7 +7,6 @@ import torch
 
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import Causal
-from tests.kernels.hopper.backward.test_flash_bwd_hopper_general import loops_of_products
 from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import (
     HOPPER,
     KERNEL,
@@ -16,6 +15,7 @@ from tests.kernels.hopper.backward.test_flash_bwd_hopper_source import (
     gradients_under,
     shape_of,
 )
+from tests.kernels.hopper.backward.test_hopper_bwd_machine_code import loops_of_products
 from tests.support.attention.masked_rows import masked_rows
 from tests.support.compiles.measures import compile_resources
 from tests.support.machine_code.kernels import machine_code, mnemonic

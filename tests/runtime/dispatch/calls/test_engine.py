@@ -20,11 +20,8 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import Causal, Direction
 from blocktune.runtime.api.flash_attn import flash_attn_func, flash_attn_varlen_func
-from blocktune.runtime.dispatch import obstacles, resolver
-from blocktune.runtime.dispatch.call import Call
 from blocktune.runtime.dispatch.dispatcher import Dispatcher
 from blocktune.runtime.dispatch.torch_attention import scaled_dot_product_attention
-from blocktune.runtime.selection import canary
 from blocktune.runtime.selection.ladder import Rung
 from tests.runtime.dispatch.test_dispatch import calls
 from tests.support.fakes.dispatch_fakes import ListSource, config, shape_like, tuned
@@ -370,45 +367,3 @@ def test_warmup_makes_the_plans_that_calls_use(kernels: Kernels, words: str, dir
     assert len(resolver_of.plans) == plans
     with pytest.raises(UsageError, match="masks and dropout"):
         dispatcher.warmup([replace(shape, features=Features(softcap=True))])
-
-
-def test_what_a_graph_cannot_capture_is_refused_or_pytorchs(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    from blocktune.runtime.dispatch import engine
-
-    leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
-    for module in (resolver, engine, obstacles):
-        monkeypatch.setattr(module, "is_capturing", lambda query: True)
-    assert dispatcher(*leaves, dropout_p=0.5, enable_gqa=True).shape == leaves[0].shape
-    with pytest.raises(UsageError, match="cannot be captured"):
-        dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0, dropout_p=0.5)
-    with pytest.raises(UsageError, match="cannot be captured"):
-        dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, dropout_p=0.5, lse=True)
-    with monkeypatch.context() as patch:  # PyTorch draws by itself: a generator that is captured says no offset
-        patch.setattr(engine, "with_new_seed", None)
-        assert dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, dropout_p=0.5)[0].shape == leaves[0].shape
-    assert kernels[0].launched == []
-
-
-def test_a_shape_that_is_new_in_a_capture_is_tried_beside_it_with_blank_tables(
-    kernels: Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    threads: list[str] = []
-
-    def run(task: Callable[[], Any], device: torch.device) -> Any:
-        threads.append("side")
-        return task()
-
-    monkeypatch.setattr(resolver, "is_capturing", lambda query: True)
-    monkeypatch.setattr(resolver, "run_on_side_thread", run)
-    monkeypatch.setattr(canary, "sampled", None)  # what the graph will compute is not there yet
-    leaves, dispatcher = inputs(grad=False), Dispatcher(ListSource())
-    ends = torch.tensor([0, 1, 7], dtype=torch.int32)[1:]  # not aligned
-    for _ in range(2):
-        dispatcher.attend(*leaves, causal=Causal.NONE, scale=0.25, softcap=2.0)
-    assert threads == ["side"]
-    assert not dispatcher.resolver.plans  # a call outside of the capture is compared
-    blank = Call.of(causal="none", scale=1.0, cache_seqlens=ends, lengths=(2, 20, KEYS)).blank()
-    lengths = blank.extras.cache_seqlens
-    assert lengths is not None
-    assert (lengths.tolist(), lengths.stride()) == ([0, 0], ends.stride())
-    assert lengths.data_ptr() % 16 == ends.data_ptr() % 16
