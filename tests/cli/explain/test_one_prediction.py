@@ -62,6 +62,7 @@ def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Dev
     return found
 
 
+@pytest.mark.few(4)
 def test_run_explain_ladder_report_and_dispatcher_agree(
     tune, spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.suite import warm_python
+from tests.support.suite.shared_files import file_of
 from tools import ROOT
 
 FILE = ROOT / "tests/data/dear_cases.txt"
@@ -36,13 +37,11 @@ def mark_dear_exhaustive(items: list[pytest.Item]) -> None:
     costs = read()
     files = {name.partition("::")[0] for name in costs}
     kept: set[str] = set()
-    by_cost = sorted(
-        (item for item in items if item.location[0] in files), key=lambda item: costs.get(item.nodeid, 0.0)
-    )
+    by_cost = sorted((item for item in items if file_of(item) in files), key=lambda item: costs.get(item.nodeid, 0.0))
     for item in (item for item in by_cost if not any(map(item.get_closest_marker, ("exhaustive", "gpu")))):
-        if item.nodeid in costs and item.location[0] in kept:
+        if item.nodeid in costs and file_of(item) in kept:
             item.add_marker("exhaustive")
-        kept.add(item.location[0])
+        kept.add(file_of(item))
 
 
 def read() -> dict[str, float]:

@@ -19,6 +19,7 @@ def both(*words: str, **told: Any) -> list[tuple[int, str, str]]:
     return [(done.returncode, done.stdout, done.stderr) for done in (cold, warm)]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "code",
     [

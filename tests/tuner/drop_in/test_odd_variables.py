@@ -37,7 +37,7 @@ def launch(gpu: FakeGpu) -> tuple[int, int]:
     return gpu.launches[-1].arguments["BLOCK"], gpu.launches[-1].num_warps
 
 
-@pytest.mark.few(12)
+@pytest.mark.few(8)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", VARIABLES)
@@ -62,6 +62,7 @@ def test_all_odd_variables_leave_a_launch_right(
     keep_launches()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("kind", FILES)
 def test_a_frozen_file_that_cannot_be_taken_is_one_warning_and_an_error_where_it_is_asked_for(
     kind: str, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

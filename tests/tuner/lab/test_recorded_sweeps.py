@@ -140,11 +140,11 @@ def test_the_default_strategy_needs_twenty_measurements(replays: list[Replay]) -
 
 
 @pytest.mark.parametrize("shape", ["b16 h32 s1000 d64 bf16", "b2 h16 s2048 d128 bf16 backward"])
-def test_the_study_finds_as_soon_as_is_published(replays: list[Replay], shape: str) -> None:
+def test_the_study_finds_as_soon_as_is_published(sweeps: list[Sweep], shape: str) -> None:
     """On two sweeps on which the model's first choices are not the best."""
     published = json.loads((FOLDER.parent / "h200-all.replay.json").read_text())["strategies"][DEFAULT]["shapes"][shape]
-    (replay,) = (replay for replay in replays if replay.sweep.label == shape)
-    run = replay.run(DEFAULT, seed=0, measurements=MEASUREMENTS[-1])
+    (sweep,) = (sweep for sweep in sweeps if sweep.label == shape)
+    run = Replay(sweep).run(DEFAULT, seed=0, measurements=MEASUREMENTS[-1])
     regrets = [run.regret(count) for count in MEASUREMENTS]
     assert regrets[0] > AS_GOOD
     assert np.all(np.array(regrets) <= np.array(published) + AS_GOOD)

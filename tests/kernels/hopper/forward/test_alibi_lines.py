@@ -91,6 +91,7 @@ def check(problem: AttentionShape, slopes: torch.Tensor) -> None:
     compare(*found, *attention_reference(*qkv, **options, dtype=torch.float64))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("causal", Causal)
 @pytest.mark.parametrize("slopes", [(0.0, 3.0), (8.0, 1e-4), (-0.2, 0.5)])
 def test_slopes_of_all_sizes(slopes: tuple[float, float], causal: Causal) -> None:

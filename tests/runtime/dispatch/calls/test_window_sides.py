@@ -88,6 +88,7 @@ def test_outputs_and_gradients(device: str, window: tuple[int, int], causal: boo
     assert_served(device)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("window", FEW, ids=str)
 @pytest.mark.parametrize("device", DEVICES)
 def test_packed_sequences(device: str, window: tuple[int, int]) -> None:
