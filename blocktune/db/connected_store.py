@@ -13,7 +13,7 @@ from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.schema import is_current, make_current, require_current, require_same
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.values.errors import StoreError
 
 Record = TypeVar("Record")
@@ -114,7 +114,7 @@ class ConnectedStore:
                 returned.append(work(session))
                 session.flush()
 
-        with translated(self._engines.target):
+        with translate_errors(self._engines.target):
             self._engines.retry_transaction(transaction)
         return returned[0]
 
@@ -125,7 +125,7 @@ class ConnectedStore:
             with Session(self._engines.reader) as session:
                 return work(session)
 
-        with translated(self._engines.target):
+        with translate_errors(self._engines.target):
             return self._engines.retry_transaction(transaction)
 
     def _read(self, query: Select[Any], convert: Callable[[Any], Record]) -> list[Record]:

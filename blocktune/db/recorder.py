@@ -50,11 +50,11 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._fold(self._store):
-            self._say_what_waits(is_failing=kind is not None)
+            self._report_waiting(is_failing=kind is not None)
         self._hasty.close()
         self._spool.close()
 
-    def _say_what_waits(self, *, is_failing: bool) -> None:
+    def _report_waiting(self, *, is_failing: bool) -> None:
         count = len(self._trials) + len(self._bests)
         if not self._in_memory_alone:
             logger.warning("%d measurements wait in %s; `tune doctor` stores them.", count, self._spool.path)

@@ -24,10 +24,10 @@ def read_results(place: str | Path, *, trials: bool) -> Results:
         StoreError: the store does not answer.
     """
     if isinstance(place, str) and "://" in place:
-        return _stored(place, trials)
+        return _store_results(place, trials)
     path = file_path(place)
     if _is_sqlite(path):
-        return _stored(str(path), trials)
+        return _store_results(str(path), trials)
     bests, kept = records_in_file(path)
     return Results(bests=tuple(bests), trials=tuple(kept) if trials else ())
 
@@ -41,7 +41,7 @@ def _is_sqlite(path: Path) -> bool:
         ) from error
 
 
-def _stored(place: str, trials: bool) -> Results:
+def _store_results(place: str, trials: bool) -> Results:
     bests, kept = [], []
     with ResultStore.open(place, read_only=True) as store:
         store.warn_of_damage()

@@ -157,7 +157,7 @@ def left_records(path: Path) -> Iterator[Left | None]:
         StoreError: the file is another user's, or cannot be read or removed.
     """
     _require_own(path)
-    with _locked(path) as file:
+    with _lock_spool(path) as file:
         if file is None:
             yield None
             return
@@ -167,7 +167,7 @@ def left_records(path: Path) -> Iterator[Left | None]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[IO[bytes] | None]:
+def _lock_spool(path: Path) -> Iterator[IO[bytes] | None]:
     """Yield the file of a spool, locked for as long; None where there is none, its process lives or another one sees to
     it."""
     try:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from blocktune.db.exchange.document import Document, export_document
 from blocktune.db.exchange.importing import records_in
-from blocktune.db.exchange.merging import ImportCounts, Results, merge_into, unverified
+from blocktune.db.exchange.merging import ImportCounts, Results, distrust_results, merge_into
 from blocktune.db.records.bulk_writer import BulkWriter
 from blocktune.db.records.correction import BitCorrection, correct
 from blocktune.db.records.health import StoreHealth, health_of, warn_of_damage
@@ -16,7 +16,7 @@ from blocktune.db.stored_records import StoredRecords
 from blocktune.db.tables.backups import back_up
 from blocktune.db.tables.cleaning import CleanCounts, Rules, clean
 from blocktune.db.tables.sqlite_file import connect_sqlite
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.errors import UsageError
@@ -91,9 +91,9 @@ class ResultStore(StoredRecords):
 
         Args:
             sources: what is taken in.
-            trust: believe what was measured there. Else `unverified` says what of it is believed.
+            trust: believe what was measured there. Else `distrust_results` says what of it is believed.
         """
-        believed = [source if trust else unverified(source) for source in sources]
+        believed = [source if trust else distrust_results(source) for source in sources]
         return self._write(lambda writer: merge_into(writer, writer.bests(self.label), believed))
 
     def remove_best(self, best: AnyBest) -> None:
@@ -110,7 +110,7 @@ class ResultStore(StoredRecords):
         """Drop the trials that can no longer be compared with new ones, and what nothing refers to afterwards; the
         winners stay. A dry run only counts."""
         self._require_writable()
-        with translated(self.target), self._engines.slow_answer_warning():
+        with translate_errors(self.target), self._engines.slow_answer_warning():
             return clean(self._engines, rules, dry_run=dry_run)
 
     def health(self) -> StoreHealth:
@@ -127,7 +127,7 @@ class ResultStore(StoredRecords):
             return []
         back_up(path)
         with (
-            translated(self.target),
+            translate_errors(self.target),
             closing(connect_sqlite(f"{path.as_uri()}?mode=rw", self._engines.lock_timeout_seconds)) as connection,
         ):
             connection.execute("BEGIN IMMEDIATE")

@@ -20,7 +20,7 @@ from blocktune.db.tables.engine import StoreEngines, open_engines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import BestRow, DeviceRow, EnvironmentRow, ShapeRow, TrialRow
 from blocktune.db.tables.schema import require_current
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.values.shape import AttentionShape
 
@@ -92,7 +92,7 @@ class StoreTail:
         found: dict[TrialGroup, TrialGroup] = {}
         for group in filter(None, map(_group_of, rows)):
             known = found.get(group)
-            found[group] = group if known is None else _joined(known, group)
+            found[group] = group if known is None else _join_groups(known, group)
         return sorted(found.values(), key=lambda group: group.last_id, reverse=True)
 
     def winners_mark(self) -> tuple[int, datetime | None]:
@@ -119,7 +119,7 @@ class StoreTail:
             with Session(self._engines.reader) as session:
                 return readable_records(session, query, trial_of, self._engines.target.label)
 
-        with translated(self._engines.target):
+        with translate_errors(self._engines.target):
             found = self._engines.retry_transaction(transaction)
         now = datetime.now(UTC)  # a date of a wrong clock must not hide what comes until then
         at = max((min(trial.created_at, now) for trial in found), default=mark.at)
@@ -134,7 +134,7 @@ class StoreTail:
             with Session(self._engines.reader) as session:
                 return list(session.execute(query))
 
-        with translated(self._engines.target):
+        with translate_errors(self._engines.target):
             return self._engines.retry_transaction(transaction)
 
 
@@ -177,6 +177,6 @@ def _group_of(row: Any) -> TrialGroup | None:
         return None
 
 
-def _joined(one: TrialGroup, other: TrialGroup) -> TrialGroup:
+def _join_groups(one: TrialGroup, other: TrialGroup) -> TrialGroup:
     """Return both parts of a group, which two versions of the software measured."""
     return replace(one, count=one.count + other.count, last_id=max(one.last_id, other.last_id))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from blocktune.cli.output.missing_peers import without
+from blocktune.cli.output.missing_peers import sentence_without
 from blocktune.cli.tune.bench import geometric_mean
 from blocktune.cli.tune.bench_file import software
 from blocktune.kernels.registry import KERNELS
@@ -205,7 +205,7 @@ def _held(document: Mapping[str, Any]) -> str:
 def absent(document: Mapping[str, Any]) -> str:
     """Return a sentence that names the peers that no row has; empty where none is missing."""
     timed = {entry["name"] for row in document["rows"] for entry in row["contenders"] if entry["timing"]}
-    return without(timed)
+    return sentence_without(timed)
 
 
 def measured(document: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from blocktune.db.exchange.merging import Results
 from blocktune.db.recovery.drill import DAMAGES
-from blocktune.db.recovery.salvage import Salvaged, salvaged, table_of
+from blocktune.db.recovery.salvage import Salvaged, salvage_rows, table_of
 from blocktune.db.store import ResultStore
 from blocktune.tuner.measure.environment import source_commit
 from tests.support.stores.sample_records import sample_trials, winner
@@ -55,14 +55,14 @@ def main(shell: str, copies: int, out: Path) -> None:
             content = _store(Path(name) / f"{trials}.db", trials)
             dice, copy = random.Random(number), Path(name) / "copy.db"
             copy.write_bytes(content)
-            sound = _rows(salvaged(copy))
+            sound = _rows(salvage_rows(copy))
             for place in range(copies // len(TRIALS)):
                 damaged = DAMAGES[place % len(DAMAGES)](content, dice)
                 row = found[KINDS[place % len(KINDS)]]
                 for left in Path(name).glob("*.db*"):
                     left.unlink()
                 copy.write_bytes(damaged)
-                ours, shells = salvaged(copy), salvaged(by_shell(copy, shell))
+                ours, shells = salvage_rows(copy), salvage_rows(by_shell(copy, shell))
                 row.update(copies=1, rows=sound.total())
                 row["ours lost"] += (sound - _rows(ours)).total()
                 row["shell lost"] += (sound - _rows(shells)).total()

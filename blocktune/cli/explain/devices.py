@@ -45,7 +45,7 @@ def devices(
         print_table(_COLUMNS, [_present_row(device) for device in present], title="In this machine")
     else:
         note("No GPU or driver in this machine. Predict for one of these: tune run --device NAME --seq 8192 --dim 64")
-    print_table((*_COLUMNS, "sure"), [_known_row(entry) for entry in known], title="Catalogue", optional=_OPTIONAL)
+    print_table((*_COLUMNS, "sure"), [_catalogue_row(entry) for entry in known], title="Catalogue", optional=_OPTIONAL)
     note(
         "sure: D read from a device, W from an NVIDIA document, S from two lists that agree, M from memory, unverified"
     )
@@ -58,14 +58,14 @@ _OPTIONAL = ("device", "tensor TFLOP/s", "memory GiB")
 
 def _present_row(device: "DeviceSpec") -> tuple[object, ...]:
     memory_gib = None if device.memory_bytes is None else device.memory_bytes / (1 << 30)
-    rates = map(_rounded, (memory_gib, device.memory_gbs, device.tensor_tflops))
+    rates = map(_round_number, (memory_gib, device.memory_gbs, device.tensor_tflops))
     return ("NVML only" if device.source == "nvml" else "here", device.name, device.limits.name, device.num_sms, *rates)
 
 
-def _known_row(entry: "CatalogueEntry") -> tuple[object, ...]:
-    rates = map(_rounded, (entry.memory_gib, entry.memory_gbs, entry.tensor_tflops))
+def _catalogue_row(entry: "CatalogueEntry") -> tuple[object, ...]:
+    rates = map(_round_number, (entry.memory_gib, entry.memory_gbs, entry.tensor_tflops))
     return (entry.id, entry.name, f"{entry.cc[0]}.{entry.cc[1]}", entry.num_sms, *rates, entry.confidence)
 
 
-def _rounded(value: float | None) -> str:
+def _round_number(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"

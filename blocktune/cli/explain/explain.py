@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from blocktune.cli.explain.kernel import explain_kernel
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
-from blocktune.cli.shared.chosen_config import Choice, analysed, choose_config, measured_us_of
+from blocktune.cli.shared.chosen_config import Choice, analyse_choice, choose_config, measured_time_us
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
 from blocktune.cli.shared.kernels import KernelName
 from blocktune.cli.shared.options import (
@@ -88,7 +88,7 @@ def explain(
 
     from blocktune.tuner.cost.text import text_of_analysis
 
-    analysis = analysed(chosen, spec)
+    analysis = analyse_choice(chosen, spec)
     rival = None if paper is None else _Rival.of(paper, spec)
     if as_json:
         more = {"source": chosen.source, "paper": rival and rival.to_json(), "explanation": text_of_analysis(analysis)}
@@ -116,7 +116,7 @@ class _Rival:
     def of(cls, choice: Choice, device: "DeviceSpec") -> "_Rival":
         """Compile it."""
         try:
-            breakdown = analysed(choice, device).breakdown
+            breakdown = analyse_choice(choice, device).breakdown
         except NoFeasibleConfigError as error:
             return cls(config=choice.request.config, problem=str(error))
         predicted_us = None if breakdown is None else breakdown.total_us
@@ -154,7 +154,7 @@ def _paper_rule(store: "ResultStore | None", device: "DeviceSpec", chosen: Choic
     paper = replace(request, config=config)
     measured_us = winner.paper_time_us if winner is not None and winner.paper == config else None
     if measured_us is None:
-        measured_us = measured_us_of(store, device, paper)
+        measured_us = measured_time_us(store, device, paper)
     return Choice(request=paper, source="FlashAttention's heuristic", measured_us=measured_us)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blocktune.tuner.offline.code import OfflineCode
 
 
-def compiled_by_name(
+def compile_by_name(
     name: str, signature: str | None, options: Mapping[str, int | None], param: Sequence[str], limits: "ComputeLimits"
 ) -> "OfflineCode":
     """Return a function of `triton.jit`, found by its name, compiled with these types and constants.
@@ -65,7 +65,7 @@ def show_configs(
         options = {str(key): value for key, value in config.parameters.items()}
         try:
             with importable_from_here():
-                found.append((config, _compiled_as_listed(name, signature, options, limits)))
+                found.append((config, _compile_listed_configs(name, signature, options, limits)))
         except NoFeasibleConfigError as error:
             found.append((config, str(error)))
     if as_json:
@@ -79,7 +79,7 @@ def show_configs(
     print_table(CONFIG_COLUMNS, list(_config_rows(found)), title=title)
 
 
-def _compiled_as_listed(
+def _compile_listed_configs(
     name: str, signature: str | None, parameters: Mapping[str, Plain], limits: "ComputeLimits"
 ) -> "OfflineCode":
     from blocktune.tuner.offline.code import compiled_offline

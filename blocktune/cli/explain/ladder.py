@@ -97,7 +97,7 @@ def ladder(
         if chosen is not None:
             say(f"{chosen.teaches}\n")
         if shipped is not None:
-            _show_shipped(shipped, climbed)
+            _show_shipped_ladder(shipped, climbed)
         show(climbed)
     wrong = [f"{step.name}: {step.problem}" for step in climbed.steps if step.problem.startswith(WRONG)]
     if wrong:
@@ -137,7 +137,7 @@ def known_configs(
 ) -> tuple["KernelConfig", ...]:
     """Return the configs that were tuned for this shape on this device, the fastest first, then what the dispatcher
     would take."""
-    found = list(_measured(store, device, shape)) if store is not None else []
+    found = list(_measured_configs(store, device, shape)) if store is not None else []
     candidate = look_up(store, db, device, shape).candidate
     return tuple(dict.fromkeys([*found, *([] if candidate is None else [candidate.config])]))
 
@@ -154,13 +154,13 @@ def show(climbed: "Ladder") -> None:
         say(_words(step))
 
 
-def _show_shipped(shipped: ShippedLadder, climbed: "Ladder") -> None:
+def _show_shipped_ladder(shipped: ShippedLadder, climbed: "Ladder") -> None:
     title = f"{climbed.shape.label} on {climbed.device.name}, {shipped.source}"
     print_table(HEADER, shipped.cells, title=title, optional=OPTIONAL)
     say("\nWhat follows is predicted, for the steps of today; where the two disagree, the measurement is right.\n")
 
 
-def _measured(store: "ResultStore", device: "DeviceSpec", shape: "AttentionShape") -> Iterator["KernelConfig"]:
+def _measured_configs(store: "ResultStore", device: "DeviceSpec", shape: "AttentionShape") -> Iterator["KernelConfig"]:
     from blocktune.kernels.registry import KERNELS
 
     trials = [

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.explain.kernel import code_json, compiled_by_name, listed_configs, show_configs
+from blocktune.cli.explain.kernel import code_json, compile_by_name, listed_configs, show_configs
 from blocktune.cli.output.render import print_json, print_styled, say, terminal_width
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, CompileRequest, OwnParameters, Stages, default_request
@@ -75,7 +75,7 @@ def occupancy(
         if not (param or warps or stages or plot) and (configs := listed_configs(autotuned)):
             show_configs(autotuned, configs, signature, _target_limits(cc, device)[0], as_json=as_json)
             return
-        code = compiled_by_name(autotuned, signature, options, param or [], _target_limits(cc, device)[0])
+        code = compile_by_name(autotuned, signature, options, param or [], _target_limits(cc, device)[0])
         if as_json:
             print_json(code_json(code) | _json(code.occupancy, plot) | {"explanation": str(code)})
             return
@@ -86,7 +86,7 @@ def occupancy(
     limits, num_sms = _target_limits(cc, device)
     if kernel is None:
         request = None
-        resources = _resources_given(warps, regs, shared, static_shared, barriers)
+        resources = _given_resources(warps, regs, shared, static_shared, barriers)
     else:
         _refuse_resources(regs, shared, static_shared, barriers)
         choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
@@ -130,7 +130,7 @@ def _target_limits(cc: str | None, device: str | None) -> tuple["ComputeLimits",
     return limits_for(parse_cc(cc)), None
 
 
-def _resources_given(
+def _given_resources(
     warps: int | None, regs: int | None, shared: int | None, static_shared: int, barriers: int
 ) -> "KernelResources":
     from blocktune.kernels.hardware.resources import KernelResources

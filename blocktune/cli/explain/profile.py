@@ -9,7 +9,7 @@ import typer
 
 from blocktune.cli.output.json_files import writable, write_atomically
 from blocktune.cli.output.render import note, print_json, print_table, say
-from blocktune.cli.shared.chosen_config import analysed, choose_config
+from blocktune.cli.shared.chosen_config import analyse_choice, choose_config
 from blocktune.cli.shared.compiled_config import BlockM, BlockN, DefaultOf, OwnParameters, Stages, Warps
 from blocktune.cli.shared.options import AsJson, Database, DeviceName, ShapeFlags, with_shape_flags
 from blocktune.cli.shared.stores import existing_store
@@ -70,11 +70,11 @@ def profile(
     choices = {"block_m": block_m, "block_n": block_n, "num_warps": warps, "num_stages": stages}
     with existing_store(db) as store:
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
-    text = _counted(chosen.request, spec, from_file, needed=not sass or out is not None)
+    text = _read_or_count(chosen.request, spec, from_file, needed=not sass or out is not None)
     counters = None if text is None else Counters.parse(text)
     if text is not None and CounterFile.says_of_what(text):
         _require_same(CounterFile.parse(text, str(from_file)).analysis, chosen.request)
-    analysis = analysed(chosen, spec)
+    analysis = analyse_choice(chosen, spec)
     if out is not None and text is not None:
         today = "" if from_file is not None else datetime.now(UTC).date().isoformat()
         write_atomically(out, CounterFile(analysis, text, today).text())
@@ -91,7 +91,9 @@ def profile(
         _show_mix(mix)
 
 
-def _counted(request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, *, needed: bool) -> str | None:
+def _read_or_count(
+    request: "CompileRequest", device: "DeviceSpec", from_file: Path | None, *, needed: bool
+) -> str | None:
     """Return the counters of a file, or of a run here, as text; None where there can be none and they are not needed.
 
     Raises:

@@ -70,7 +70,7 @@ def store_findings(db: str | None) -> Iterator[DoctorFinding]:
         with ResultStore.open(db, read_only=True) as store:
             health = store.health()
         if not health.sound:
-            yield from _corrected(target)
+            yield from _correct_bits(target)
         with ResultStore.open(db, read_only=True) as store:
             health = health if health.sound else store.health()
             yield from _clock(store.bests() if health.sound else ())
@@ -80,7 +80,7 @@ def store_findings(db: str | None) -> Iterator[DoctorFinding]:
     yield from _of_health(health)
 
 
-def _corrected(target: "StoreTarget") -> Iterator[DoctorFinding]:
+def _correct_bits(target: "StoreTarget") -> Iterator[DoctorFinding]:
     """Correct single bits of the database's rows, and yield which. Where it cannot be written, it stays as it is."""
     from blocktune.db.store import ResultStore
 

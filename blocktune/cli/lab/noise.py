@@ -90,7 +90,7 @@ def _study(
     from blocktune.tuner.measure.telemetry import GpuMonitor
 
     monitor = GpuMonitor(device.uuid, own_processes=len(Regime))
-    study = _measured(shape, device, configs, seconds, monitor)
+    study = _measure_study(shape, device, configs, seconds, monitor)
     return {
         "format": NOISE_FORMAT,
         "schema": SCHEMA,
@@ -106,7 +106,7 @@ def _study(
     }
 
 
-def _measured(
+def _measure_study(
     shape: "AttentionShape",
     device: "DeviceSpec",
     configs: "tuple[KernelConfig, ...]",

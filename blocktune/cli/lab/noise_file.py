@@ -21,7 +21,7 @@ def noise_cells(name: str, row: Mapping[str, Any]) -> list[str]:
         _spread(candidates["ratio"]),
         f"{_spread(finals['time'])} ({finals['count']})",
         _spread(finals["ratio"]),
-        "-" if drift is None else f"{_signed(drift['time'])}, {_signed(drift['ratio'])}",
+        "-" if drift is None else f"{_signed_percent(drift['time'])}, {_signed_percent(drift['ratio'])}",
         f"{duels['won']} of {duels['count']}",
         "-" if duels["distance"] is None else f"{100 * duels['distance']:.2f} %",
         _range(state["sm_clock_mhz"], "MHz"),
@@ -61,10 +61,10 @@ def rematch_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _spread(found: Mapping[str, float] | None) -> str:
-    return "-" if found is None else f"{_signed(found['low'])} to {_signed(found['high'])}"
+    return "-" if found is None else f"{_signed_percent(found['low'])} to {_signed_percent(found['high'])}"
 
 
-def _signed(ratio: float) -> str:
+def _signed_percent(ratio: float) -> str:
     return f"{100 * (ratio - 1):+.1f} %"
 
 

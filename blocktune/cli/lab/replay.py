@@ -10,7 +10,7 @@ from blocktune.cli.lab.replay_file import (
     MODEL_COLUMNS,
     RACING_COLUMNS,
     STRATEGY_COLUMNS,
-    joined,
+    join_replay,
     model_cells,
     racing_cells,
     strategy_cells,
@@ -73,7 +73,7 @@ def replay(
     compared = compare_strategies(sweeps, strategy or installed(), seeds=seeds, workers=default_workers(), on_run=note)
     report = {**compared.to_json(), "without": left_out}
     if out is not None:
-        report = joined(report, out)
+        report = join_replay(report, out)
         write_atomically(out, json.dumps(report, indent=1, sort_keys=True, allow_nan=False) + "\n")
     if as_json:
         print_json(report)

@@ -40,7 +40,7 @@ def read_replay(path: Path) -> dict[str, Any]:
     return read_document(path, "replay", FORMAT, SCHEMA)
 
 
-def joined(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def join_replay(report: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the report with the strategies that a file holds besides, so that a long replay may be made in parts.
 
     Raises:

@@ -137,13 +137,13 @@ def _rows_of_maps(maps: Iterable[Map], width: int) -> Iterator[list[Map]]:
 
 def _side_by_side(group: Sequence[Map], low: float, high: float) -> Iterator[Text]:
     heights = max(len(each.rows) for each in group)
-    yield _joined([Text(each.title.ljust(each.width)) for each in group])
-    yield _joined([Text("".join(f"{n:>{CELL}}" for n in ("", *each.columns))) for each in group])
+    yield _join_parts([Text(each.title.ljust(each.width)) for each in group])
+    yield _join_parts([Text("".join(f"{n:>{CELL}}" for n in ("", *each.columns))) for each in group])
     for line in range(heights):
-        yield _joined([_map_line(each, line, low, high) for each in group])
+        yield _join_parts([_map_line(each, line, low, high) for each in group])
 
 
-def _joined(parts: Iterable[Text]) -> Text:
+def _join_parts(parts: Iterable[Text]) -> Text:
     return Text(" " * GAP).join(parts)
 
 

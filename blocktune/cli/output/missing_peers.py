@@ -8,7 +8,7 @@ EXPECTED = ("cudnn", "fa3", "fa4")
 """Peers without which a table says so."""
 
 
-def without(timed: Collection[str]) -> str:
+def sentence_without(timed: Collection[str]) -> str:
     """Return a sentence, with a space after it, that names the expected rivals that were not timed; empty where all
     were."""
     names = missing(timed)
@@ -17,14 +17,14 @@ def without(timed: Collection[str]) -> str:
 
 def missing(timed: Collection[str]) -> str:
     """Return the expected rivals that were not timed, as a list in words; empty where all were."""
-    return _listed([PEERS[name] for name in EXPECTED if name not in timed])
+    return _enumerate_words([PEERS[name] for name in EXPECTED if name not in timed])
 
 
-def named_in(texts: Iterable[str]) -> set[str]:
+def peers_in(texts: Iterable[str]) -> set[str]:
     """Return the expected rivals that headings or cells of a table name, by their own name or their title."""
     lines = list(texts)
     return {name for name in EXPECTED if any(name == line or PEERS[name] in line for line in lines)}
 
 
-def _listed(words: list[str]) -> str:
+def _enumerate_words(words: list[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

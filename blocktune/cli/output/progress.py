@@ -17,7 +17,7 @@ LINE_SECONDS = 10.0
 
 
 @contextmanager
-def shown_progress() -> Iterator[Callable[["Progress"], None]]:
+def show_progress() -> Iterator[Callable[["Progress"], None]]:
     """Yield a function that shows the progress it is called with."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield Lines()

@@ -23,7 +23,7 @@ class JobsProgress(Protocol):
 
 
 @contextmanager
-def shown_jobs(total: int) -> Iterator[JobsProgress]:
+def show_jobs(total: int) -> Iterator[JobsProgress]:
     """Yield what shows the progress of `total` jobs."""
     if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield JobLines(total)
@@ -35,7 +35,7 @@ def shown_jobs(total: int) -> Iterator[JobsProgress]:
         bars.stop()
 
 
-def told(event: "Event", number: int, total: int) -> str:
+def event_line(event: "Event", number: int, total: int) -> str:
     """Return what is said of an event for good; empty for what only moves a bar."""
     from blocktune.tuner.fleet.job import Failed, Finished, Started, WorkerLost
 
@@ -67,7 +67,7 @@ class JobLines:
         from blocktune.tuner.fleet.job import Advanced, Started
 
         number = self._begun.setdefault(event.job, len(self._begun) + 1)
-        line = told(event, number, self._total)
+        line = event_line(event, number, self._total)
         if line:
             note(line)
         if isinstance(event, Started):
@@ -131,7 +131,7 @@ class JobBars:
                 self._bars.advance(self._all)
             case Failed():
                 self._bars.advance(self._all)
-        line = told(event, number, self._total)
+        line = event_line(event, number, self._total)
         if line:
             self._aside(lambda: note(line))
 

@@ -38,12 +38,12 @@ def print_content(text: str) -> None:
 
 def note(message: str) -> None:
     """Print a message for the person at the terminal on stderr, out of the way of the data."""
-    _write(_fitted(shown(message), sys.stderr), sys.stderr)
+    _write(_wrap_text(shown(message), sys.stderr), sys.stderr)
 
 
 def say(text: str) -> None:
     """Print a result in words on stdout."""
-    _write(_fitted(shown(text, MAX_TEXT), sys.stdout), sys.stdout)
+    _write(_wrap_text(shown(text, MAX_TEXT), sys.stdout), sys.stdout)
 
 
 def print_table(
@@ -99,7 +99,7 @@ def _write(text: str, stream: TextIO | None, *, ends_line: bool = True) -> None:
             raise UsageError(f"The output cannot be written: {error.strerror}. Send it to another place.") from error
 
 
-def _fitted(text: str, stream: TextIO | None) -> str:
+def _wrap_text(text: str, stream: TextIO | None) -> str:
     """Return the text with its lines cut between words where the stream is a terminal that would cut them anywhere."""
     width = _width(stream)
     if width is None:

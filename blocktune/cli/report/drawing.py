@@ -25,7 +25,7 @@ def javascript_bundle() -> str:
     Raises:
         UsageError: vl-convert cannot run here.
     """
-    return _printed({})
+    return _draw_in_process({})
 
 
 def svg(spec: Spec, signals: Mapping[str, float]) -> str:
@@ -38,10 +38,10 @@ def svg(spec: Spec, signals: Mapping[str, float]) -> str:
     Raises:
         UsageError: vl-convert cannot run here.
     """
-    return _printed({"spec": spec, "signals": signals})
+    return _draw_in_process({"spec": spec, "signals": signals})
 
 
-def _printed(task: Mapping[str, Any]) -> str:
+def _draw_in_process(task: Mapping[str, Any]) -> str:
     command = [sys.executable, "-P", "-m", "blocktune.cli.report.drawing"]
     environment = worker_environment() | {"PYTHONIOENCODING": "utf-8"}
     done = subprocess.run(

@@ -49,7 +49,7 @@ def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: st
         name: what the page calls itself.
     """
     scripts = [vega(), "\n".join(asset(name) for name in SCRIPTS)]
-    packed = [_packed("data", data), *(_packed(f"sweep-{index}", sweep) for index, sweep in enumerate(sweeps))]
+    packed = [_data_block("data", data), *(_data_block(f"sweep-{index}", sweep) for index, sweep in enumerate(sweeps))]
     parts = {
         "TITLE": escape(shown(title)),
         "NAME": escape(name),
@@ -58,10 +58,10 @@ def page(data: Mapping[str, Any], sweeps: Sequence[Mapping[str, Any]], title: st
         "DATA": "\n".join(packed),
         "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
-    return filled(parts)
+    return fill_page(parts)
 
 
-def filled(parts: Mapping[str, str]) -> str:
+def fill_page(parts: Mapping[str, str]) -> str:
     """Return the text of the page with its parts: TITLE, NAME, POLICY, STYLE, DATA and SCRIPTS."""
     text = asset("report.html")
     for name, part in parts.items():
@@ -101,7 +101,7 @@ def json_text(value: Any) -> str:
         ) from error
 
 
-def _packed(name: str, value: Any) -> str:
+def _data_block(name: str, value: Any) -> str:
     """Return a block of data; raises what `json_text` raises."""
     text = json_text(value)
     code = base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()

@@ -69,7 +69,7 @@ def report(
             sources.before = _winners_at(against)
         text = _html(sources, _layers(store, db))
     write_atomically(out, text)
-    _say_what(out, sources, len(text.encode()), as_json=as_json)
+    _print_counts(out, sources, len(text.encode()), as_json=as_json)
 
 
 def require_charts(command: str, extra: str) -> None:
@@ -101,7 +101,7 @@ def _add_own(sources: Sources, store: "ResultStore | None") -> None:
         sources.winners += store.bests()
         sources.kernels += store.kernel_bests()
         sources.sweeps += sweeps_of(store.trials())
-    sources.add_shipped(list(shipped_winners()))
+    sources.add_shipped_winners(list(shipped_winners()))
     sources.documents += shipped_documents()
     sources.counters |= shipped_counters()
     path = miss_path()
@@ -159,7 +159,7 @@ def _devices(sources: Sources) -> str:
     return ", ".join(sorted({device.name for device in sources.devices})) or "no measurements"
 
 
-def _say_what(out: Path, sources: Sources, size_bytes: int, *, as_json: bool) -> None:
+def _print_counts(out: Path, sources: Sources, size_bytes: int, *, as_json: bool) -> None:
     counts = {
         "file": str(out),
         "bytes": size_bytes,

@@ -75,7 +75,7 @@ class Sources:
         rows = [row for document in self.of_kind("bench") for row in document.content["rows"]]
         return list(dict.fromkeys([*found, *(AttentionShape.from_json(row["shape"]) for row in rows)]))
 
-    def add_shipped(self, winners: "Sequence[Best]") -> None:
+    def add_shipped_winners(self, winners: "Sequence[Best]") -> None:
         """Add the winners that come with the package, after all others."""
         self.winners += winners
         self.shipped = len(winners)

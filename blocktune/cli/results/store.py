@@ -52,7 +52,7 @@ def list_bests(
     from blocktune.db.rivals import with_todays_default, with_todays_rivals
 
     only = choose_device(device) if device else None
-    found, kernels = ([], []) if shipped else _stored(db, only)
+    found, kernels = ([], []) if shipped else _stored_winners(db, only)
     source = "database" if found else "shipped"
     found = found or [best for best in shipped_winners() if only is None or best.device.key == only.key]
     if as_json:
@@ -72,7 +72,7 @@ def _row(source: str, best: "AnyBest") -> tuple[str, ...]:
     return source, best.device.name, problem, best.config.label, str(best.origin), time, speedup(best)
 
 
-def _stored(db: str | None, only: "DeviceSpec | None") -> "tuple[list[Best], list[KernelBest]]":
+def _stored_winners(db: str | None, only: "DeviceSpec | None") -> "tuple[list[Best], list[KernelBest]]":
     """Return the winners of attention and of autotuned kernels, on this device or on all."""
     with existing_store(db) as store:
         return (store.bests(only), store.kernel_bests(only)) if store else ([], [])

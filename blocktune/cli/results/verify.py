@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from blocktune.cli.output.progress import shown_progress
+from blocktune.cli.output.progress import show_progress
 from blocktune.cli.output.render import microseconds, note, print_json, print_table, say
 from blocktune.cli.results.verify_kernel import show_validity, verified_launches
 from blocktune.cli.shared.kernel_arguments import ArgumentsOf, Space
@@ -163,7 +163,7 @@ def _verifications(
     with farm_for(device) as compiler, gpu_runner(first.shape, device, monitor, note, _terms(first)) as runner:
         for best in _in_turn(due, device, store, compiler, runner):
             try:
-                with shown_progress() as show:
+                with show_progress() as show:
                     found = verify(
                         best,
                         device=device,

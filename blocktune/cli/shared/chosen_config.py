@@ -26,7 +26,7 @@ class Choice:
     winner: "Best | None" = None
 
 
-def analysed(choice: Choice, device: "DeviceSpec") -> "Analysis":
+def analyse_choice(choice: Choice, device: "DeviceSpec") -> "Analysis":
     """Compile a config and ask every model about it.
 
     Raises:
@@ -39,7 +39,7 @@ def analysed(choice: Choice, device: "DeviceSpec") -> "Analysis":
     return analyse(request.kernel, request.config, request.shape, device, code, measured_us=choice.measured_us)
 
 
-def measured_us_of(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
+def measured_time_us(store: "ResultStore | None", device: "DeviceSpec", request: CompileRequest) -> float | None:
     """Return what the config took on this device, if the database knows."""
     if store is None:
         return None
@@ -63,7 +63,7 @@ def choose_config(
     changed = request.config != found.request.config
     measured_us = None if changed else found.measured_us
     if measured_us is None:
-        measured_us = measured_us_of(store, device, request)
+        measured_us = measured_time_us(store, device, request)
     source = "as given" if changed else found.source
     return Choice(request=request, source=source, measured_us=measured_us, winner=found.winner)
 

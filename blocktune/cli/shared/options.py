@@ -137,7 +137,7 @@ NEEDED = ("seq", "dim")
 
 def with_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the flags of `ShapeFlags` in place of its parameter `flags`."""
-    return _expanded(command, inspect.signature(ShapeFlags).parameters, lambda values: ShapeFlags(**values))
+    return _expand_flags(command, inspect.signature(ShapeFlags).parameters, lambda values: ShapeFlags(**values))
 
 
 def with_optional_shape_flags(command: Callable[..., None]) -> Callable[..., None]:
@@ -146,7 +146,7 @@ def with_optional_shape_flags(command: Callable[..., None]) -> Callable[..., Non
     for name in NEEDED:
         declared, option = get_args(shared[name].annotation)
         shared[name] = shared[name].replace(annotation=Annotated[declared | None, option], default=None)
-    return _expanded(command, shared, _flags_if_any)
+    return _expand_flags(command, shared, _flags_if_any)
 
 
 def require_flags(flags: ShapeFlags | None) -> ShapeFlags:
@@ -191,7 +191,7 @@ def _flags_if_any(values: Mapping[str, Any]) -> ShapeFlags | None:
     return None
 
 
-def _expanded(
+def _expand_flags(
     command: Callable[..., None],
     shared: Mapping[str, inspect.Parameter],
     flags_of: Callable[[dict[str, Any]], ShapeFlags | None],

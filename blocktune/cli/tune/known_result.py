@@ -20,7 +20,7 @@ def known_result(store: "ResultStore", db: str | None, device: "DeviceSpec", sha
     return answer if answer.is_measured else None
 
 
-def show_known(known: Answer, compiler: "Compiler") -> None:
+def show_known_result(known: Answer, compiler: "Compiler") -> None:
     """Print a measurement at once, then the occupancy of its config, which has to be compiled first."""
     from blocktune.tuner.occupancy.calculator import occupancy
 

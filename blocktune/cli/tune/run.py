@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blocktune.cli.output.progress import shown_progress
+from blocktune.cli.output.progress import show_progress
 from blocktune.cli.output.render import INTERRUPTED, note
 from blocktune.cli.shared import completion
 from blocktune.cli.shared.gpu_count import gpus_for, wanted_gpus
@@ -212,7 +212,7 @@ def _run_one(target: "Target", search: dict[str, Any], output: RunOutput) -> boo
             if known is not None:
                 output.show_known(known, compiler)
             note(wait_text(search["budget"], present=is_present(device), exhaustive=search["exhaustive"]))
-        with shown_progress() as show:
+        with show_progress() as show:
             report = tune_target(target, search, store, show, compiler)
         output.show_end(report, known, store)
     return report.interrupted

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from blocktune.cli.output.progress import shown_progress
-from blocktune.cli.output.progress_jobs import JobsProgress, shown_jobs
+from blocktune.cli.output.progress import show_progress
+from blocktune.cli.output.progress_jobs import JobsProgress, show_jobs
 from blocktune.cli.output.render import counts, microseconds, note, print_json, say
 from blocktune.cli.output.winners import speedup_text
 from blocktune.kernels.values.errors import BlocktuneError, NoFeasibleConfigError, StoreError, UsageError
@@ -58,7 +58,7 @@ def _run_in_turn(shapes: "Sequence[Target]", db: str | None, as_json: bool, sear
         for number, shape in enumerate(shapes, start=1):
             note(f"{number}/{len(shapes)} {shape.label}")
             try:
-                with shown_progress() as show:
+                with show_progress() as show:
                     if runner is not None:
                         show = _compiling_ahead(show, shapes[number : number + 1], search, compiler)
                     report = tune_target(shape, search, store, show, compiler, runner)
@@ -138,7 +138,7 @@ def share(executor: "Executor", jobs: "Sequence[Job]", db: str | None, as_json: 
 
     with ResultStore.open(db):
         pass  # created or upgraded once, before many open it
-    with shown_jobs(len(jobs)) as progress, _interrupting(executor) as signals:
+    with show_jobs(len(jobs)) as progress, _interrupting(executor) as signals:
         reports, failures = _watch(executor, jobs, progress, as_json)
     broken = [failure for failure in failures if failure[1] == StoreError.exit_code]
     if broken:

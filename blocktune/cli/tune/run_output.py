@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from blocktune.cli.output.render import print_json, say
 from blocktune.cli.shared.lookup import Answer, look_up
 from blocktune.cli.shared.summary import show_short, show_winner
-from blocktune.cli.tune.known_result import show_known
+from blocktune.cli.tune.known_result import show_known_result
 from blocktune.cli.tune.report_text import show_report
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.device_choice import is_present
@@ -32,7 +32,7 @@ class RunOutput:
     def show_known(self, known: Answer, compiler: "Compiler") -> None:
         """Print a measurement before the search for a device that is not here: it is used instead of a prediction."""
         if self.verbose and not self.as_json:
-            show_known(known, compiler)
+            show_known_result(known, compiler)
         elif not self.as_json:
             show_short(known, self.assumed)
 

@@ -116,7 +116,7 @@ class Routes:
         device = chosen_device(self._ui.store, form.device)
         return _json(json_text(self._ui.what_ifs.ask(form.request(device), device)))
 
-    def asked(self, number: int) -> Response:
+    def compile_state(self, number: int) -> Response:
         """Return how far a compile is."""
         return _json(json_text(self._ui.what_ifs.state(number)))
 
@@ -147,7 +147,7 @@ def _router(paths: Routes) -> APIRouter:
         "/overview": paths.overview,
         "/table/{name}": paths.table,
         "/events": paths.events,
-        "/what-if/{number}": paths.asked,
+        "/what-if/{number}": paths.compile_state,
         "/{name}": paths.file,
     }.items():
         router.add_api_route(path, answer, methods=["GET"], response_model=None)

@@ -34,7 +34,7 @@ class Broadcast:
         """Whether no further page can follow."""
         return self._followed.total() >= MAX_STREAMS
 
-    def until(self, is_ending: Callable[[], bool]) -> None:
+    def close_when(self, is_ending: Callable[[], bool]) -> None:
         """Let every page go once this says so: a server waits for them before it ends."""
         self._is_ending = is_ending
 
@@ -63,7 +63,7 @@ class Broadcast:
             numbers = [min(number, log.number) for number, log in zip(seen, logs, strict=True)]
             yield "retry: 1000\n\n"
             while not self._is_ending():
-                numbers, texts = _missed(logs, numbers)
+                numbers, texts = _missed_events(logs, numbers)
                 for text in texts or [": nothing new\n"]:
                     yield f"id: {numbers[0]}.{numbers[1]}\n{text}\n"
                 await self._wait(logs, numbers)
@@ -84,7 +84,7 @@ class Broadcast:
             self._changed.notify_all()
 
 
-def _missed(logs: list[EventLog], numbers: list[int]) -> tuple[list[int], list[str]]:
+def _missed_events(logs: list[EventLog], numbers: list[int]) -> tuple[list[int], list[str]]:
     """Return the numbers of the last events and the events after these numbers, the store's first."""
     found = [log.after(number) for log, number in zip(logs, numbers, strict=True)]
     texts = [part for _, part in found if part is not None]

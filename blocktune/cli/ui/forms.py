@@ -28,7 +28,7 @@ class ShapeForm:
         Raises:
             UsageError: a field is unknown or of another type, or the sizes do not fit together.
         """
-        return ShapeFlags(**_checked(self.flags)).shape()
+        return ShapeFlags(**_check_fields(self.flags)).shape()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _kind(name: str, hints: dict[str, Any]) -> str:
     return "int" if declared in (int, int | None) else declared.__name__
 
 
-def _checked(flags: dict[str, int | str | bool]) -> dict[str, Any]:
+def _check_fields(flags: dict[str, int | str | bool]) -> dict[str, Any]:
     """Return the fields that were filled in.
 
     Raises:

@@ -54,7 +54,7 @@ class Guard:
             return
         refusal = self._refusal(scope)
         if refusal is None:
-            await self._application(scope, _bounded(receive), _with_headers(send))
+            await self._application(scope, _bound_body(receive), _with_headers(send))
         else:
             await _refuse(*refusal, _with_headers(send))
 
@@ -81,7 +81,7 @@ def _is_short(length: str) -> bool:
     return length.isdecimal() and len(length) < 10 and int(length) <= MAX_BODY_BYTES
 
 
-def _bounded(receive: Receive) -> Receive:
+def _bound_body(receive: Receive) -> Receive:
     """Return what receives a request, and takes one that sends more than it may for one whose client has gone."""
     received = 0
 

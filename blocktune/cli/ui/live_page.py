@@ -4,7 +4,7 @@ import functools
 import threading
 
 from blocktune.cli.report.page import SCRIPTS as REPORT_SCRIPTS
-from blocktune.cli.report.page import asset, filled, vega
+from blocktune.cli.report.page import asset, fill_page, vega
 from blocktune.cli.ui.guard import POLICY
 from blocktune.kernels.files.reading import package_text
 
@@ -21,7 +21,7 @@ FILES = {
 
 def live_page() -> str:
     """Return the HTML text."""
-    return filled(
+    return fill_page(
         {
             "TITLE": "blocktune live",
             "NAME": "blocktune live",

@@ -65,7 +65,7 @@ class PageText:
             misses=named.misses,
             counters={**named.counters, **shipped_counters()},
         )
-        sources.add_shipped(list(shipped_winners()))
+        sources.add_shipped_winners(list(shipped_winners()))
         data = page_data(sources, self._layers(winners), now=datetime.now(UTC))
         return data | {"fields": shape_fields()}
 

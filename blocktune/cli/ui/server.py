@@ -74,7 +74,7 @@ def make_server(settings: ServerSettings, what_ifs: WhatIfs, address: ServerAddr
     def ended() -> bool:
         return bool(server.should_exit)
 
-    broadcast.until(ended)
+    broadcast.close_when(ended)
     steps = (partial(file_text, "vega.js"), store.refresh, data.text, what_ifs.prepare)
     threading.Thread(target=_prepare, args=(steps, ended), name="blocktune-ui").start()
     return server

@@ -75,10 +75,10 @@ def document_from(device: DeviceSpec, bests: Iterable[AnyBest], trials: Iterable
         "schema": FORMAT_VERSION,
         "device": replace(device, uuid=None).to_json(),
         "environments": environments,
-        "bests": [_checked(device, _best_json(best), environments) for best in bests],
+        "bests": [_with_checksum(device, _best_json(best), environments) for best in bests],
     }
     if trials is not None:
-        document["trials"] = [_checked(device, _trial_json(trial), environments) for trial in kept]
+        document["trials"] = [_with_checksum(device, _trial_json(trial), environments) for trial in kept]
     return document
 
 
@@ -88,7 +88,7 @@ def export_document(device: DeviceSpec, bests: Iterable[AnyBest], trials: Iterab
     return document | {DEVICE_CHECKSUM: checksum_of(document["device"])}
 
 
-def _checked(device: DeviceSpec, row: Document, environments: Document) -> Document:
+def _with_checksum(device: DeviceSpec, row: Document, environments: Document) -> Document:
     return row | {CHECKSUM: exported_checksum(row, device.key, environments[row["environment"]])}
 
 
@@ -155,7 +155,7 @@ def frozen_document(device: DeviceSpec, bests: Iterable[AnyBest]) -> Document:
     """
     document = document_from(device, bests, None)
     rows = [{name: best[name] for name in FROZEN_FIELDS} for best in document["bests"]]
-    document["bests"] = [_checked(device, row, document["environments"]) for row in rows]
+    document["bests"] = [_with_checksum(device, row, document["environments"]) for row in rows]
     document["device"] = _kind_of(device).to_json()
     return document | {"sha256": seal_of(document)}
 

@@ -44,7 +44,7 @@ def records_in(document: Any) -> tuple[list[AnyBest], list[AnyTrial]]:
     Raises:
         ImportRejectedError: naming the place, the value and the rule.
     """
-    top, source = _checked(document)
+    top, source = _check_document(document)
     bests = [source.best(row) for row in top["bests"].items(MAX_BESTS)]
     return bests, [source.trial(row) for row in top["trials"].items(MAX_TRIALS)] if "trials" in top else []
 
@@ -68,7 +68,7 @@ def records_from(document: Any) -> tuple[list[Best], list[Trial]]:
     return of_attention(bests), of_attention(trials)
 
 
-def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
+def _check_document(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
     """Return the parts of a document whose seal is unbroken, and what reads its rows."""
     top = Untrusted(document).object(
         ("format", "schema", "device", "environments", "bests"), ("trials", "sha256", "signature", DEVICE_CHECKSUM)
@@ -77,7 +77,7 @@ def _checked(document: Any) -> "tuple[dict[str, Untrusted], _Source]":
     top["schema"].integer(1, FORMAT_VERSION)
     if "sha256" in top:
         _require_unbroken_seal(document, top["sha256"])
-    device = top["device"].parsed(DeviceSpec.from_json, "a device")
+    device = top["device"].parse_with(DeviceSpec.from_json, "a device")
     if DEVICE_CHECKSUM in top:
         checksum = checksum_of(top["device"].value)
         top[DEVICE_CHECKSUM].match(
@@ -124,7 +124,7 @@ class _Source:
     def best(self, node: Untrusted) -> AnyBest:
         parts = node.object((*_PROVENANCE, "origin"), (*_OTHER_CONFIGS, *_BEST_READERS, CHECKSUM))
         own = self._problem_and_configs(parts)
-        origin = parts["origin"].parsed(Origin, f"one of {', '.join(Origin)}")
+        origin = parts["origin"].parse_with(Origin, f"one of {', '.join(Origin)}")
         if isinstance(own["shape"], KernelProblem) and origin is not Origin.MEASURED:
             parts["origin"].reject(f"`{Origin.MEASURED}`, as that of every winner of an autotuned kernel is")
         if origin is Origin.MEASURED and "time_us" not in parts:
@@ -135,7 +135,7 @@ class _Source:
 
     def trial(self, node: Untrusted) -> AnyTrial:
         parts = node.object((*_PROVENANCE, "outcome"), (*_TRIAL_READERS, CHECKSUM))
-        outcome = parts["outcome"].parsed(Outcome, f"one of {', '.join(Outcome)}")
+        outcome = parts["outcome"].parse_with(Outcome, f"one of {', '.join(Outcome)}")
         if (outcome is Outcome.OK) != ("time_us" in parts):
             node.reject("an object that has `time_us` exactly when its outcome is `ok`")
         own = self._problem_and_configs(parts)
@@ -182,25 +182,25 @@ def _read(parts: dict[str, Untrusted], readers: _Readers) -> dict[str, Any]:
 
 
 def _regime(node: Untrusted) -> Regime:
-    return node.parsed(Regime, f"one of {', '.join(Regime)}")
+    return node.parse_with(Regime, f"one of {', '.join(Regime)}")
 
 
 def _problem(node: Untrusted) -> AttentionShape | KernelProblem:
     if not is_launch_problem(node.value):
-        return node.parsed(AttentionShape.from_json, "a shape")
+        return node.parse_with(AttentionShape.from_json, "a shape")
     node.object(("kernel", "problem"))["kernel"].text(MAX_NAME)
-    return node.parsed(KernelProblem.from_json, "the problem of a kernel")
+    return node.parse_with(KernelProblem.from_json, "the problem of a kernel")
 
 
 def _launch_config(node: Untrusted, kernel: str) -> LaunchConfig:
-    config = node.parsed(LaunchConfig.from_json, "the config of a kernel")
+    config = node.parse_with(LaunchConfig.from_json, "the config of a kernel")
     if config.kernel != kernel:
         node.reject(f"a config of {kernel}")
     return config
 
 
 def _config(node: Untrusted) -> KernelConfig:
-    config = node.parsed(KernelConfig.from_json, "a config")
+    config = node.parse_with(KernelConfig.from_json, "a config")
     if len(config.extra) > 8:
         node.reject("a config with up to 8 parameters of the kernel's own")
     return config

@@ -30,7 +30,7 @@ class ImportCounts:
     trials_kept: int
 
 
-def unverified(results: Results) -> Results:
+def distrust_results(results: Results) -> Results:
     """Return the results of a stranger, as far as they are believed: a winner counts as borrowed until it was measured
     here, and no trial counts as made here. Winners of autotuned kernels are left out, since production takes every
     stored one for a measurement."""

@@ -63,7 +63,7 @@ def _row(trial: Trial) -> Row:
     return {
         "device": shown(trial.device.name),
         "shape": trial.shape.label,
-        **_prefixed("shape", trial.shape.to_json() | {"features": features}),
+        **_prefix_names("shape", trial.shape.to_json() | {"features": features}),
         "kernel": trial.config.kernel,
         "block_m": trial.config.block_m,
         "block_n": trial.config.block_n,
@@ -79,7 +79,7 @@ def _row(trial: Trial) -> Row:
         "blocks_per_sm": trial.blocks_per_sm,
         "occupancy": trial.occupancy,
         "limiters": list(trial.limiters),
-        **_prefixed("resources", _NO_RESOURCES if trial.resources is None else asdict(trial.resources)),
+        **_prefix_names("resources", _NO_RESOURCES if trial.resources is None else asdict(trial.resources)),
         **asdict(trial.telemetry),
         "compile_seconds": trial.compile_seconds,
         "bench_seconds": trial.bench_seconds,
@@ -91,7 +91,7 @@ def _row(trial: Trial) -> Row:
     }
 
 
-def _prefixed(word: str, values: Mapping[str, Any]) -> Row:
+def _prefix_names(word: str, values: Mapping[str, Any]) -> Row:
     return {f"{word}_{name}": value for name, value in values.items()}
 
 

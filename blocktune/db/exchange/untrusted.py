@@ -120,7 +120,7 @@ class Untrusted:
             self.reject(f"a time with its zone from {earliest:%Y-%m-%d} to {latest:%Y-%m-%d}")
         return moment
 
-    def parsed(self, parse: Callable[[Any], T], meaning: str) -> T:
+    def parse_with(self, parse: Callable[[Any], T], meaning: str) -> T:
         """Return what the constructor of another room makes of the value."""
         try:
             return parse(self.value)

@@ -44,7 +44,7 @@ def require_sound_best(best: AnyBest) -> None:
     """
     _require_provenance(best)
     if best.origin is Origin.MEASURED and best.time_us is None:
-        raise _broken("`time_us` when it was measured", "time_us", None)
+        raise _broken_rule("`time_us` when it was measured", "time_us", None)
     _require_measured(best)
 
 
@@ -57,17 +57,17 @@ def _require_kernel(record: Record) -> None:
     others = (record.default, record.paper) if isinstance(record, Best) else ()
     for config in (record.config, *(other for other in others if other is not None)):
         if not isinstance(config, LaunchConfig) or config.kernel != record.shape.kernel:
-            raise _broken(f"configs of the kernel {record.shape.kernel}", "config", config)
+            raise _broken_rule(f"configs of the kernel {record.shape.kernel}", "config", config)
         if len(config.document) > MAX_CONFIG_TEXT:
-            raise _broken(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", config.document)
+            raise _broken_rule(f"parameters of up to {MAX_CONFIG_TEXT} characters of JSON", "config", config.document)
     if not isinstance(record.kernel_hash, str) or not _SOURCE_HASH.fullmatch(record.kernel_hash):
-        raise _broken("16 hexadecimal digits", "kernel_hash", record.kernel_hash)
+        raise _broken_rule("16 hexadecimal digits", "kernel_hash", record.kernel_hash)
 
 
 def _require_outcome(trial: AnyTrial) -> None:
     """Check that what ended well, and nothing else, has a time."""
     if (trial.outcome is Outcome.OK) != (trial.time_us is not None):
-        raise _broken("`time_us` exactly when its outcome is ok", "time_us", trial.time_us)
+        raise _broken_rule("`time_us` exactly when its outcome is ok", "time_us", trial.time_us)
 
 
 def _require_provenance(record: Record) -> None:
@@ -75,7 +75,7 @@ def _require_provenance(record: Record) -> None:
     _require_text(MAX_NAME, device=record.device.name)
     require_sound_environment(record.environment)
     if not isinstance(record.created_at, datetime) or record.created_at.tzinfo is None:
-        raise _broken("a time with its zone", "created_at", record.created_at)
+        raise _broken_rule("a time with its zone", "created_at", record.created_at)
 
 
 def require_sound_environment(environment: Environment) -> None:
@@ -85,7 +85,7 @@ def require_sound_environment(environment: Environment) -> None:
         UsageError: one is no printable text, or a number is out of range.
     """
     if not isinstance(environment.regime, Regime):
-        raise _broken(f"one of the regimes {', '.join(Regime)}", "regime", environment.regime)
+        raise _broken_rule(f"one of the regimes {', '.join(Regime)}", "regime", environment.regime)
     require_sound_value(Whole(), "protocol", environment.protocol)
     require_sound_value(POWER_W, "power_limit_w", environment.power_limit_w)
     _require_text(MAX_TEXT, **{name: getattr(environment, name) for name in _VERSIONS})
@@ -108,18 +108,18 @@ def require_sound_value(kind: Kind, name: str, value: Any) -> None:
     match kind:
         case Real():
             if type(value) not in (int, float) or not kind.low <= value <= kind.high:  # NaN is in no range
-                raise _broken(f"a number from {kind.low:g} to {kind.high:g}", name, value)
+                raise _broken_rule(f"a number from {kind.low:g} to {kind.high:g}", name, value)
         case Whole():
             if type(value) is not int or not kind.low <= value <= kind.high:
-                raise _broken(f"an integer from {kind.low:g} to {kind.high:g}", name, value)
+                raise _broken_rule(f"an integer from {kind.low:g} to {kind.high:g}", name, value)
         case Word():
             _require_text(kind.longest, **{name: value})
         case Prose():
             if not isinstance(value, str) or len(value) > kind.longest:
-                raise _broken(f"a text of up to {kind.longest:,} characters", name, value)
+                raise _broken_rule(f"a text of up to {kind.longest:,} characters", name, value)
         case Several():
             if not isinstance(value, tuple) or len(value) > kind.most:
-                raise _broken(f"up to {kind.most:,} values", name, value)
+                raise _broken_rule(f"up to {kind.most:,} values", name, value)
             for item in value:
                 require_sound_value(kind.of, name, item)
 
@@ -128,8 +128,8 @@ def _require_text(longest: int, **values: object) -> None:
     """Check texts for people. What a terminal would obey instead of showing has no place in them."""
     for name, value in values.items():
         if not isinstance(value, str) or len(value) > longest or not value.isprintable():
-            raise _broken(f"a printable text of up to {longest} characters", name, value)
+            raise _broken_rule(f"a printable text of up to {longest} characters", name, value)
 
 
-def _broken(rule: str, name: str, value: object) -> UsageError:
+def _broken_rule(rule: str, name: str, value: object) -> UsageError:
     return UsageError(f"A row must hold {rule}, but got {name}={value!r:.80}. Correct the value.")

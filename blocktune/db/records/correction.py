@@ -64,7 +64,7 @@ def correct(connection: sqlite3.Connection) -> list[BitCorrection]:
         work = _Work(connection)
         work.correct_self_checked()
         work.correct_results()
-        work.correct_repeated()
+        work.correct_repeated_columns()
     finally:
         connection.text_factory = texts
     return work.corrections
@@ -110,7 +110,7 @@ class _Work:
             if failures < MOST_FAILURES and not self._is_sound(table, row):
                 failures += not self._is_corrected(table, row)
 
-    def correct_repeated(self) -> None:
+    def correct_repeated_columns(self) -> None:
         """Write what queries ask of sound rows again, where it contradicts them."""
         for table, row_id in sorted(self.vouched):
             row = self.shared[table, row_id]
@@ -151,8 +151,8 @@ class _Work:
         targets = self._targets(table, row)
         places = {name: (target, row[f"{name}_id"]) for name, target in targets.items()}
         try:
-            linked = {name: self._linked(place) for name, place in places.items()}
-            found = LinkedRow(__table__=_TABLES[table], **vars(_converted(table, row)), **linked)
+            linked = {name: self._linked_row(place) for name, place in places.items()}
+            found = LinkedRow(__table__=_TABLES[table], **vars(_convert_row(table, row)), **linked)
             record = _RESULTS[table](found)
         except UNREADABLE:
             return False
@@ -179,10 +179,10 @@ class _Work:
         for values in self.connection.execute(f"SELECT {', '.join(names)} FROM {table}{condition}", key).fetchall():
             yield dict(zip(names, values, strict=True))
 
-    def _linked(self, place: tuple[str, int]) -> SimpleNamespace | None:
-        """Return a row that results refer to, None where there is none. Raises the errors of `_converted`."""
+    def _linked_row(self, place: tuple[str, int]) -> SimpleNamespace | None:
+        """Return a row that results refer to, None where there is none. Raises the errors of `_convert_row`."""
         if place not in self.made and place in self.shared:
-            self.made[place] = _converted(place[0], self.shared[place])
+            self.made[place] = _convert_row(place[0], self.shared[place])
         return self.made.get(place)
 
     def _put(self, place: tuple[str, int], row: Raw) -> None:
@@ -200,13 +200,13 @@ class _Work:
 
 def _holds(check: Callable[[Any], object], table: str, row: Raw) -> bool:
     try:
-        check(_converted(table, row))
+        check(_convert_row(table, row))
     except UNREADABLE:
         return False
     return True
 
 
-def _converted(table: str, row: Raw) -> SimpleNamespace:
+def _convert_row(table: str, row: Raw) -> SimpleNamespace:
     """Return the row as SQLAlchemy would have it.
 
     Raises:

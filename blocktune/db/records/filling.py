@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Select, Table, bindparam, select, update
 from sqlalchemy.orm import Session
 
-from blocktune.db.records.reading import ROWS_AT_ONCE, halved
+from blocktune.db.records.reading import ROWS_AT_ONCE, read_by_halves
 from blocktune.db.records.records import Record
 from blocktune.db.records.row_checksums import device_checksum, record_checksum, served_checksum
 from blocktune.db.records.row_values import document_of, whole_device
@@ -54,7 +54,7 @@ def _give(session: Session, table: Table, query: Select[Any], checksums: Callabl
     def given(row: Any) -> dict[str, Any]:
         return {"row_id": row.id, **checksums(row)}
 
-    rows = halved(session, query, table.c.id, given, keep)
+    rows = read_by_halves(session, query, table.c.id, given, keep)
     while batch := list(islice(rows, ROWS_AT_ONCE)):
         if found := [values for values in batch if len(values) > 1]:
             names: dict[str, Any] = {name: bindparam(name) for name in found[0] if name != "row_id"}
@@ -96,7 +96,7 @@ def _of_moved_trial(row: TrialRow) -> Checksums:
         "samples_us": trial.samples_us or None,
         "seconds": trial.compile_seconds or None,
     }
-    return {"checksum": record_checksum(trial)} if _was(trial, told | telemetry) == row.checksum else {}
+    return {"checksum": record_checksum(trial)} if _former_checksum(trial, told | telemetry) == row.checksum else {}
 
 
 def _of_moved_best(row: BestRow) -> Checksums:
@@ -110,10 +110,10 @@ def _of_moved_best(row: BestRow) -> Checksums:
         "speedup_high": best.speedup_high,
         "trials": best.trials or None,
     }
-    return {"checksum": record_checksum(best)} if _was(best, told) == row.checksum else {}
+    return {"checksum": record_checksum(best)} if _former_checksum(best, told) == row.checksum else {}
 
 
-def _was(record: Record, told: Mapping[str, Any]) -> str:
+def _former_checksum(record: Record, told: Mapping[str, Any]) -> str:
     """Return the checksum of a record in the tables of before, which left out what was at its default."""
     shared = {
         "gpu_uuid": record.device.uuid,

@@ -25,7 +25,7 @@ from blocktune.db.tables.models import (
 )
 from blocktune.db.tables.schema import version_of
 from blocktune.db.tables.sqlite_file import log_of
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.files.foreign_text import shown
 
 logger = logging.getLogger("blocktune")
@@ -66,7 +66,7 @@ def health_of(engines: StoreEngines) -> StoreHealth:
         StoreError: it cannot be read at all.
     """
     path = engines.target.path
-    with translated(engines.target), engines.reader.connect() as connection:
+    with translate_errors(engines.target), engines.reader.connect() as connection:
         return StoreHealth(
             place=engines.target.label,
             server=_server(connection),
@@ -90,7 +90,7 @@ def warn_of_damage(engines: StoreEngines) -> None:
     target = engines.target
     if target.path is None or _file_bytes(target.path) > MOST_CHECKED_BYTES:
         return
-    with translated(target), engines.reader.connect() as connection:
+    with translate_errors(target), engines.reader.connect() as connection:
         (found,) = _pragma(connection, "integrity_check(1)")
     if found != "ok":
         logger.warning(

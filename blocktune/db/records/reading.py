@@ -93,7 +93,7 @@ def batches(
         session.expunge_all()
 
 
-def halved(
+def read_by_halves(
     session: Session,
     query: Select[Any],
     row_id: ColumnElement[int],
@@ -147,7 +147,7 @@ class _Reading(Generic[Record]):
         try:
             yield from [self.convert(row) for row in self.rows_of(self.session, self.query)]
         except UNREADABLE:
-            yield from halved(self.session, self.query, self.row_type.id, self.convert, self._leave_out)
+            yield from read_by_halves(self.session, self.query, self.row_type.id, self.convert, self._leave_out)
 
     def _leave_out(self, row_id: int, error: Exception) -> None:
         checksum = self.session.scalar(select(self.row_type.checksum).where(self.row_type.id == row_id))

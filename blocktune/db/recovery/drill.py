@@ -13,7 +13,7 @@ from blocktune.db.recovery.rebuild import recover
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS, connect_sqlite, readable_uri
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.files.reading import STORE_BYTES, read_bytes
 from blocktune.kernels.values.errors import BlocktuneError, StoreError, UsageError
 
@@ -94,7 +94,7 @@ def _content(place: StoreTarget, copy: Path) -> bytes:
         raise StoreError(f"No such store: {place.label}, but a drill needs one. `tune run` creates it.")
     uri = readable_uri(place.path)
     with (
-        translated(place),
+        translate_errors(place),
         closing(connect_sqlite(uri, LOCK_TIMEOUT_SECONDS)) as source,
         closing(sqlite3.connect(copy)) as destination,
     ):
@@ -141,7 +141,7 @@ Damage = Callable[[bytes, random.Random], bytes]
 PAGE_BYTES = 4096
 
 
-def _flipped(content: bytes, dice: random.Random) -> bytes:
+def _flip_bit(content: bytes, dice: random.Random) -> bytes:
     damaged = bytearray(content)
     damaged[dice.randrange(len(damaged))] ^= 1 << dice.randrange(8)
     return bytes(damaged)
@@ -179,7 +179,7 @@ def _cut(content: bytes, dice: random.Random) -> bytes:
 
 
 DAMAGES: tuple[Damage, ...] = (
-    _flipped,
+    _flip_bit,
     _overwritten(1),
     _overwritten(16),
     _overwritten(512),
@@ -188,6 +188,6 @@ DAMAGES: tuple[Damage, ...] = (
     _zeroed_page,
     _swapped_pages,
     _cut,
-    _flipped,
+    _flip_bit,
 )
 """What disks, cables, file systems and hands do to files."""

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.db.exchange.merging import Results
-from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed
-from blocktune.db.recovery.salvage import Salvaged, salvaged
+from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed_recoveries
+from blocktune.db.recovery.salvage import Salvaged, salvage_rows
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import LOCK_TIMEOUT_SECONDS
@@ -61,14 +61,14 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
             "server."
         )
     _require_file(place)
-    undo_killed(place.path)
+    undo_killed_recoveries(place.path)
     if not _is_damaged(place.path, lock_timeout_seconds):
         return None
-    found = _salvaged(place.path)
+    found = _salvage_file(place.path)
     fresh = fresh_path(place.path)
     remove_fresh(fresh)
     try:
-        bests, trials = _restored(found, fresh)
+        bests, trials = _write_store(found, fresh)
         kept = exchange(place.path, fresh)
     finally:
         remove_fresh(fresh)
@@ -83,9 +83,9 @@ def recover(target: str | Path | None, *, lock_timeout_seconds: float = LOCK_TIM
     )
 
 
-def _salvaged(path: Path) -> Salvaged:
+def _salvage_file(path: Path) -> Salvaged:
     try:
-        return salvaged(path)
+        return salvage_rows(path)
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -96,7 +96,7 @@ def _unreadable(path: Path, error: OSError) -> StoreError:
     )
 
 
-def _restored(found: Salvaged, fresh: Path) -> tuple[int, int]:
+def _write_store(found: Salvaged, fresh: Path) -> tuple[int, int]:
     """Write a new store. Returns how many winners and trials it took: of two of one shape one stays."""
     with ResultStore.open(fresh) as store:
         counts = store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)

@@ -24,7 +24,7 @@ def remove_fresh(fresh: Path) -> None:
         Path(f"{fresh}{suffix}").unlink(missing_ok=True)
 
 
-def undo_killed(path: Path) -> None:
+def undo_killed_recoveries(path: Path) -> None:
     """Make good what recoveries left that were killed: fresh stores without an owner, and a log that had been moved
     away from a damaged file that is still in its place."""
     for left in path.parent.glob(f".{escape(path.name)}.recovering-*"):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blocktune.db.exchange.merging import Results
-from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed
-from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.recovery.replacing import exchange, fresh_path, remove_fresh, undo_killed_recoveries
+from blocktune.db.recovery.salvage import salvage_rows
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.db.tables.location import StoreTarget
@@ -43,11 +43,11 @@ def restore(target: str | Path | None) -> Restored:
     is_there = not place.is_missing
     if place.path.is_dir():
         raise StoreError(f"The store {place.path} is a directory, not a file. Correct --db or BLOCKTUNE_DB.")
-    undo_killed(place.path)
+    undo_killed_recoveries(place.path)
     fresh = fresh_path(place.path)
     remove_fresh(fresh)
     try:
-        backup, rows = _copied(place.path, fresh)
+        backup, rows = _copy_backup(place.path, fresh)
         newer = _add_readable(place.path, fresh) if is_there else 0
         kept = str(exchange(place.path, fresh)) if is_there else ""
         if not kept:
@@ -62,7 +62,7 @@ def restore(target: str | Path | None) -> Restored:
     return Restored(place=place.label, backup=str(backup), kept=kept, rows=rows, newer=newer)
 
 
-def _copied(path: Path, fresh: Path) -> tuple[Path, int]:
+def _copy_backup(path: Path, fresh: Path) -> tuple[Path, int]:
     """Copy the newest backup that is sound and our own; returns it, and how many trials and winners it has."""
     for backup in filter(_is_our_own, backups_of(path)):
         with open_file(backup) as source, fresh.open("wb") as copy:
@@ -102,7 +102,7 @@ def _rows(path: Path) -> int:
 
 def _add_readable(path: Path, fresh: Path) -> int:
     """Bring what the replaced file has into the fresh one; returns how many rows that added."""
-    found = salvaged(path)
+    found = salvage_rows(path)
     before = _rows(fresh)
     with ResultStore.open(fresh) as store:
         store.merge([Results(bests=found.bests, trials=found.trials)], trust=True)

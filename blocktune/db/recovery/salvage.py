@@ -58,7 +58,7 @@ class Salvaged:
     lost_at_most: int | None
 
 
-def salvaged(path: Path) -> Salvaged:
+def salvage_rows(path: Path) -> Salvaged:
     """Return all trials and winners that can be read of a store's file and its write-ahead log. Changes neither.
 
     Raises:
@@ -75,7 +75,7 @@ def salvaged(path: Path) -> Salvaged:
             Base.metadata.create_all(connection)
             OLD.create_all(connection)
             connection.exec_driver_sql("PRAGMA ignore_check_constraints = ON")
-            places = _laid_in(connection, found.records)
+            places = _insert_records(connection, found.records)
             move_user_rows(connection)
             renew_checksums(connection)
         correct(memory)
@@ -131,7 +131,7 @@ def _require_known_version(found: FileWalk, path: Path) -> None:
             )
 
 
-def _laid_in(connection: Connection, records: Iterable[FoundRecord]) -> Counter[Place]:
+def _insert_records(connection: Connection, records: Iterable[FoundRecord]) -> Counter[Place]:
     """Write records into the tables that they belong to. Returns how often each of their places came up: of several
     records of one place the first one counts."""
     places: Counter[Place] = Counter()

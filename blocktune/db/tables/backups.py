@@ -55,8 +55,8 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
     try:
         if _is_younger(backups_of(path)[:1], unless_within_seconds) or not _holds_results(path):
             return None
-        with _claimed(path) as is_ours:
-            made = _made(path, unfinished) if is_ours else None
+        with _claim_backup(path) as is_ours:
+            made = _make_backup(path, unfinished) if is_ours else None
     except sqlite3.Error as error:
         logger.info("No backup of %s is made: %s.", path, error)
         return None
@@ -69,12 +69,12 @@ def back_up(path: Path, *, unless_within_seconds: float = 0.0) -> Path | None:
 
 
 @contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
+def _claim_backup(path: Path) -> Iterator[bool]:
     """Yield whether this process makes the backup of a store until the block ends. The lock of a process that is killed
     is released at once. It is that of a file of its own: over NFS it would keep SQLite out of the file of the backup.
     """
     lock = path.with_name(f".{path.name}.backing-up.lock")
-    descriptor = _opened(lock)
+    descriptor = _open_lock(lock)
     is_ours = False
     try:
         is_ours = _is_locked(descriptor) and _is_at(lock, descriptor)
@@ -85,7 +85,7 @@ def _claimed(path: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _opened(lock: Path) -> int:
+def _open_lock(lock: Path) -> int:
     """Return a descriptor of the lock's file. One that another user's process has left, and that is not readable, makes
     room where the folder allows it."""
     flags = os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -110,7 +110,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
     return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
 
 
-def _made(path: Path, unfinished: Path) -> Path | None:
+def _make_backup(path: Path, unfinished: Path) -> Path | None:
     """Return the backup, once it is whole."""
     made = path.with_name(_name_of(path))
     try:

@@ -87,7 +87,7 @@ def checksum_column() -> Mapped[str | None]:
     return mapped_column(String(16), server_default=null())
 
 
-def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, MappedColumn[Any]]:
+def measured_columns(record_type: type[Any], *, optional: bool = False) -> dict[str, MappedColumn[Any]]:
     """Return the columns of a record's measured values, later ones apart. They go into the body of a table's class by
     `locals().update`, where they keep their place among the other columns.
 
@@ -102,7 +102,7 @@ def measured(record_type: type[Any], *, optional: bool = False) -> dict[str, Map
     }
 
 
-def measured_later(record_type: type[Any]) -> dict[str, MappedColumn[Any]]:
+def later_columns(record_type: type[Any]) -> dict[str, MappedColumn[Any]]:
     """Return the columns of a record's later values, which come last in the table. Rows of before have the default."""
     return {
         column.name: mapped_column(
@@ -237,9 +237,11 @@ class TrialRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     outcome: Mapped[str] = mapped_column(String(32))
-    locals().update(measured(TrialColumns) | measured(KernelResources, optional=True) | measured(Telemetry))
+    locals().update(
+        measured_columns(TrialColumns) | measured_columns(KernelResources, optional=True) | measured_columns(Telemetry)
+    )
     checksum: Mapped[str | None] = checksum_column()
-    locals().update(measured_later(TrialColumns))
+    locals().update(later_columns(TrialColumns))
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")
@@ -271,10 +273,10 @@ class BestRow(Base):
     created_at: Mapped[datetime]
     gpu_uuid: Mapped[str | None] = mapped_column(String(64))
     origin: Mapped[str] = mapped_column(String(32))
-    locals().update(measured(BestColumns))
+    locals().update(measured_columns(BestColumns))
     checksum: Mapped[str | None] = checksum_column()
     served_checksum: Mapped[str | None] = checksum_column()
-    locals().update(measured_later(BestColumns))
+    locals().update(later_columns(BestColumns))
 
     device: Mapped[DeviceRow] = relationship(lazy="joined")
     shape: Mapped[ShapeRow] = relationship(lazy="joined")

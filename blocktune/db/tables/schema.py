@@ -20,7 +20,7 @@ from blocktune.db.tables.engine import StoreEngines
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.models import Base
 from blocktune.db.tables.sqlite_file import connect_sqlite, require_file
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.files.foreign_text import shown
 from blocktune.kernels.values.errors import (
     ForeignStoreError,
@@ -83,7 +83,7 @@ def _read(engines: StoreEngines, query: Callable[[Connection], T]) -> T:
         with engines.reader.connect() as connection:
             return query(connection)
 
-    with translated(engines.target):
+    with translate_errors(engines.target):
         return engines.retry_transaction(transaction)
 
 
@@ -124,7 +124,7 @@ def make_current(
         _fill_late_rows(engines, fill)
     if version == CURRENT:
         return
-    with translated(engines.target):
+    with translate_errors(engines.target):
         if engines.target.path is not None:
             if version is None:
                 _enter_wal_mode(engines.target.path, engines.lock_timeout_seconds)
@@ -150,7 +150,7 @@ def _fill_late_rows(engines: StoreEngines, fill: Callable[[Connection], None]) -
         with engines.writer.begin() as connection:
             fill(connection)
 
-    with translated(engines.target):
+    with translate_errors(engines.target):
         engines.retry_transaction(transaction)
 
 

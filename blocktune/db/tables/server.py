@@ -132,4 +132,4 @@ def _watched_connection(patience_seconds: float, *arguments: Any, **options: Any
     """Return a connection of an optional driver."""
     from blocktune.db.tables.watched_connection import WatchedConnection
 
-    return WatchedConnection.connect_watched(patience_seconds, *arguments, **options)
+    return WatchedConnection.connect_patiently(patience_seconds, *arguments, **options)

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from blocktune.db.tables.location import StoreTarget
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.values.errors import StoreError
 from blocktune.runtime.store_reader.fork_gate import GatedConnection
 
@@ -70,7 +70,7 @@ def require_file(path: Path) -> None:
     Raises:
         StoreError: there is something else, or it cannot be said.
     """
-    with translated(StoreTarget(path=path)):
+    with translate_errors(StoreTarget(path=path)):
         made_up = os.path.realpath(path).startswith(("/proc/", "/sys/"))  # a kernel's files may block as a pipe does
         if made_up or (path.exists() and not path.is_file()):
             state = "a directory" if path.is_dir() else "not a file"
@@ -91,7 +91,7 @@ def readable_uri(path: Path, lock_timeout_seconds: float = LOCK_TIMEOUT_SECONDS)
     if not path.exists():
         raise StoreError(f"No such database: {path}. `tune run` creates it.")
     uri = f"{path.as_uri()}?mode=ro"
-    with translated(StoreTarget(path=path)):
+    with translate_errors(StoreTarget(path=path)):
         try:
             with closing(connect_sqlite(uri, lock_timeout_seconds)) as probe:
                 probe.execute("SELECT count(*) FROM sqlite_master").fetchone()

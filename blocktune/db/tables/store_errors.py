@@ -15,7 +15,7 @@ MAX_REASON = 500
 
 
 @contextmanager
-def translated(target: StoreTarget) -> Iterator[None]:
+def translate_errors(target: StoreTarget) -> Iterator[None]:
     """Turn the errors of SQLAlchemy and the driver into those of blocktune.
 
     Raises:

@@ -28,11 +28,13 @@ class WatchedConnection(psycopg.Connection[Any]):
     _again: Callable[..., Self]
 
     @classmethod
-    def connect_watched(cls, patience_seconds: float, *arguments: Any, **options: Any) -> Self:
+    def connect_patiently(cls, patience_seconds: float, *arguments: Any, **options: Any) -> Self:
         """Return a connection, as the driver would. An answer is waited for as long as a lock."""
         connection = cls.connect(*arguments, **options)
         connection.patience_seconds = patience_seconds
-        connection._again = partial(cls.connect_watched, min(patience_seconds, CONNECT_SECONDS), *arguments, **options)
+        connection._again = partial(
+            cls.connect_patiently, min(patience_seconds, CONNECT_SECONDS), *arguments, **options
+        )
         return connection
 
     def wait(self, gen: Generator[Any, Any, Any], *words: Any, **options: Any) -> Any:
@@ -41,9 +43,9 @@ class WatchedConnection(psycopg.Connection[Any]):
         Raises:
             psycopg.OperationalError: the server has fallen silent. The connection is closed.
         """
-        return super().wait(self._watched(gen), *words, **options)
+        return super().wait(self._watch_waiting(gen), *words, **options)
 
-    def _watched(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    def _watch_waiting(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """Pass on what the driver waits for. It comes back several times a second, without anything if none came."""
         patience_seconds = self.patience_seconds + SPARE_SECONDS
         deadline = time.monotonic() + patience_seconds

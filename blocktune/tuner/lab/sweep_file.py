@@ -239,7 +239,7 @@ def _sweep(document: Any, path: Path) -> Sweep:
     parts = Untrusted(document, path.name).object(("format", "schema", "device", "environment", "shape", "columns"))
     parts["format"].match(FORMAT, f"`{FORMAT}`")
     parts["schema"].integer(1, FORMAT_VERSION)
-    environment = parts["environment"].parsed(Environment.from_json, "an environment")
+    environment = parts["environment"].parse_with(Environment.from_json, "an environment")
     shared = {"shape": parts["shape"].value, "environment": environment.digest}
     export = {
         "format": EXPORT_FORMAT,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blocktune.cli.output.progress import LINE_SECONDS, Lines, describe, shown_progress
+from blocktune.cli.output.progress import LINE_SECONDS, Lines, describe, show_progress
 from blocktune.db.records.records import Outcome
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.search.report import Progress
@@ -43,12 +43,12 @@ def test_lines_come_with_a_new_phase_and_then_now_and_then(capsys: pytest.Captur
 
 
 def test_no_animation_where_stderr_is_no_terminal() -> None:
-    with shown_progress() as show:
+    with show_progress() as show:
         assert isinstance(show, Lines)
 
 
 def test_no_animation_on_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "dumb")
-    with shown_progress() as show:
+    with show_progress() as show:
         assert isinstance(show, Lines)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.cli.output.progress import LINE_SECONDS
-from blocktune.cli.output.progress_jobs import JobLines, shown_jobs
+from blocktune.cli.output.progress_jobs import JobLines, show_jobs
 from blocktune.db.records.records import Outcome
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.fleet.job import Advanced, Failed, Finished, Job, Started, WorkerLost
@@ -52,7 +52,7 @@ def test_without_a_terminal_what_begins_or_fails_has_a_line_and_the_rest_one_now
 
 
 def test_no_animation_where_stderr_is_no_terminal() -> None:
-    with shown_jobs(3) as progress:
+    with show_jobs(3) as progress:
         assert isinstance(progress, JobLines)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from blocktune.db.exchange.document import document_from
 from blocktune.db.exchange.importing import records_from
 from blocktune.db.records.records import Best, Environment, Objective, Outcome, Regime, Telemetry, Trial
-from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.recovery.salvage import salvage_rows
 from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import catalogue, device_named
 from blocktune.kernels.hardware.resources import KernelResources
@@ -195,7 +195,7 @@ def test_a_store_without_energies_is_upgraded_and_salvaged(path: Path, best: Bes
     with ResultStore.open(path) as store:
         assert (store.trials(), store.bests()) == ([trial], [best])
         store.record(replace(trial, config=replace(trial.config, num_stages=4), energy_mj=40.25))
-    found = salvaged(path)
+    found = salvage_rows(path)
     assert sorted((each.energy_mj for each in found.trials), key=str) == [40.25, None]
     assert [each.objective for each in found.bests] == ["time"]
     assert found.lost_at_least == 0

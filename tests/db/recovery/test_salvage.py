@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from blocktune.db.records.records import Best, Trial
-from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.recovery.salvage import salvage_rows
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.sqlite_file import connect_sqlite
 from tests.support.stores.filled_stores import filled
@@ -33,7 +33,7 @@ def test_commits_that_wait_in_the_log_are_saved(tmp_path: Path, best: Best, tria
         log[len(log) * 3 // 4] ^= 1
     copy.write_bytes(content)
     Path(f"{copy}-wal").write_bytes(log)
-    found = salvaged(copy)
+    found = salvage_rows(copy)
     if spoil:
         assert 20 <= len(found.trials) < 40
         assert found.lost_at_most is None
@@ -46,7 +46,7 @@ def test_deleted_rows_do_not_come_back(path: Path, best: Best, trial: Trial) -> 
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM trial WHERE id > 10")
         assert connection.execute("PRAGMA freelist_count").fetchone()[0] > 0
-    found = salvaged(path)
+    found = salvage_rows(path)
     assert len(found.trials) == 10
     assert found.lost_at_least == 0
     assert found.lost_at_most in range(81)  # their pages are there, some builds of SQLite empty them
@@ -63,7 +63,7 @@ def test_pages_of_any_size_are_found(tmp_path: Path, best: Best, trial: Trial, p
     content = path.read_bytes()
     assert int.from_bytes(content[16:18], "big") == page_bytes % 65535
     path.write_bytes(b"\0" * 100 + content[100:])
-    found = salvaged(path)
+    found = salvage_rows(path)
     assert (len(found.bests), len(found.trials), found.lost_at_least) == (1, 90, 0)
 
 
@@ -71,5 +71,5 @@ def test_a_store_of_the_first_schema_is_read(path: Path, best: Best, trial: Tria
     filled(path, best, trial, 5)
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE environment DROP COLUMN regime")
-    found = salvaged(path)
+    found = salvage_rows(path)
     assert (found.bests, len(found.trials), found.lost_at_most) == ((best,), 5, 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.recovery.salvage import salvage_rows
 from tools.stores import shell_recovery
 
 SHELL = f"""#!{sys.executable}
@@ -53,7 +53,7 @@ def test_rows_of_lost_tables_are_put_where_they_fit(tmp_path: Path) -> None:
     """`.recover` calls their table lost_and_found, and its columns c0, c1, ..., of which c0 is the empty id."""
     place = tmp_path / "store.db"
     shell_recovery._store(place, 3)
-    sound = shell_recovery._rows(salvaged(place))
+    sound = shell_recovery._rows(salvage_rows(place))
     with closing(sqlite3.connect(place, isolation_level=None)) as connection:
         rows = connection.execute("SELECT * FROM trial").fetchall()
         names = ", ".join(f"c{number}" for number in range(len(rows[0])))
@@ -66,4 +66,4 @@ def test_rows_of_lost_tables_are_put_where_they_fit(tmp_path: Path) -> None:
         shell_recovery._place_orphans(connection)
         connection.execute("DROP TABLE lost_and_found")
     assert len(rows) == 3
-    assert shell_recovery._rows(salvaged(place)) == sound
+    assert shell_recovery._rows(salvage_rows(place)) == sound

@@ -12,7 +12,7 @@ from sqlalchemy import JSON, Double, Integer, String
 
 from blocktune.db.records.bounds import require_sound_value
 from blocktune.db.records.records import Best, Telemetry, Trial
-from blocktune.db.tables.models import measured
+from blocktune.db.tables.models import measured_columns
 from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.values.column_kinds import (
     Column,
@@ -60,10 +60,10 @@ def test_values_go_to_a_row_and_come_back() -> None:
 
 
 def test_columns_of_a_table_have_the_kinds_of_the_record() -> None:
-    found = {name: (type(made.column.type), made.column.nullable) for name, made in measured(Reading).items()}
+    found = {name: (type(made.column.type), made.column.nullable) for name, made in measured_columns(Reading).items()}
     assert found == {"voltage_v": (Double, True), "errors": (Integer, False), "rails": (JSON, False)}
-    assert all(made.column.nullable for made in measured(Reading, optional=True).values())
-    assert isinstance(measured(KernelResources)["code_sha256"].column.type, String)
+    assert all(made.column.nullable for made in measured_columns(Reading, optional=True).values())
+    assert isinstance(measured_columns(KernelResources)["code_sha256"].column.type, String)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from blocktune.db.sources import read_results
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.location import StoreTarget
 from blocktune.db.tables.sqlite_file import connect_sqlite
-from blocktune.db.tables.store_errors import translated
+from blocktune.db.tables.store_errors import translate_errors
 from blocktune.kernels.values.errors import StoreCorruptError, StoreError, StoreLockedError
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -79,7 +79,7 @@ def test_a_schema_that_would_run_code_is_refused_by_every_way_in(stored: Path, m
 def test_no_value_takes_the_memory(stored: Path, sql: str) -> None:
     with (
         pytest.raises(StoreCorruptError, match="too big"),
-        translated(StoreTarget(path=stored)),
+        translate_errors(StoreTarget(path=stored)),
         closing(connect_sqlite(stored.as_uri(), 1)) as connection,
     ):
         connection.execute(sql).fetchone()
@@ -95,7 +95,7 @@ def pressed_after(seconds: float) -> Iterator[None]:
 def test_ctrl_c_ends_a_statement_that_never_ends(stored: Path) -> None:
     with (
         pytest.raises(KeyboardInterrupt),
-        translated(StoreTarget(path=stored)),
+        translate_errors(StoreTarget(path=stored)),
         closing(connect_sqlite(stored.as_uri(), 1)) as connection,
         pressed_after(0.3),
     ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blocktune.db.recovery.rebuild import recover
-from blocktune.db.recovery.salvage import salvaged
+from blocktune.db.recovery.salvage import salvage_rows
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import backups_of
 from blocktune.kernels.hardware.device import device_named
@@ -103,7 +103,7 @@ def test_a_damaged_older_file_gives_them_up_too(older: Path) -> None:
     content = bytearray(older.read_bytes())
     content[content.find(b"CREATE TABLE user_trial") + 3] = 255
     older.write_bytes(content)
-    found = salvaged(older)
+    found = salvage_rows(older)
     assert (len(found.trials), len(found.bests), found.lost_at_least, found.lost_at_most) == (3, 5, 0, 0)
     assert recover(older) is not None
     with ResultStore.open(older) as store:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.missing_peers import named_in, without
+from blocktune.cli.output.missing_peers import peers_in, sentence_without
 from blocktune.kernels.hopper.backward.parts import default_parts
 from blocktune.kernels.values.shape import AttentionShape
 from tools.pages.document_tables import commit_sentence, markdown_table
@@ -43,9 +43,9 @@ def block(path: Path) -> str:
     document = read_document(path, "results", FORMAT, SCHEMA)
     environment = document["environment"]
     software = ", ".join(f"{name} {version}" for name, version in sorted(environment.items()))
-    timed = named_in(PEERS.get(name, name) for row in document["rows"] for name in row["time_us"])
+    timed = peers_in(PEERS.get(name, name) for row in document["rows"] for name in row["time_us"])
     caption = (
-        f"{without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): "
+        f"{sentence_without(timed)}{document['device']}, {document['created_at'][:10]} ({software}): "
         "medians of 7 to 12 rounds in turns, the L2 cache overwritten before every launch."
         f"{commit_sentence(row['commit'] for row in document['rows'])}"
     )

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from blocktune.cli.output.json_files import read_document
-from blocktune.cli.output.missing_peers import named_in, without
+from blocktune.cli.output.missing_peers import peers_in, sentence_without
 from tools.pages.document_tables import commit_sentence, markdown_table
 
 SUFFIX = ".table.json"
@@ -21,9 +21,9 @@ def block(path: Path) -> str:
     document = read_document(path, "table", FORMAT, SCHEMA)
     software = ", ".join(f"{name} {version}" for name, version in sorted(document["environment"].items()))
     cells = (str(cell) for row in document["rows"] for cell in row)
-    peers = named_in((*document["columns"], *cells))
+    peers = peers_in((*document["columns"], *cells))
     caption = (
-        f"{without(peers) if peers else ''}{document['device']}, {document['created_at'][:10]} "
+        f"{sentence_without(peers) if peers else ''}{document['device']}, {document['created_at'][:10]} "
         f"({software}): {document['how']}{commit_sentence([document['commit']])}"
     )
     return f"{caption}\n\n{markdown_table(document['columns'], document['rows'])}"

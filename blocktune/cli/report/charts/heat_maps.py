@@ -63,7 +63,7 @@ def heat_map(measure: Measure) -> Spec:
     y = alt.Y("block_m:O", title="block_m", sort="descending")
     base = alt.Chart(rows("cells"))
     timed, other = base.transform_filter("datum.state == 'timed'"), base.transform_filter("datum.state != 'timed'")
-    layers = (_squares(timed, measure), _hatched(other), *_marks(timed))
+    layers = (_squares(timed, measure), _hatch_cells(other), *_marks(timed))
     chart = (
         alt.layer(*(layer.encode(x=x, y=y) for layer in layers))
         .properties(width=alt.Step(CELL), height=alt.Step(CELL))
@@ -91,7 +91,7 @@ def _squares(timed: alt.Chart, measure: Measure) -> alt.Chart:
     )
 
 
-def _hatched(other: alt.Chart) -> alt.Chart:
+def _hatch_cells(other: alt.Chart) -> alt.Chart:
     """Return a hatched square for each cell without a time."""
     return other.mark_point(shape=HATCH, size=900, strokeWidth=1, opacity=0.5, color="#808080").encode(
         tooltip=[alt.Tooltip("config:N", title="config"), alt.Tooltip("reason:N", title="not timed")]
