@@ -35,7 +35,7 @@ from blocktune.tuner.measure.environment import measuring_environment, source_co
 from blocktune.tuner.measure.measurement import Energies
 from blocktune.tuner.measure.runner import GpuRunner, Runner
 from blocktune.tuner.measure.telemetry import GpuMonitor, gpu_lock
-from blocktune.tuner.search.finals import frugal_energies, ranked
+from blocktune.tuner.search.finals import frugal_energies, rank_trials
 from blocktune.tuner.search.run import farm_for
 from blocktune.tuner.search.verdict import decide, speedup
 from tools.pages.recorded.energy_tables import FORMAT, SCHEMA
@@ -119,7 +119,7 @@ def finalists_of(sweep: Sweep, device: DeviceSpec) -> tuple[KernelConfig, list[K
     """Return the default, and the finalists: it and the fastest configs of the sweep that are still feasible."""
     default = find_contenders(sweep.shape, device, competing(), ()).default
     feasible = set(SearchSpace.build(sweep.shape, device.limits, competing()).feasible)
-    fastest = [trial.config for trial in ranked(sweep.trials) if trial.config in feasible]
+    fastest = [trial.config for trial in rank_trials(sweep.trials) if trial.config in feasible]
     return default, list(dict.fromkeys((default, *fastest[:FASTEST])))
 
 

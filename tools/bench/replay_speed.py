@@ -23,7 +23,7 @@ from blocktune.tuner.candidates.starting_configs import SEEDS, expected_of_compi
 from blocktune.tuner.cost.ranking import usefulness
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep, load_sweep
-from blocktune.tuner.search.verdict import decide_predicted
+from blocktune.tuner.search.verdict import decide_by_predictions
 
 NEAR = 0.01
 MEASUREMENTS = 40
@@ -59,7 +59,7 @@ def slowdowns(sweep: Sweep) -> list[float]:
     with mock.patch.object(starting_configs, "shipped_untuned", return_value=decision):
         for count in COMPILED:
             compiled = {config: replay.predicted[config] for config in favourites[:count]}
-            choice = expected_of_compiled(compiled, shape, device, ()) or decide_predicted(compiled, default)
+            choice = expected_of_compiled(compiled, shape, device, ()) or decide_by_predictions(compiled, default)
             found.append(scores[choice] / min(scores.values()))
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
-from blocktune.tuner.fleet.streamed_store import packed
+from blocktune.tuner.fleet.streamed_store import pack_records
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS
 from blocktune.tuner.lab.replay import WORKERS
 from blocktune.tuner.lab.sweep_file import Sweep
@@ -45,7 +45,7 @@ def job_cost(sweep: Sweep) -> JobCost | None:
     if not compiling:
         return None
     trials = MEASURED_BUDGET.trials or 0
-    sent_bytes = mean(len(json.dumps(packed(sweep.device, [trial]))) for trial in sweep.trials[:trials])
+    sent_bytes = mean(len(json.dumps(pack_records(sweep.device, [trial]))) for trial in sweep.trials[:trials])
     return JobCost(trials * max(compiling / WORKERS, measuring) + FINALS_SECONDS, trials * sent_bytes)
 
 

@@ -20,7 +20,7 @@ from blocktune.tuner.lab.measured_shapes import promising
 from blocktune.tuner.lab.replay import Replay
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.lab.untuned import UntunedStudy, Without, family_of
-from blocktune.tuner.search.verdict import decide_predicted
+from blocktune.tuner.search.verdict import decide_by_predictions
 
 RoundsOfShape = Mapping[str, Mapping[KernelConfig, float]]
 """Times over the default's in one run of finals, by the label of the shape and the config."""
@@ -104,7 +104,7 @@ def decisions(
         fitted: constants of the model, by whose sweeps they were fitted to.
     """
     of_shape = {sweep.shape: sweep for sweep in sweeps}
-    foreign_trust = there.fitted(there.recorded)
+    foreign_trust = there.fit(there.recorded)
     for case in here.cases(Without.SHAPE):
         known = tuple(promising([one for one in there.recorded if one.shape != case.shape]))
         foreign = DeviceCorrection(device=there.device.key, trust=foreign_trust, measured=known)
@@ -124,7 +124,7 @@ def model_slowdown(sweep: Sweep, constants: CostConstants) -> float:
     scores = sweep.scores
     default = replay.serving[0].default_config(sweep.shape, sweep.device.limits)
     times = {config: time_us for config, time_us in replay.predicted.items() if config in scores}
-    return scores[decide_predicted(times, default)] / min(scores.values())
+    return scores[decide_by_predictions(times, default)] / min(scores.values())
 
 
 def _of_shape(shape: AttentionShape) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from blocktune.tuner.cluster import executor as ray_executor
-from blocktune.tuner.cluster.connection import connected
+from blocktune.tuner.cluster.connection import connect_cluster
 from blocktune.tuner.fleet.job import Finished, Job
 from tests.support.ranks.ray_clusters import LoggedRecords
 from tools import program
@@ -14,7 +14,7 @@ if __name__ == "__main__":
     address, folder, jobs = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     LoggedRecords.log = folder / "log"
     ray_executor.ReceivedRecords = LoggedRecords  # type: ignore[misc]
-    with connected(address):
+    with connect_cluster(address):
         executor = ray_executor.RayExecutor(
             command=(*program("workers.landscape_fleet_worker"), str(folder)),
             ahead_command=(*program("workers.landscape_ahead_worker"), str(folder)),

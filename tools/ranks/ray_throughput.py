@@ -24,7 +24,7 @@ from blocktune.db.store import ResultStore
 from blocktune.kernels.hardware.device import present_devices
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.cluster.connection import connected
+from blocktune.tuner.cluster.connection import connect_cluster
 from blocktune.tuner.cluster.executor import RayExecutor
 from blocktune.tuner.fleet.executor import Executor
 from blocktune.tuner.fleet.job import Failed, Finished, Job, Started
@@ -89,7 +89,7 @@ def main(count: int, trials: int, out: Path | None) -> None:
         sys.stdout.flush()
     with cold_caches() as folder:
         begun = time.monotonic()
-        with connected(None):
+        with connect_cluster(None):
             start = time.monotonic() - begun
             cluster = ends_of(RayExecutor(), jobs, folder / "ray.db")
     how = f"{count} shapes of 512 to {jobs[-1].shape.seqlen_q:,} tokens, {trials} trials each, tuned from empty caches"

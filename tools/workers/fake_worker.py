@@ -10,7 +10,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.measure.bench import ShapeBench
 from blocktune.tuner.measure.energy import EnergyMeter
 from blocktune.tuner.measure.measurement import Terms
-from blocktune.tuner.measure.protocol import Rounds, rotated
+from blocktune.tuner.measure.protocol import Rounds, rotated_order
 from blocktune.tuner.measure.worker import attention_commands, serve
 from tests.support.fakes import fake_kernels
 
@@ -44,7 +44,7 @@ class WallClock:
 
     def _round(self, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
         times = [0.0] * len(launches)
-        for index in rotated(len(launches), number):
+        for index in rotated_order(len(launches), number):
             start = time.perf_counter()
             launches[index]()
             times[index] = 1e6 * (time.perf_counter() - start)

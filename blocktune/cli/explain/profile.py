@@ -72,7 +72,7 @@ def profile(
         chosen = choose_config(store, db, spec, shape, kernel, choices, param or [])
     text = _read_or_count(chosen.request, spec, from_file, needed=not sass or out is not None)
     counters = None if text is None else Counters.parse(text)
-    if text is not None and CounterFile.says_of_what(text):
+    if text is not None and CounterFile.names_config(text):
         _require_same(CounterFile.parse(text, str(from_file)).analysis, chosen.request)
     analysis = analyse_choice(chosen, spec)
     if out is not None and text is not None:
@@ -100,13 +100,13 @@ def _read_or_count(
         NoDeviceError: they are needed, and the device or `ncu` is not here.
         UsageError: the file cannot be read, or the launch failed.
     """
-    from blocktune.tuner.profile.nsight_compute import read_counters, recorded
+    from blocktune.tuner.profile.nsight_compute import read_counters, record_counters
 
     try:
         if from_file is not None:
             return read_counters(from_file)
         _require_present(device)
-        return recorded(request.shape, request.config)
+        return record_counters(request.shape, request.config)
     except NoDeviceError as error:
         if needed or from_file is not None:
             raise

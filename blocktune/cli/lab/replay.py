@@ -64,13 +64,15 @@ def replay(
     from blocktune.tuner.compile_server.farm import default_workers
     from blocktune.tuner.lab.replay_report import compare_strategies
     from blocktune.tuner.lab.sweep_file import load_sweep, sweep_files
-    from blocktune.tuner.search.strategies import installed, require_strategy
+    from blocktune.tuner.search.strategies import installed_strategies, require_strategy
 
     for name in strategy or ():
         require_strategy(name)
     left_out = sorted({get_kernel(name).name for name in without or ()})
     sweeps = [load_sweep(path).without(left_out) for path in sweep_files(places or [DEFAULT_PLACE])]
-    compared = compare_strategies(sweeps, strategy or installed(), seeds=seeds, workers=default_workers(), on_run=note)
+    compared = compare_strategies(
+        sweeps, strategy or installed_strategies(), seeds=seeds, workers=default_workers(), on_run=note
+    )
     report = {**compared.to_json(), "without": left_out}
     if out is not None:
         report = join_replay(report, out)

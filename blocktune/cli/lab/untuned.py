@@ -51,7 +51,7 @@ def calibrate(
     from blocktune.tuner.lab.measured_shapes import promising
 
     study = study_of(places or [DEFAULT_PLACE, DENSE_PLACE], winners, db)
-    trust = study.fitted(study.recorded)
+    trust = study.fit(study.recorded)
     kept = promising(study.recorded)
     document = correction_document(study.device.key, trust, kept)
     write_atomically(out, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")

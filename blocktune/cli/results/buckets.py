@@ -47,7 +47,7 @@ def buckets(
         bests = store.bests(only) if store else []
         found = choose_buckets(bests, store.trials(only) if store else (), max_loss=loss / 100)
         if store and apply:
-            for best in (best for bucket in found for best in bucket.merged()):
+            for best in (best for bucket in found for best in bucket.merge_winners()):
                 store.set_best(best)
     if as_json:
         print_json(_summary(found, apply) | {"buckets": [bucket.to_json() for bucket in found]})

@@ -78,10 +78,10 @@ class CompileRequest:
         Raises:
             NoFeasibleConfigError: the config does not compile.
         """
-        from blocktune.tuner.compile_server.one_config import compiled
+        from blocktune.tuner.compile_server.one_config import compile_config
 
         note(f"compiling {self.config.label} for compute capability {self.limits.name} ({self.shape.label})")
-        return compiled(self.config, self.shape, self.limits)
+        return compile_config(self.config, self.shape, self.limits)
 
 
 def default_request(name: str, shape: "AttentionShape", limits: "ComputeLimits") -> CompileRequest:

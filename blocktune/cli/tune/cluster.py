@@ -72,13 +72,13 @@ def run_on_cluster(
             what they measure.
     """
     from blocktune.kernels.hardware.device import limits_for, parse_cc
-    from blocktune.tuner.cluster.connection import connected
+    from blocktune.tuner.cluster.connection import connect_cluster
     from blocktune.tuner.cluster.executor import RayExecutor
 
     _require_reachable(shapes, db)
     budget = search["budget"]
     search = search | {"budget": replace(budget, seconds=None)}  # the time is the run's, and shared out
-    with connected(choice.address):
+    with connect_cluster(choice.address):
         kinds = _kinds(choice.device)
         note(f"{counted(len(shapes), 'shape')} on {' and '.join(f'{count} {kind}' for kind, count in kinds.items())}")
         jobs = [

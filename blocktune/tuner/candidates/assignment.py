@@ -25,7 +25,7 @@ class Assignment(Generic[ConfigT]):
     seed: int = 0
 
     @property
-    def named(self) -> list[ConfigT]:
+    def feasible_first(self) -> list[ConfigT]:
         """Those of `first` that are feasible."""
         feasible = set(self.space.feasible)
         return [config for config in dict.fromkeys(self.first) if config in feasible]
@@ -33,11 +33,11 @@ class Assignment(Generic[ConfigT]):
     @property
     def by_usefulness(self) -> list[ConfigT]:
         """Every config: `first`, then by the model."""
-        return list(dict.fromkeys((*self.named, *sorted(self.space.feasible, key=self.usefulness))))
+        return list(dict.fromkeys((*self.feasible_first, *sorted(self.space.feasible, key=self.usefulness))))
 
     @property
-    def shuffled(self) -> list[ConfigT]:
+    def random_order(self) -> list[ConfigT]:
         """Every config: `first`, then at random."""
         rest = list(self.space.feasible)
         random.Random(self.seed).shuffle(rest)
-        return list(dict.fromkeys((*self.named, *rest)))
+        return list(dict.fromkeys((*self.feasible_first, *rest)))

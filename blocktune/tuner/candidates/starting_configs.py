@@ -69,7 +69,7 @@ def find_contenders(
     ]
     default = able[0].default_config(shape, limits)
     paper = first_paper_config(able, shape, limits)
-    expected = _expected(shape, device, near_rows(near, shape), names)
+    expected = _expected_configs(shape, device, near_rows(near, shape), names)
     # the space's order breaks ties in the finals: what calls get leads it, so that noise never replaces that
     named = (*expected[:1], default, *(() if paper is None else (paper,)), *expected[1:], *neighbours)
     return Contenders(
@@ -139,7 +139,7 @@ def compile_favourites(
         farm.submit_ahead(config.kernel, config, shape, device.limits.cc)
 
 
-def _expected(
+def _expected_configs(
     shape: AttentionShape, device: DeviceSpec, rows: Iterable[TunedConfig], searched: Collection[str]
 ) -> tuple[KernelConfig, ...]:
     """Return what the dispatcher would take for a shape of which the store has no winner, by the store's others and

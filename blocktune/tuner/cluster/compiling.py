@@ -41,12 +41,12 @@ class CodeAhead:
             records: the jobs without an end, in the order in which they begin.
             nodes: what `ray.nodes()` says.
         """
-        left = spare_processors(nodes) - len(self._unfinished())
+        left = spare_processors(nodes) - len(self._pending_tasks())
         for record in next_to_begin(records, kinds_in(nodes)):
             if left <= 0:
                 return
             if record.number not in self._tasks:
-                self._tasks[record.number] = self._submitted(record.job)
+                self._tasks[record.number] = self._submit_parts(record.job)
                 left -= len(self._tasks[record.number])
 
     def ready_for(self, record: TaskRecord) -> list[Any]:
@@ -54,7 +54,7 @@ class CodeAhead:
         import ray
 
         tasks = self._tasks.get(record.number, [])
-        unfinished = self._unfinished().intersection(tasks)
+        unfinished = self._pending_tasks().intersection(tasks)
         for task in unfinished:
             ray.cancel(task)
         self._pending -= unfinished
@@ -75,7 +75,7 @@ class CodeAhead:
         self._pending.clear()
         self._tasks.clear()
 
-    def _submitted(self, job: Job) -> list[Any]:
+    def _submit_parts(self, job: Job) -> list[Any]:
         import ray
 
         most = min(job.budget.trials or CONFIGS_AHEAD, CONFIGS_AHEAD)
@@ -87,7 +87,7 @@ class CodeAhead:
         self._pending.update(tasks)
         return tasks
 
-    def _unfinished(self) -> set[Any]:
+    def _pending_tasks(self) -> set[Any]:
         """Return the tasks that run or wait. Their results stay where they are."""
         import ray
 

@@ -97,7 +97,7 @@ def processors_of(nodes: Iterable[Mapping[str, Any]], node_id: str) -> int:
 
 
 @contextmanager
-def connected(address: str | None) -> Iterator[None]:
+def connect_cluster(address: str | None) -> Iterator[None]:
     """Connect this process to the cluster at an address, `auto` for the one of this machine; None starts one for this
     machine's GPUs, which ends with the block.
 

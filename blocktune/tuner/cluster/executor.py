@@ -135,7 +135,7 @@ class _Run:
 
     def step(self, frozen_seconds: float) -> Iterator[Event]:
         """Wait a while and pass on what was heard."""
-        ended = self._tasks.ended(self._open.values())  # looked for first, so that what these have said is heard
+        ended = self._tasks.ended_tasks(self._open.values())  # looked for first, so that what these have said is heard
         for attempt, message in self._tasks.hear(HEAR_SECONDS):
             yield from self._heard(attempt, message)
         if self._received is not None:

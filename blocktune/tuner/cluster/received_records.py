@@ -10,7 +10,7 @@ from blocktune.db.records.records import Best, Trial
 from blocktune.db.store import ResultStore
 from blocktune.db.tables.backups import DAY_SECONDS
 from blocktune.kernels.values.errors import StoreError
-from blocktune.tuner.fleet.streamed_store import Packed, unpacked
+from blocktune.tuner.fleet.streamed_store import Packed, unpack_records
 
 logger = logging.getLogger("blocktune")
 
@@ -40,7 +40,7 @@ class ReceivedRecords:
 
     def add(self, message: Packed) -> None:
         """Take in what a worker sent."""
-        trials, bests = unpacked(message)
+        trials, bests = unpack_records(message)
         self._trials += trials
         self._bests += bests
 

@@ -93,7 +93,7 @@ class RayTasks:
         record.ref = task.remote(self._desk, record.number, self._command, self._silence_seconds)
         self._refs.add(record.ref)
 
-    def ended(self, records: Iterable[TaskRecord]) -> list[TaskRecord]:
+    def ended_tasks(self, records: Iterable[TaskRecord]) -> list[TaskRecord]:
         """Return those whose tasks ended."""
         import ray
 

@@ -41,11 +41,11 @@ def flex_compute(shape: AttentionShape, question: AnyQuestion) -> Compute:
     if unknown:
         raise UsageError(f"FlexAttention is compared without {', '.join(unknown)}. Compare a shape without them.")
     inputs = getattr(question, "inputs", None)
-    attend = _compiled(shape, inputs.extras if inputs is not None else NO_EXTRAS, question.q.device)
+    attend = _compile_flex(shape, inputs.extras if inputs is not None else NO_EXTRAS, question.q.device)
     return for_question(attend, question)
 
 
-def _compiled(shape: AttentionShape, extras: Extras, device: torch.device) -> Compute:
+def _compile_flex(shape: AttentionShape, extras: Extras, device: torch.device) -> Compute:
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     seen = _visible(shape, extras)
@@ -81,7 +81,7 @@ def _visible(shape: AttentionShape, extras: Extras) -> Visible | None:
     if right != UNLIMITED:
         rules.append(lambda b, h, query, key: key <= query + diagonal + right)
     if shape.features.mask is MaskKind.BOOLEAN:
-        mask = _expanded(extras.mask, shape)
+        mask = _expand_mask(extras.mask, shape)
         rules.append(lambda b, h, query, key: mask[b, h, query, key])
     if shape.features.mask is MaskKind.BLOCK_SPARSE:
         blocks, block_q, block_k = extras.block_mask.mask, extras.block_mask.block_q, extras.block_mask.block_k
@@ -102,7 +102,7 @@ def _score_function(shape: AttentionShape, extras: Extras) -> Callable[..., Any]
     slopes = None
     if extras.alibi_slopes is not None:
         slopes = extras.alibi_slopes.expand(shape.batch, shape.num_heads)
-    bias = _expanded(extras.mask, shape) if features.mask is MaskKind.ADDITIVE else None
+    bias = _expand_mask(extras.mask, shape) if features.mask is MaskKind.ADDITIVE else None
 
     def score(value: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
         if features.softcap:
@@ -114,6 +114,6 @@ def _score_function(shape: AttentionShape, extras: Extras) -> Callable[..., Any]
     return score
 
 
-def _expanded(mask: Tensor | None, shape: AttentionShape) -> Tensor:
+def _expand_mask(mask: Tensor | None, shape: AttentionShape) -> Tensor:
     assert mask is not None
     return mask.expand(shape.batch, shape.num_heads, shape.seqlen_q, shape.seqlen_k)

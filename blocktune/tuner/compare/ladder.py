@@ -109,14 +109,14 @@ def climb(
         raise UsageError(f"The ladder compares attention without features, but got {shape.label}. Leave them out.")
     ideas, torch_steps = IDEAS[shape.direction], pytorch_steps(shape.direction, measured=clock is not None)
     steps = [
-        replace(_modelled(step, shape, device, compiler), idea=ideas[step.name])
+        replace(_model_step(step, shape, device, compiler), idea=ideas[step.name])
         for step in (*torch_steps, *listed_steps(shape, device.limits, known, preset))
     ]
     rounds: Rounds = ()
     if clock is not None:
         require_memory(shape, device)
-        steps, rounds = _timed(steps, shape, device, clock, torch_device, bind or _bind, seed)
-    compared = _compared(steps, rounds, device)
+        steps, rounds = _time_steps(steps, shape, device, clock, torch_device, bind or _bind, seed)
+    compared = _compare_steps(steps, rounds, device)
     return Ladder(shape=shape, device=device, steps=compared, measured=clock is not None, rounds=len(rounds))
 
 
@@ -169,7 +169,7 @@ def _best_config(
     return next(fitting, kernels[0].default_config(shape, limits))
 
 
-def _modelled(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> LadderStep:
+def _model_step(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compiler: Compiler) -> LadderStep:
     """Return the step with all that the models say."""
     if step.problem or step.name in PYTORCH[1:]:
         return step
@@ -203,7 +203,7 @@ def _modelled(step: LadderStep, shape: AttentionShape, device: DeviceSpec, compi
     return replace(step, predicted_us=predicted)
 
 
-def _timed(
+def _time_steps(
     steps: Sequence[LadderStep],
     shape: AttentionShape,
     device: DeviceSpec,
@@ -221,7 +221,7 @@ def _timed(
         if step.config is None:
             line_up.invite(Entry(name=step.name), functools.partial(pytorch_compute, step.name, shape, device, plain))
         else:
-            checked = functools.partial(_checked, step.config, shape, (plain, hard), bind)
+            checked = functools.partial(_bind_checked, step.config, shape, (plain, hard), bind)
             line_up.invite(Entry(name=step.name, config=step.config), checked)
     rounds, _ = line_up.time(Regime.BURST, GpuMonitor(device.uuid, own_processes=1))
     entries = {entry.name: entry for entry in line_up.timed_entries(rounds)}
@@ -233,7 +233,7 @@ def _timed(
     ], rounds
 
 
-def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[AnyQuestion], bind: Bind) -> Compute:
+def _bind_checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[AnyQuestion], bind: Bind) -> Compute:
     """Return the config bound, once the results of both questions are right, the log-sum-exp of a forward included.
 
     Raises:
@@ -250,7 +250,7 @@ def _checked(config: KernelConfig, shape: AttentionShape, questions: Sequence[An
     return thunk_compute(launch, questions[0], questions[0].new_result())
 
 
-def _compared(steps: Sequence[LadderStep], rounds: Rounds, device: DeviceSpec) -> tuple[LadderStep, ...]:
+def _compare_steps(steps: Sequence[LadderStep], rounds: Rounds, device: DeviceSpec) -> tuple[LadderStep, ...]:
     """Return the steps with their gains, by paired rounds where there are any, and the reasons."""
     columns = _columns(steps)
 

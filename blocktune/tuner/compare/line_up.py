@@ -23,7 +23,14 @@ from blocktune.tuner.correctness.features import FeatureQuestion
 from blocktune.tuner.correctness.forward import Question, softmax_scale
 from blocktune.tuner.measure.clock import Clock, rested_round
 from blocktune.tuner.measure.load import Load, Monitor, Watch
-from blocktune.tuner.measure.protocol import FINAL_HEAT_SECONDS, LOAD_SECONDS, REST_SECONDS, Rounds, balanced, column
+from blocktune.tuner.measure.protocol import (
+    FINAL_HEAT_SECONDS,
+    LOAD_SECONDS,
+    REST_SECONDS,
+    Rounds,
+    balanced_order,
+    column,
+)
 
 ROUNDS_SECONDS = 1.2
 """Wall time of all rounds of a shape in bursts, within `ROUNDS`."""
@@ -121,10 +128,10 @@ class LineUp:
         """Return the paired rounds of all who passed, and how the GPU worked meanwhile; no load without rounds."""
         if not self._runs:
             return (), None
-        take = self._sustained if regime is Regime.SUSTAINED else self._bursts
+        take = self._time_under_load if regime is Regime.SUSTAINED else self._bursts
         return take(monitor)
 
-    def _sustained(self, monitor: Monitor) -> tuple[Rounds, Load]:
+    def _time_under_load(self, monitor: Monitor) -> tuple[Rounds, Load]:
         before_seconds, timed_seconds = LOAD_SECONDS
         self._clock.loaded_rounds(self._runs, before_seconds)
         with Watch(monitor) as watch:
@@ -137,7 +144,7 @@ class LineUp:
         wanted = int(ROUNDS_SECONDS / (REST_SECONDS + 1e-6 * estimate_us))
         count = max(ROUNDS[0], min(ROUNDS[1], wanted))
         with Watch(monitor) as watch:
-            orders = (balanced(len(self._runs), number) for number in range(count))
+            orders = (balanced_order(len(self._runs), number) for number in range(count))
             rounds = tuple(rested_round(self._clock, self._runs, order) for order in orders)
         return rounds, watch.load()
 

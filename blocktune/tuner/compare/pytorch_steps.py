@@ -50,13 +50,13 @@ def chunked_attention(shape: AttentionShape, q: Any, k: Any, v: Any) -> Any:
     """
     k, v = (tensor.repeat_interleave(shape.group_size, dim=1) for tensor in (k, v))
     pieces = [
-        _attended(shape, q[:, :, start : start + QUERY_CHUNK], k, v, start)
+        _attend_piece(shape, q[:, :, start : start + QUERY_CHUNK], k, v, start)
         for start in range(0, shape.seqlen_q, QUERY_CHUNK)
     ]
     return torch.cat(pieces, dim=2)
 
 
-def _attended(shape: AttentionShape, q: Any, k: Any, v: Any, first_row: int) -> Any:
+def _attend_piece(shape: AttentionShape, q: Any, k: Any, v: Any, first_row: int) -> Any:
     """Return the output of a piece of the queries that begins at this row of all of them."""
     most = torch.full((*q.shape[:3], 1), -math.inf, device=q.device)
     weight, total = torch.zeros_like(most), torch.zeros((*q.shape[:3], v.shape[-1]), device=q.device)

@@ -69,7 +69,7 @@ class Compiled:
         )
 
     @classmethod
-    def of_lost(cls, lost: ChildLostError, timeout_s: float, **further: Any) -> Self:
+    def from_lost_worker(cls, lost: ChildLostError, timeout_s: float, **further: Any) -> Self:
         """Return the end of a compile whose worker gave no answer: killed from outside, as where memory ran out, it may
         do well later; a compiler that crashes dies of its input."""
         died = isinstance(lost, ChildDiedError)

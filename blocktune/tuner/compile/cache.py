@@ -102,15 +102,15 @@ def _result(entry: dict[str, Any]) -> CompileResult | None:
     return CompileResult(
         config=KernelConfig.from_json(entry["config"]),
         outcome=outcome,
-        resources=None if entry["resources"] is None else _checked(KernelResources, entry["resources"]),
-        shared=None if entry["shared"] is None else _checked(SharedAccesses, entry["shared"]),
+        resources=None if entry["resources"] is None else _checked_record(KernelResources, entry["resources"]),
+        shared=None if entry["shared"] is None else _checked_record(SharedAccesses, entry["shared"]),
         error=str(entry["error"]),
         seconds=float(entry["seconds"]),
         cached=True,
     )
 
 
-def _checked(kind: type[Record], data: dict[str, Any]) -> Record:
+def _checked_record(kind: type[Record], data: dict[str, Any]) -> Record:
     """Return the record with these fields, each of its type and none below 0."""
     for name, wanted in get_type_hints(kind).items():  # without what `Annotated` says of columns
         value = data[name]

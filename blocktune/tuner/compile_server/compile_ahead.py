@@ -49,7 +49,7 @@ class CompileAhead:
     def start(self, kernel: str) -> None:
         """Let the library of a kernel that another process can import be imported there, before there is work."""
         with self._lock:
-            self._prepared(kernel)
+            self._prepare_server(kernel)
             self._close_later()
 
     def compile(
@@ -67,7 +67,7 @@ class CompileAhead:
         with self._lock, ThreadPoolExecutor(self.workers, "blocktune-compile") as threads:
             waiting: dict[Future[Any], Specialization] = {}
             for each in sorted(specializations, key=_work_of_a_thread, reverse=True):
-                future = self._submitted(kernel, each, cc) or threads.submit(compile_here, each.spec, cc)
+                future = self._submit(kernel, each, cc) or threads.submit(compile_here, each.spec, cc)
                 waiting[future] = each
             ended: dict[LaunchConfig, Compiled] = {}
             while waiting:
@@ -81,16 +81,18 @@ class CompileAhead:
     def begin(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> Callable[[], Compiled]:
         """Begin a compile, in the other process where that can do it, and return what waits for its end."""
         with self._lock:
-            future = self._submitted(kernel, each, cc)
+            future = self._submit(kernel, each, cc)
             self._close_later()
         return lambda: (future and _result(future)) or compile_here(each.spec, cc)
 
-    def _submitted(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> "Future[Compiled | None] | None":
+    def _submit(self, kernel: str, each: Specialization, cc: tuple[int, int]) -> "Future[Compiled | None] | None":
         """Return a compile by the other process; None where this one has to compile, or to read what is compiled."""
         if each.document is None or has_code(each.spec, each.key):
             return None
         job = {"kernel": kernel, "spec": each.document, "key": each.key, "cc": list(cc)}
-        return self._prepared(kernel).submit(job, _answered, lambda lost: Compiled.of_lost(lost, self._timeout_s))
+        return self._prepare_server(kernel).submit(
+            job, _read_answer, lambda lost: Compiled.from_lost_worker(lost, self._timeout_s)
+        )
 
     def _given_up(
         self, waiting: dict[Future[Any], Specialization], ended: Mapping[LaunchConfig, Compiled], bound: float
@@ -120,7 +122,7 @@ class CompileAhead:
         if server is not None:
             server.close()
 
-    def _prepared(self, kernel: str) -> ServerClient:
+    def _prepare_server(self, kernel: str) -> ServerClient:
         """Return a process that has the kernel's library, or is about to import it."""
         if self._server is None or self._server.is_lost:
             self._server = ServerClient(self.workers, self._timeout_s)
@@ -179,7 +181,7 @@ def _result(future: "Future[Compiled | None]") -> Compiled | None:
         return None
 
 
-def _answered(answer: Answer) -> Compiled | None:
+def _read_answer(answer: Answer) -> Compiled | None:
     """Return the end of a compile; None if the worker had another source under the kernel's name."""
     found = Compiled.of_answer(answer)
     return None if found.outcome is Outcome.OK and found.resources is None else found

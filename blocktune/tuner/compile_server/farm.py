@@ -96,7 +96,9 @@ class CompileFarm:
         if (begun := self._ahead.pop(key, None)) is not None:
             return begun
         job = attention_job(self._kernels, kernel, config, shape, cc, with_lse=False)
-        return self._started().submit(job, partial(self._remembered, key, config), partial(self._lost, key, config))
+        return self._start_server().submit(
+            job, partial(self._remember, key, config), partial(self._lost_result, key, config)
+        )
 
     def submit_ahead(self, kernel: str, config: KernelConfig, shape: AttentionShape, cc: tuple[int, int]) -> None:
         """Compile a config that will be submitted later. `submit` then takes the compile over, however far it is; a
@@ -118,7 +120,7 @@ class CompileFarm:
             RuntimeError: the farm is closed.
         """
         job = attention_job(self._kernels, kernel, config, shape, cc, with_lse=True)
-        return self._started().submit(job, lambda answer: not answer["error"], lambda lost: False)
+        return self._start_server().submit(job, lambda answer: not answer["error"], lambda lost: False)
 
     def start(self) -> None:
         """Start the process that compiles, so that the next compile need not wait for its imports. A thread hashes
@@ -126,7 +128,7 @@ class CompileFarm:
         if self._hashing is None:
             self._hashing = threading.Thread(target=hash_triton, name="blocktune-hash", daemon=True)
             self._hashing.start()
-        self._started()
+        self._start_server()
 
     def abort(self, future: "Future[CompileResult]") -> None:
         """Drop a compile that has not begun, and end one that has: its result is a `COMPILE_ERROR` that is not
@@ -140,7 +142,7 @@ class CompileFarm:
         if self._server is not None:
             self._server.close()
 
-    def _started(self) -> ServerClient:
+    def _start_server(self) -> ServerClient:
         """Return the process that compiles; one that is lost is replaced.
 
         Raises:
@@ -153,7 +155,7 @@ class CompileFarm:
             self._server.prepare(self._kernels.partition(":")[0])
         return self._server
 
-    def _remembered(self, key: str, config: KernelConfig, answer: Answer) -> CompileResult:
+    def _remember(self, key: str, config: KernelConfig, answer: Answer) -> CompileResult:
         shared = answer["shared"]
         accesses = None if shared is None else SharedAccesses(**shared)
         result = CompileResult.of_answer(answer, config=config, shared=accesses)
@@ -161,8 +163,8 @@ class CompileFarm:
             self._cache.put(key, result)
         return result
 
-    def _lost(self, key: str, config: KernelConfig, lost: ChildLostError) -> CompileResult:
-        result = CompileResult.of_lost(lost, self._timeout_s, config=config)
+    def _lost_result(self, key: str, config: KernelConfig, lost: ChildLostError) -> CompileResult:
+        result = CompileResult.from_lost_worker(lost, self._timeout_s, config=config)
         if is_crash(lost):
             self._cache.put(key, result)
         return result
@@ -176,7 +178,7 @@ def default_workers() -> int:
 def processors() -> float:
     """Return the processors that this process may use: what it is bound to, what its container grants, and
     the variable `PROCESSORS`, whichever is least."""
-    return min(len(os.sched_getaffinity(0)), _cpu_quota(), _granted())
+    return min(len(os.sched_getaffinity(0)), _cpu_quota(), _granted_processors())
 
 
 def _cpu_quota() -> float:
@@ -188,6 +190,6 @@ def _cpu_quota() -> float:
     return math.inf if quota == "max" else int(quota) / int(period)
 
 
-def _granted() -> float:
+def _granted_processors() -> float:
     """Return the processors that the variable `PROCESSORS` grants; infinite where it is not set."""
     return PROCESSORS.number() or math.inf

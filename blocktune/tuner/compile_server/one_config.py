@@ -11,7 +11,7 @@ TIMEOUT_S = 300.0
 """More than a search gives one of many: whoever asks for a config waits for it, also on a busy machine."""
 
 
-def compiled(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> CompiledCode:
+def compile_config(config: KernelConfig, shape: AttentionShape, limits: ComputeLimits) -> CompiledCode:
     """Return the code of a config, compiled in a process of its own since a compile may abort its process.
 
     Raises:

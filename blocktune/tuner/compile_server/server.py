@@ -61,12 +61,12 @@ class CompileServer:
     def serve(self) -> None:
         """Serve until the commands end; workers end with them."""
         send(self._answers, {"ready": True})
-        while self._listened():
+        while self._listen():
             self._hand_out()
         for worker in self._workers:
             worker.end()
 
-    def _listened(self) -> bool:
+    def _listen(self) -> bool:
         """Wait for a command, an answer or the end of a worker's time, and see to it; return whether more can come."""
         ends = [worker.deadline for worker in self._workers if worker.job is not None]
         wait = max(0.0, min(ends) - time.monotonic()) if ends else None
@@ -127,11 +127,11 @@ class CompileServer:
             if not idle and len(self._workers) >= self._waiting[0]["workers"]:
                 return
             job = self._waiting.popleft()
-            worker = idle[0] if idle else self._forked(job)
+            worker = idle[0] if idle else self._fork_worker(job)
             worker.take(job)
             send(self._answers, {"id": job["id"], "begun": True})
 
-    def _forked(self, job: Mapping[str, Any]) -> ForkedWorker:
+    def _fork_worker(self, job: Mapping[str, Any]) -> ForkedWorker:
         """Return another worker, which inherits what the key of a job is made of: Triton's hash and the source's."""
         self._key.join()
         with contextlib.suppress(Exception):  # the job says what is wrong

@@ -41,7 +41,7 @@ class GradientQuestion:
         self.dout = dout
         self.out, self.lse = _forward(inputs)
         self._tolerance = tolerance
-        self._rights = _joined([right for number in groups for right in self._rights_of(Group(inputs, number))])
+        self._rights = _join_alike([right for number in groups for right in self._rights_of(Group(inputs, number))])
 
     @property
     def flops(self) -> int:
@@ -118,7 +118,7 @@ class _Right:
     norms: Any
 
 
-def _joined(rights: Iterable[_Right]) -> list[_Right]:
+def _join_alike(rights: Iterable[_Right]) -> list[_Right]:
     """Return the same gradients with those of the same size as one, which takes few launches to judge."""
     alike: dict[tuple[str, Any], list[_Right]] = {}
     for right in rights:

@@ -7,7 +7,7 @@ from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError, r
 from blocktune.kernels.values.shape import AttentionShape, require_shape
 from blocktune.runtime.dispatch.dispatcher import best_config
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.compile_server.one_config import compiled
+from blocktune.tuner.compile_server.one_config import compile_config
 from blocktune.tuner.cost.analysis import Analysis, analyse
 
 
@@ -40,7 +40,7 @@ def explain(
         measured_us = None
         require_type("config", config, KernelConfig, 'Such as KernelConfig("flash_fwd", 128, 64, 4, 3).')
         _require_valid(config, shape, spec)
-    code = compiled(config, shape, spec.limits)
+    code = compile_config(config, shape, spec.limits)
     return analyse(get_kernel(config.kernel), config, shape, spec, code, measured_us=measured_us)
 
 

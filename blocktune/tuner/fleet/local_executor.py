@@ -194,9 +194,9 @@ class _Worker:
         try:
             end = self._ask(job, tell)
         except (ChildDiedError, ChildTimeoutError) as error:
-            end = self._lost(job, str(error))
+            end = self._lose_worker(job, str(error))
         except Exception as error:  # it cannot be started, or what it says cannot be understood
-            end = self._lost(job, f"{type(error).__name__}: {error}")
+            end = self._lose_worker(job, f"{type(error).__name__}: {error}")
         tell(end)
 
     def stop(self, number: signal.Signals) -> None:
@@ -227,7 +227,7 @@ class _Worker:
             else:
                 return Failed(job, answer["error"], answer["exit_code"])
 
-    def _lost(self, job: Job, reason: str) -> WorkerLost:
+    def _lose_worker(self, job: Job, reason: str) -> WorkerLost:
         self.close()
         return WorkerLost(job, self.name, reason, retired=False)
 

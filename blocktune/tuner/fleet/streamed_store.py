@@ -24,13 +24,13 @@ Packed = Mapping[str, Any]
 Send = Callable[[dict[str, Any]], None]
 
 
-def packed(device: DeviceSpec, trials: Sequence[AnyTrial], bests: Iterable[AnyBest] = ()) -> Packed:
+def pack_records(device: DeviceSpec, trials: Sequence[AnyTrial], bests: Iterable[AnyBest] = ()) -> Packed:
     """Return records of one GPU as plain values."""
     return {"document": document_from(device, bests, trials), "gpu": device.uuid}
 
 
-def unpacked(message: Packed) -> tuple[list[AnyTrial], list[AnyBest]]:
-    """Return the records that `packed` described.
+def unpack_records(message: Packed) -> tuple[list[AnyTrial], list[AnyBest]]:
+    """Return the records that `pack_records` described.
 
     Raises:
         ImportRejectedError: a field breaks a rule.
@@ -51,7 +51,7 @@ def known_for(store: ResultStore, job: Job) -> tuple[Packed, ...]:
     if device is None or not isinstance(job.shape, AttentionShape):
         return ()
     trials = [trial for trial in store.trials(device, job.shape) if not trial.imported]
-    return (packed(device, trials, store.nearest(device, job.shape)),)
+    return (pack_records(device, trials, store.nearest(device, job.shape)),)
 
 
 class StreamedStore(ResultStore):
@@ -63,14 +63,14 @@ class StreamedStore(ResultStore):
         kept_trials, kept_bests = tuple(trials), tuple(bests)
         super().put_all(kept_trials, kept_bests)
         for trial in kept_trials:
-            self.send({"records": packed(trial.device, [trial])})
+            self.send({"records": pack_records(trial.device, [trial])})
         for best in kept_bests:
-            self.send({"records": packed(best.device, [], [best])})
+            self.send({"records": pack_records(best.device, [], [best])})
 
     def set_best(self, best: AnyBest) -> bool:
         stored = super().set_best(best)
         if stored:
-            self.send({"records": packed(best.device, [], [best])})
+            self.send({"records": pack_records(best.device, [], [best])})
         return stored
 
     def with_timeout(self, lock_timeout_seconds: float) -> Self:
@@ -89,5 +89,5 @@ def store_of(job: Job, send: Send) -> Iterator[ResultStore]:
     with tempfile.TemporaryDirectory(prefix="blocktune-") as folder, StreamedStore.open(Path(folder) / "job.db") as own:
         own.send = send
         for message in job.known:
-            ResultStore.put_all(own, *unpacked(message))  # the driver has them, so they are not sent
+            ResultStore.put_all(own, *unpack_records(message))  # the driver has them, so they are not sent
         yield own

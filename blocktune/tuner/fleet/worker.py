@@ -46,10 +46,10 @@ def serve(make: Make, jobs: TextIO, answers: TextIO) -> None:
     """Make jobs until the input ends."""
     for line in jobs:
         reply = partial(send, answers)
-        reply(_made(make, Job.from_json(json.loads(line)), reply))
+        reply(_make_job(make, Job.from_json(json.loads(line)), reply))
 
 
-def _made(make: Make, job: Job, reply: Send) -> dict[str, Any]:
+def _make_job(make: Make, job: Job, reply: Send) -> dict[str, Any]:
     """Make a job and return its end."""
     try:
         with store_of(job, reply) as store:

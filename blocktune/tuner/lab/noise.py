@@ -18,7 +18,7 @@ from blocktune.db.records.records import Outcome, Regime, Telemetry, Trial
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import NoFeasibleConfigError
 from blocktune.tuner.measure.runner import Runner
-from blocktune.tuner.search.finals import ranked
+from blocktune.tuner.search.finals import rank_trials
 from blocktune.tuner.search.verdict import speedup
 
 CONFIGS = 4
@@ -90,7 +90,7 @@ def near_configs(
     These are the fastest of earlier trials that have machine code of their own, then those of the same kernel that
     differ in the fewest parameters.
     """
-    order, seen = ranked(trials), set[str]()
+    order, seen = rank_trials(trials), set[str]()
     for trial in order:
         if trial.config == config and trial.resources is not None:
             seen.add(trial.resources.code_sha256)
@@ -194,7 +194,7 @@ class _Study:
             duels=tuple(self._duels),
         )
 
-    def _elapsed(self) -> float:
+    def _elapsed_seconds(self) -> float:
         return self._now() - self._began
 
     def _measure(self, regime: Regime, index: int) -> None:
@@ -204,7 +204,7 @@ class _Study:
         self._samples.append(
             Sample(
                 regime=regime,
-                at_seconds=self._elapsed(),
+                at_seconds=self._elapsed_seconds(),
                 config=index,
                 time_us=found.time_us,
                 relative=found.relative_to_anchor,
@@ -217,11 +217,13 @@ class _Study:
         if found.samples_us.keys() >= set(self._configs):
             times_us = tuple(statistics.median(found.samples_us[config]) for config in self._configs)
             self._finals.append(
-                FinalTimes(regime=regime, at_seconds=self._elapsed(), times_us=times_us, telemetry=found.telemetry)
+                FinalTimes(
+                    regime=regime, at_seconds=self._elapsed_seconds(), times_us=times_us, telemetry=found.telemetry
+                )
             )
 
     def _duel(self, regime: Regime) -> None:
         one, other = self._runners[regime].duel(self._configs[0])
         gain = speedup(one, other)
         won = gain.beyond_noise or speedup(other, one).beyond_noise
-        self._duels.append(SelfDuel(regime=regime, at_seconds=self._elapsed(), ratio=gain.median, won=won))
+        self._duels.append(SelfDuel(regime=regime, at_seconds=self._elapsed_seconds(), ratio=gain.median, won=won))

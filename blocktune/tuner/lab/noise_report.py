@@ -34,7 +34,7 @@ def summarize(study: Study) -> dict[str, Any]:
     return {
         "regimes": regimes,
         "order": order,
-        "swapped": _swapped(list(order.values())),
+        "swapped": _swapped_pairs(list(order.values())),
         "tie_band": _distance(study.duels),
         "tie_band_used": TIE_BAND,
     }
@@ -58,8 +58,8 @@ def _regime(study: Study, regime: Regime) -> dict[str, Any]:
         },
         "finals": {
             "count": len(finals),
-            "time": _spread(_over_own_median(_numbered(by_config))),
-            "ratio": _spread(_over_own_median(_numbered(over_first))),
+            "time": _spread(_over_own_median(_number_rows(by_config))),
+            "ratio": _spread(_over_own_median(_number_rows(over_first))),
         },
         "duels": {"count": len(duels), "won": sum(duel.won for duel in duels), "distance": _distance(duels)},
         "drift": _drift(samples),
@@ -70,7 +70,7 @@ def _regime(study: Study, regime: Regime) -> dict[str, Any]:
     }
 
 
-def _numbered(rows: Iterable[Iterable[float]]) -> Iterable[tuple[int, float]]:
+def _number_rows(rows: Iterable[Iterable[float]]) -> Iterable[tuple[int, float]]:
     return [(number, value) for number, row in enumerate(rows) for value in row]
 
 
@@ -128,7 +128,7 @@ def _final_ratios(study: Study, regime: Regime) -> list[list[float]]:
     return [[place, round(ratios[place], 5)] for place in sorted(range(len(ratios)), key=ratios.__getitem__)]
 
 
-def _swapped(orders: Sequence[Sequence[Sequence[float]]]) -> list[list[int]]:
+def _swapped_pairs(orders: Sequence[Sequence[Sequence[float]]]) -> list[list[int]]:
     """Return the pairs of places of which one is faster in one order and the other in another, by more than the tie
     band."""
     if len(orders) < 2:

@@ -87,18 +87,18 @@ def _pruned_by(pruner: "BasePruner", best: Trial) -> Callable[[Trial], int]:
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study()
-    study.add_trial(_reported(best.samples_us))
+    study.add_trial(_report_trial(best.samples_us))
 
     def rounds(trial: Trial) -> int:
         common = trial.samples_us[: len(best.samples_us)] if trial is not best else ()
         counts = range(1, len(common) + 1)
-        stops = (count for count in counts if pruner.prune(study, _reported(common[:count])))
+        stops = (count for count in counts if pruner.prune(study, _report_trial(common[:count])))
         return next(stops, len(trial.samples_us))
 
     return rounds
 
 
-def _reported(samples_us: Sequence[float]) -> "FrozenTrial":
+def _report_trial(samples_us: Sequence[float]) -> "FrozenTrial":
     """Return a trial of a study after these rounds."""
     from optuna.trial import create_trial
 

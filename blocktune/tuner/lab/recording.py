@@ -99,9 +99,9 @@ class SweepRecorder:
             BlocktuneError: the GPU worker cannot be started.
         """
         end = time.monotonic() + seconds
-        ahead = [self._begun(shape) for shape in shapes[:1]]
+        ahead = [self._begin(shape) for shape in shapes[:1]]
         for number, shape in enumerate(shapes, start=1):
-            begun, ahead = ahead[0], [self._begun(shape) for shape in shapes[number : number + 1]]
+            begun, ahead = ahead[0], [self._begin(shape) for shape in shapes[number : number + 1]]
             self.runner.turn_to(shape)
             trials = tuple(self._trials(begun, end))
             tell(f"{number}/{len(shapes)} {shape.label}: {len(trials)} of {len(begun.compiles)} configs")
@@ -110,7 +110,7 @@ class SweepRecorder:
             if time.monotonic() > end:
                 return
 
-    def _begun(self, shape: AttentionShape) -> "_Begun":
+    def _begin(self, shape: AttentionShape) -> "_Begun":
         """Return a shape whose configs compile from now on.
 
         Raises:

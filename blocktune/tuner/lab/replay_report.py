@@ -17,7 +17,7 @@ from blocktune.tuner.lab.racing import racing_rows
 from blocktune.tuner.lab.replay import Replay, ReplayRun
 from blocktune.tuner.lab.sweep_file import Sweep
 from blocktune.tuner.search.strategies import DEFAULT, has_chance
-from blocktune.tuner.search.verdict import decide_predicted
+from blocktune.tuner.search.verdict import decide_by_predictions
 
 FORMAT = "blocktune-replay"
 FORMAT_VERSION = 1
@@ -160,9 +160,9 @@ def model_rows(replays: Iterable[Replay]) -> list[dict[str, Any]]:
     each.
 
     Medians and extremes over the sweeps: rank correlation (Spearman) of predicted and measured times, how much slower
-    its choice (`decide_predicted`) and the best of its first eight are than the fastest of the same kernels, measured
-    over predicted time. Of what it estimates before anything is compiled: the share of configs whose shared memory it
-    knows exactly, its largest error, and the median error of the registers per thread.
+    its choice (`decide_by_predictions`) and the best of its first eight are than the fastest of the same kernels,
+    measured over predicted time. Of what it estimates before anything is compiled: the share of configs whose shared
+    memory it knows exactly, its largest error, and the median error of the registers per thread.
     """
     groups: dict[tuple[str, str | None], list[dict[str, float]]] = {}
     for replay in replays:
@@ -188,7 +188,7 @@ def _ranking(replay: Replay, kernel: str | None) -> dict[str, float] | None:
     times = np.array([timed[config].time_us or 0.0 for config in configs])
     predicted = np.array([replay.predicted[config] for config in configs])
     slowdowns = measured[np.argsort(predicted, kind="stable")] / measured.min() - 1
-    chosen = decide_predicted(dict(zip(configs, predicted, strict=True)), _default(replay, kernel))
+    chosen = decide_by_predictions(dict(zip(configs, predicted, strict=True)), _default(replay, kernel))
     return {
         "rank_correlation": _correlation(_ranks(predicted), _ranks(measured)),
         "first_choice": float(scores[chosen] / measured.min() - 1),

@@ -166,7 +166,7 @@ def load_sweep(path: str | Path) -> Sweep:
         ImportRejectedError: the file is no sweep, too large, or a field is unknown, missing or absurd.
     """
     path = file_path(path)
-    return _sweep(_unpacked(path), path)
+    return _sweep(_unpack(path), path)
 
 
 def sweep_files(places: Iterable[str | Path]) -> list[Path]:
@@ -223,7 +223,7 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     return {name: [row.get(name) for row in rows] for name in names}
 
 
-def _unpacked(path: Path) -> Any:
+def _unpack(path: Path) -> Any:
     """Return the JSON value in a gzip file that does not unpack to too much."""
     try:
         return json_value(read_gzip(path, DOCUMENT_BYTES))

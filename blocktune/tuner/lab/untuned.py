@@ -120,11 +120,11 @@ class UntunedStudy:
         """Yield every sweep, judged by what is known without it; so are the constants of the decision."""
         for sweep in self.sweeps:
             others = self._others(sweep.shape, without)
-            case = self.case(sweep, self.fitted(others), others)
+            case = self.case(sweep, self.fit(others), others)
             tell(f"{sweep.shape.label}: {case.expected:.3f}")
             yield case
 
-    def fitted(self, recorded: Sequence[Measured]) -> Trust:
+    def fit(self, recorded: Sequence[Measured]) -> Trust:
         """Return the constants by which the ratios measured for the sweeps among these, each left out in turn, are the
         likeliest. Without a sweep among them they are the usual ones."""
         shapes = {one.shape for one in recorded}
@@ -150,8 +150,8 @@ class UntunedStudy:
         return Case(
             shape=sweep.shape,
             expected=_slowdown(sweep, config),
-            nearest=_slowdown(sweep, _first_timed(sweep, nearest)),
-            default=_slowdown(sweep, _first_timed(sweep, _defaults(sweep))),
+            nearest=_slowdown(sweep, _first_with_time(sweep, nearest)),
+            default=_slowdown(sweep, _first_with_time(sweep, _defaults(sweep))),
             config=config,
             passed_over=passed_over,
         )
@@ -182,7 +182,7 @@ class UntunedStudy:
     ) -> tuple[KernelConfig, int]:
         untuned = Untuned(self.device, correction, self._predict, partial(_timed_kernels, sweep))
         choices = [one.config for one in untuned.choices(sweep.shape, near)]
-        config = _first_timed(sweep, (*choices, *_defaults(sweep)))
+        config = _first_with_time(sweep, (*choices, *_defaults(sweep)))
         return config, choices.index(config) if config in choices else len(choices)
 
 
@@ -231,7 +231,7 @@ def _surprise(
     return fmean(found) if found else 0.0
 
 
-def _first_timed(sweep: _Scored, configs: Iterable[KernelConfig]) -> KernelConfig:
+def _first_with_time(sweep: _Scored, configs: Iterable[KernelConfig]) -> KernelConfig:
     """Return the first of these that a sweep has a time of. A sweep is recorded from the defaults on."""
     return next(config for config in configs if config in sweep.scores)
 

@@ -25,7 +25,7 @@ from blocktune.tuner.measure.protocol import (
     final_rounds,
     is_behind,
     median_ratio,
-    rotated,
+    rotated_order,
 )
 
 Tell = Callable[[str], None]
@@ -127,7 +127,7 @@ class Bench(Generic[ConfigT]):
         Raises:
             Exception: as `measure`; which config it was is unknown.
         """
-        candidates = self._checked(configs, tell)
+        candidates = self._checked_candidates(configs, tell)
         runs, regime = [each.run for each in candidates], self._terms.regime
         self._clock.heat(runs[0], FINAL_HEAT_SECONDS[regime])
         estimate = self._clock.rounds(runs, 1)[0]
@@ -147,12 +147,12 @@ class Bench(Generic[ConfigT]):
         """
         if self._meter is None:
             return []
-        candidates = self._checked(configs, tell)
+        candidates = self._checked_candidates(configs, tell)
         runs = [each.run for each in candidates]
         times = self._clock.rounds(runs, 1)[0]
         tell("timing")
         found: list[list[Burst]] = [[] for _ in runs]
-        for index in (index for number in range(rounds) for index in rotated(len(runs), number)):
+        for index in (index for number in range(rounds) for index in rotated_order(len(runs), number)):
             burst = self._meter.burst(runs[index], times[index])
             if burst is None:
                 return []
@@ -197,7 +197,7 @@ class Bench(Generic[ConfigT]):
         behind = score / self._best
         return rounds, f"stopped after {RACE_ROUNDS} rounds, {behind:.2f} times the best so far" if stopped else ""
 
-    def _checked(self, configs: Sequence[ConfigT], tell: Tell) -> list[BenchCandidate]:
+    def _checked_candidates(self, configs: Sequence[ConfigT], tell: Tell) -> list[BenchCandidate]:
         """Return the candidates of configs, each of which was right once."""
         candidates = [self._bind(config) for config in configs]
         for candidate in candidates:

@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from blocktune.db.records.records import Regime
 from blocktune.kernels.base.kernel import Thunk
-from blocktune.tuner.measure.protocol import REST_SECONDS, Rounds, balanced, rotated
+from blocktune.tuner.measure.protocol import REST_SECONDS, Rounds, balanced_order, rotated_order
 
 FLUSH_PER_L2 = 2
 MIN_FLUSH_BYTES = 64 << 20
@@ -67,7 +67,7 @@ def timed_rounds(clock: Clock, launches: Sequence[Thunk], count: int, regime: Re
     """Return the rounds of a regime, in rotating order."""
     if regime is Regime.SUSTAINED:
         return clock.rounds(launches, count)
-    return tuple(rested_round(clock, launches, rotated(len(launches), number)) for number in range(count))
+    return tuple(rested_round(clock, launches, rotated_order(len(launches), number)) for number in range(count))
 
 
 def rested_round(clock: Clock, launches: Sequence[Thunk], order: Sequence[int]) -> tuple[float, ...]:
@@ -142,7 +142,7 @@ class CudaClock:
             self.synchronize()
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
-        return tuple(self._round(launches, rotated(len(launches), number)) for number in range(count))
+        return tuple(self._round(launches, rotated_order(len(launches), number)) for number in range(count))
 
     def synchronize(self) -> None:
         self._torch.cuda.current_stream().synchronize()
@@ -160,12 +160,12 @@ class CudaClock:
         for number in itertools.count():
             if time.monotonic() >= end and len(rounds) >= MIN_LOADED_ROUNDS:
                 break
-            waiting.append(self._enqueue(launches, balanced(len(launches), number), start))
+            waiting.append(self._enqueue(launches, balanced_order(len(launches), number), start))
             if waiting[-1].late:
                 start.grow()
             if len(waiting) > 1:
-                rounds += waiting.popleft().finished()
-        return (*rounds, *(times for each in waiting for times in each.finished()))
+                rounds += waiting.popleft().wait_times()
+        return (*rounds, *(times for each in waiting for times in each.wait_times()))
 
     def _enqueue(self, launches: Sequence[Thunk], order: Sequence[int], start: _HeadStart) -> "_Round":
         """Enqueue an untimed round, a head start and a timed round."""
@@ -173,7 +173,7 @@ class CudaClock:
             launches[index]()
         self._flush(start.flushes)
         spans = self._new_spans(len(launches))
-        late = self._timed(launches, order, spans)
+        late = self._enqueue_timed(launches, order, spans)
         counts = not late or start.flushes == start.most
         return _Round(spans=spans, last=spans[order[-1]][1], late=late, counts=counts)
 
@@ -194,14 +194,14 @@ class CudaClock:
             spans = self._new_spans(len(launches))
             if not hooked:
                 self._flush(start.flushes)
-            late = self._timed(launches, order, spans, self._of_turns.flushes)
+            late = self._enqueue_timed(launches, order, spans, self._of_turns.flushes)
             self.synchronize()
             if not late:
                 start.count_calm_round()
             if not late or not start.grow():
                 return tuple(1e3 * begin.elapsed_time(end) for begin, end in spans)
 
-    def _timed(
+    def _enqueue_timed(
         self, launches: Sequence[Thunk], order: Sequence[int], spans: Sequence[tuple[Any, Any]], own_flushes: int = 1
     ) -> bool:
         """Enqueue every launch between its events, after a flush, and after its own head start if it has hooks.
@@ -240,7 +240,7 @@ class _Round:
     late: bool
     counts: bool
 
-    def finished(self) -> list[tuple[float, ...]]:
+    def wait_times(self) -> list[tuple[float, ...]]:
         """Wait for the round and return its times in microseconds, or nothing if it does not count."""
         self.last.synchronize()
         return [tuple(1e3 * start.elapsed_time(end) for start, end in self.spans)] if self.counts else []

@@ -109,7 +109,7 @@ class Watch:
             memory_clock_mhz=round(statistics.median(memory)) if memory else None,
             temperature_c=max(_known_values(self._samples, "temperature_c"), default=None),
             power_w=self._power_w(),
-            throttle_reasons=_united(reasons) if reasons else None,
+            throttle_reasons=_union(reasons) if reasons else None,
             other_processes=max(_known_values(self._samples, "other_processes"), default=None),
         )
 
@@ -127,7 +127,7 @@ def _known_values(samples: Sequence[Telemetry], name: str) -> list[int]:
     return [value for sample in samples if (value := getattr(sample, name)) is not None]
 
 
-def _united(reasons: Sequence[int]) -> int:
+def _union(reasons: Sequence[int]) -> int:
     bits = 0
     for each in reasons:
         bits |= each

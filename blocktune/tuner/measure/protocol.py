@@ -18,8 +18,8 @@
    it has worked for a second before what decides is timed, and nothing rests. The regime is part of a time's identity.
    `tune bench` compares under a load that never pauses (`CudaClock.loaded_rounds`), because contenders that differ in
    power would otherwise let the clock recover, and records clock and power of the whole measurement in every row. In a
-   comparison every contender follows every other one equally often (`balanced`): after one that draws little power the
-   clock is higher for some milliseconds, which would favour whoever always came next.
+   comparison every contender follows every other one equally often (`balanced_order`): after one that draws little
+   power the clock is higher for some milliseconds, which would favour whoever always came next.
 7. Candidates race: one that is clearly slower than the best so far in its first rounds gets no further ones. A sweep,
    which is to know every config equally well, has no race.
 8. Of contenders in the same rounds, the first in a fixed order within `TIE_BAND` of the fastest wins, by the mean of
@@ -131,12 +131,12 @@ def median_ratio(numerator: Sequence[float], denominator: Sequence[float]) -> fl
     return statistics.median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
-def rotated(count: int, start: int) -> tuple[int, ...]:
+def rotated_order(count: int, start: int) -> tuple[int, ...]:
     """Return the numbers 0..count-1, starting at `start` modulo count."""
     return tuple((start + step) % count for step in range(count))
 
 
-def balanced(count: int, number: int) -> tuple[int, ...]:
+def balanced_order(count: int, number: int) -> tuple[int, ...]:
     """Return the numbers 0..count-1 in the order of a round, by the number of the round.
 
     In `count` rounds, or twice as many for an odd count, each number comes right after each other one equally often (a

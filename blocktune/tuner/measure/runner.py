@@ -104,7 +104,7 @@ class WorkerRunner(ABC, Generic[ConfigT]):
     def measure(self, config: ConfigT) -> Measurement:
         started = time.monotonic()
         self._ensure_ready()
-        measurement = self._measure_undisturbed(config)
+        measurement = self._measure_again_if_disturbed(config)
         if measurement.outcome is Outcome.OK and self.anchor is None:
             self._set_anchor(config, measurement)
         return replace(measurement, seconds=time.monotonic() - started)
@@ -186,7 +186,7 @@ class WorkerRunner(ABC, Generic[ConfigT]):
     def close(self) -> None:
         self._worker.close()
 
-    def _measure_undisturbed(self, config: ConfigT) -> Measurement:
+    def _measure_again_if_disturbed(self, config: ConfigT) -> Measurement:
         """Return a measurement that is made once more if it was disturbed; the second one counts, whatever it is."""
         first = self._measure(config)
         why = disturbance(first.telemetry) if first.outcome is Outcome.OK else ""
@@ -194,13 +194,13 @@ class WorkerRunner(ABC, Generic[ConfigT]):
             self._vain_repeats = 0
             return first
         if self._vain_repeats == MAX_VAIN_REPEATS:
-            return _remarked(first, f"disturbed, since {why}")
+            return _with_remark(first, f"disturbed, since {why}")
         second = self._measure(config)
         still = disturbance(second.telemetry)
         self._vain_repeats = self._vain_repeats + 1 if still else 0
         if second.outcome is not Outcome.OK:
             return second
-        return _remarked(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
+        return _with_remark(second, f"{REPEATED}{why}" + (f"; again {still}" if still else ""))
 
     def _measure(self, config: ConfigT) -> Measurement:
         try:
@@ -297,7 +297,7 @@ class GpuRunner(WorkerRunner):
             self._send_setup()
 
 
-def _remarked(measurement: Measurement, remark: str) -> Measurement:
+def _with_remark(measurement: Measurement, remark: str) -> Measurement:
     return replace(measurement, error=f"{remark}; {measurement.error}" if measurement.error else remark)
 
 

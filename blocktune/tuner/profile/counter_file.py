@@ -69,7 +69,7 @@ class CounterFile:
         return f"{_MARK}{json.dumps(head)}\n{plain_table(self.csv)}"
 
     @staticmethod
-    def says_of_what(text: str) -> bool:
+    def names_config(text: str) -> bool:
         """Return whether a text begins with the line that says of which config it is."""
         return text.startswith(_MARK)
 
@@ -94,7 +94,7 @@ class CounterFile:
             UsageError: it holds no counters, or does not say of what they are.
         """
         head, _, csv = text.partition("\n")
-        if not cls.says_of_what(text):
+        if not cls.names_config(text):
             raise UsageError(
                 f"The first line of {name} does not name the config of its counters. Add it: tune profile FLAGS "
                 f"--from FILE --out NAME{SUFFIX}, with the flags of the config."

@@ -10,7 +10,7 @@ from blocktune.kernels.hardware.limits import ComputeLimits
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.compile.compiler import compiled_code
-from blocktune.tuner.profile.machine_code import Instruction, disassembled, product_loop
+from blocktune.tuner.profile.machine_code import Instruction, disassemble, product_loop
 
 KINDS = {
     "special function": ("MUFU", "I2F", "F2I", "F2F", "FRND"),
@@ -78,7 +78,7 @@ def instruction_mix(
     from triton import knobs
 
     compiled = compiled_code(kernel.compile_spec(config, shape), limits.cc)
-    return InstructionMix.of(disassembled(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))
+    return InstructionMix.of(disassemble(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))
 
 
 def kind_of(instruction: Instruction) -> str:

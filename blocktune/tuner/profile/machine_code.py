@@ -50,7 +50,7 @@ class Instruction:
         return conditional or self.base not in _BRANCHES | _ENDS
 
 
-def disassembled(cubin: bytes, nvdisasm: str) -> tuple[Instruction, ...]:
+def disassemble(cubin: bytes, nvdisasm: str) -> tuple[Instruction, ...]:
     """Return the instructions of a cubin, in order.
 
     Args:
@@ -65,10 +65,10 @@ def disassembled(cubin: bytes, nvdisasm: str) -> tuple[Instruction, ...]:
         found = subprocess.run([nvdisasm, "-g", "-c", file.name], capture_output=True, text=True, check=False)
     if found.returncode:
         raise RuntimeError(f"nvdisasm did not list the code: {found.stderr[:500]!r}")
-    return parsed(found.stdout)
+    return parse_listing(found.stdout)
 
 
-def parsed(listing: str) -> tuple[Instruction, ...]:
+def parse_listing(listing: str) -> tuple[Instruction, ...]:
     """Return the instructions of a listing, in order."""
     rows: list[tuple[re.Match[str], str]] = []
     labels: dict[str, int] = {}
@@ -114,7 +114,7 @@ def loops_of(code: Sequence[Instruction]) -> Iterator[tuple[Instruction, ...]]:
     for number, after in enumerate(following):
         for goal in after:
             before[goal].add(number)
-    dominators = _dominators(_reached(following), before)
+    dominators = _dominators(_reachable_blocks(following), before)
     loops: dict[int, set[int]] = defaultdict(set)
     for number, dominating in dominators.items():
         for head in following[number] & dominating:
@@ -139,7 +139,7 @@ def _blocks(code: Sequence[Instruction]) -> tuple[list[Sequence[Instruction]], l
     return blocks, following
 
 
-def _reached(following: Sequence[set[int]]) -> list[int]:
+def _reachable_blocks(following: Sequence[set[int]]) -> list[int]:
     """Return the blocks that the first one leads to, in their order."""
     found, waiting = {0}, [0]
     while waiting:

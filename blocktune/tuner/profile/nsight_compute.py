@@ -41,14 +41,14 @@ def record_command(shape: AttentionShape, config: KernelConfig, ncu: str = "ncu"
     return (ncu, *RECORD, *CSV, sys.executable, "-P", "-m", "blocktune.tuner.profile.target", task)
 
 
-def recorded(shape: AttentionShape, config: KernelConfig) -> str:
+def record_counters(shape: AttentionShape, config: KernelConfig) -> str:
     """Return the counters of a config as CSV, recorded on the GPU here.
 
     Raises:
         NoDeviceError: there is no `ncu`, or the driver refuses counters.
         UsageError: the shape has features, or the launch failed.
     """
-    return _printed(record_command(shape, config, _ncu()))
+    return _run_ncu(record_command(shape, config, _ncu()))
 
 
 def read_counters(path: Path) -> str:
@@ -59,7 +59,7 @@ def read_counters(path: Path) -> str:
         UsageError: the file cannot be read.
     """
     if path.suffix == REPORT:
-        return _printed((_ncu(), "--import", str(path), *CSV))
+        return _run_ncu((_ncu(), "--import", str(path), *CSV))
     try:
         return read_text(path, COUNTER_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -77,7 +77,7 @@ def _ncu() -> str:
     return found
 
 
-def _printed(command: tuple[str, ...]) -> str:
+def _run_ncu(command: tuple[str, ...]) -> str:
     """Return what a run of ncu prints."""
     try:
         found = subprocess.run(

@@ -21,7 +21,7 @@ def main() -> None:
     """Launch the config of the command line twice, the second time in the profiler's sight."""
     task = json.loads(sys.argv[1])
     shape, config = AttentionShape.from_json(task["shape"]), KernelConfig.from_json(task["config"])
-    launch = bound(shape, get_kernel(config.kernel).bind(config, shape))
+    launch = bind_random(shape, get_kernel(config.kernel).bind(config, shape))
     launch()
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
@@ -30,7 +30,7 @@ def main() -> None:
     torch.cuda.profiler.stop()
 
 
-def bound(shape: AttentionShape, launch: Launch) -> "functools.partial[None]":
+def bind_random(shape: AttentionShape, launch: Launch) -> "functools.partial[None]":
     """Return a launch with random inputs. The values of a backward's output and log-sum-exp do not matter."""
     rows, keys = (shape.batch, shape.num_heads, shape.seqlen_q), (shape.batch, shape.num_heads_kv, shape.seqlen_k)
 

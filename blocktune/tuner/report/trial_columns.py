@@ -100,12 +100,12 @@ def _costs(sweep: Sweep, trials: Sequence[Trial]) -> Columns:
 
 
 def _predictions(sweep: Sweep, trials: Iterable[Trial]) -> Columns:
-    rows = [_predicted(sweep, trial) for trial in trials]
+    rows = [_predict(sweep, trial) for trial in trials]
     names = (*TERMS, "blocks_per_sm", "bytes_once", "bytes_uncached")
-    return {name: [_rounded(row.get(name)) for row in rows] for name in names}
+    return {name: [_round(row.get(name)) for row in rows] for name in names}
 
 
-def _predicted(sweep: Sweep, trial: Trial) -> dict[str, Any]:
+def _predict(sweep: Sweep, trial: Trial) -> dict[str, Any]:
     """Return what the models say of a trial: nothing for a kernel that is not here, or for code that was never
     compiled."""
     kernel = KERNELS.get(trial.config.kernel)
@@ -134,5 +134,5 @@ def _bytes(kernel: AttentionKernel, sweep: Sweep, trial: Trial) -> dict[str, int
         return {}
 
 
-def _rounded(value: float | int | None) -> float | int | None:
+def _round(value: float | int | None) -> float | int | None:
     return float(f"{value:.{PREDICTED_DIGITS}g}") if isinstance(value, float) else value

@@ -72,8 +72,8 @@ class ModelCorrection:
             self._posterior = self._find_posterior(predicted)
         found = self._posterior
         slopes = np.minimum(predicted[positions], found.slowest) - found.middle
-        shared = _shared(slopes, found.slopes, found.same[positions], found.near[positions], found.local)
-        own = _shared(slopes, slopes, np.ones(1), np.ones(1), found.local, each=True)
+        shared = _covariances(slopes, found.slopes, found.same[positions], found.near[positions], found.local)
+        own = _covariances(slopes, slopes, np.ones(1), np.ones(1), found.local, each=True)
         explained = np.square(shared @ found.whitening.T).sum(axis=1)
         return found.level + shared @ found.weights, np.sqrt(np.maximum(own - explained, 0.0))
 
@@ -86,7 +86,7 @@ class ModelCorrection:
         same, near = np.column_stack(self._same), np.column_stack(self._near)
         noise = NOISE_DEVIATION**2 * np.eye(len(known))
         factors = {
-            local: _factor(_shared(slopes, slopes, same[known], near[known], local) + noise)
+            local: _factor(_covariances(slopes, slopes, same[known], near[known], local) + noise)
             for local in LOCAL_DEVIATIONS
         }
         local = max(factors, key=lambda local: _likelihood(factors[local], off))
@@ -124,7 +124,7 @@ class _Posterior:
     weights: Numbers
 
 
-def _shared(
+def _covariances(
     rows: Numbers, columns: Numbers, same: Numbers, near: Numbers, local: float, *, each: bool = False
 ) -> Numbers:
     """Return the covariances of all rows with all columns, or of `each` with its own column; rows and columns are

@@ -87,7 +87,7 @@ class GuidedSampler(BaseSampler):
             return {}
         prospects = self._prospects_of(study, search_space)
         left = np.ones(len(prospects.points), dtype=bool)
-        left[self._tried(study, prospects)] = False
+        left[self._tried_positions(study, prospects)] = False
         position = prospects.best(np.flatnonzero(left if left.any() else ~left))
         self._asked[trial.number] = position
         return dict(prospects.points[position])
@@ -146,7 +146,7 @@ class GuidedSampler(BaseSampler):
         points = self._points if self._points is not None else points_of(self._learnt_in, self._seed)
         known = {identity(point): point for point in (*points, *filter(None, map(self._point, trials)))}
         sign = -1 if study.direction == StudyDirection.MAXIMIZE else 1
-        return Prospects(list(known.values()), self._learnt_in, self._expected, sign)
+        return Prospects(list(known.values()), self._learnt_in, self._expected_score, sign)
 
     def _is_strange(self, trial: FrozenTrial, prospects: Prospects) -> bool:
         """Return whether this trial has a value at a point that is not among those to choose from."""
@@ -158,7 +158,7 @@ class GuidedSampler(BaseSampler):
         if position is not None and trial.value is not None and not _is_infeasible(trial):
             prospects.learn(position, trial.value)
 
-    def _tried(self, study: Study, prospects: Prospects) -> list[int]:
+    def _tried_positions(self, study: Study, prospects: Prospects) -> list[int]:
         """Return the positions that were tried, are being tried or have failed too often."""
         trials = study.get_trials(deepcopy=False)
         failed = Counter(self._position(trial, prospects) for trial in trials if trial.state == TrialState.FAIL)
@@ -174,7 +174,7 @@ class GuidedSampler(BaseSampler):
     def _point(self, trial: FrozenTrial) -> Point:
         return {name: value for name, value in trial.params.items() if name in self._learnt_in}
 
-    def _expected(self, point: Point) -> float:
+    def _expected_score(self, point: Point) -> float:
         return self._revised.get(identity(point)) or self._prior(point)
 
 

@@ -47,7 +47,7 @@ class Parameters(Generic[ConfigT]):
         """Return the feasible config of a point, if there is one."""
         return self._configs.get(identity(point))
 
-    def suggested(self, trial: Trial) -> ConfigT | None:
+    def suggest(self, trial: Trial) -> ConfigT | None:
         """Return the config that a trial suggests, or None where what it suggests is not feasible."""
         kernel = _suggest(trial, self._kernel, self.distributions[self._kernel])
         values = {name: _suggest(trial, name, self.distributions[name]) for name in self._names[kernel]}

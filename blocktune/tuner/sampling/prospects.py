@@ -92,11 +92,11 @@ def points_of(space: Space, seed: int | None) -> list[Point]:
             for distribution, count in zip(space.values(), counts, strict=True)
         ]
         return [dict(zip(space, crossed, strict=True)) for crossed in itertools.product(*values)]
-    drawn = itertools.islice(_drawn(space, np.random.default_rng(seed)), MOST_POINTS)
+    drawn = itertools.islice(_draw_points(space, np.random.default_rng(seed)), MOST_POINTS)
     return list({identity(point): point for point in drawn}.values())
 
 
-def _drawn(space: Space, generator: np.random.Generator) -> Iterator[Point]:
+def _draw_points(space: Space, generator: np.random.Generator) -> Iterator[Point]:
     while True:
         yield {name: _at(distribution, float(generator.random())) for name, distribution in space.items()}
 

@@ -62,14 +62,14 @@ class StudyProposals(Generic[ConfigT]):
         self._startup = self.size if startup is None else startup
         self._pick = pick
         self._open: dict[ConfigT, optuna.Trial] = {}
-        self._proposed = self._resumed()
+        self._proposed = self._resume()
 
     def recall(self, config: ConfigT, score: float | None, trial: AnyTrial | None = None) -> None:
         """Record that an earlier run tried this config; a study that knows it already gets no second trial of it."""
         if config in self._proposed or config not in self._parameters.configs:
             return
         self._proposed.add(config)
-        self.study.add_trial(self._finished(config, score, trial))
+        self.study.add_trial(self._finished_trial(config, score, trial))
 
     def propose(self) -> ConfigT | None:
         if (config := self._next_of(self._first)) is not None:
@@ -102,7 +102,7 @@ class StudyProposals(Generic[ConfigT]):
             self.study.tell(trial, state=TrialState.FAIL)
         self._open.clear()
 
-    def _resumed(self) -> set[ConfigT]:
+    def _resume(self) -> set[ConfigT]:
         """Return the configs that the study has tried; what is still running there has no process any more."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in trials:
@@ -127,7 +127,7 @@ class StudyProposals(Generic[ConfigT]):
         """Return a new config of the study's: the one that a user enqueued, else the one that the sampler proposes."""
         for _ in range(MAX_USELESS_ASKS):
             trial = self.study.ask()
-            config = self._parameters.suggested(trial)
+            config = self._parameters.suggest(trial)
             if config is not None and config not in self._proposed:
                 self._proposed.add(config)
                 self._open[config] = trial
@@ -142,7 +142,7 @@ class StudyProposals(Generic[ConfigT]):
             warnings.filterwarnings("ignore", "Constraints have been set")
             self.study.tell(trial, value, state)
 
-    def _finished(self, config: ConfigT, score: float | None, trial: AnyTrial | None) -> FrozenTrial:
+    def _finished_trial(self, config: ConfigT, score: float | None, trial: AnyTrial | None) -> FrozenTrial:
         """Return a trial of an earlier run, as this study would have kept it."""
         stopped = trial is not None and stopped_early(trial.samples_us)
         return create_trial(

@@ -67,7 +67,7 @@ class Result(Generic[ConfigT]):
         return replace(trial, energy_mj=energy_mj, telemetry=replace(trial.telemetry, power_w=round(power_w, 1)))
 
 
-def ranked(trials: Iterable[AnyTrial]) -> list[AnyTrial]:
+def rank_trials(trials: Iterable[AnyTrial]) -> list[AnyTrial]:
     """Return the trials with a time, fastest first, by what cancels drift."""
     timed = [trial for trial in trials if trial.outcome is Outcome.OK]
     return sorted(timed, key=lambda trial: (trial.relative_to_anchor or 0.0, trial.time_us or 0.0))
@@ -79,7 +79,7 @@ def finalists(
     """Return who takes part: what calls get untuned, the default, FA's heuristic, the stored winner and the fastest
     of the search, if they run. Of configs that launch equal code in the same way the search's first one stands for
     all."""
-    order, contenders = ranked(trials), subject.contenders
+    order, contenders = rank_trials(trials), subject.contenders
     timed = {trial.config for trial in order}
     best = order[0].relative_to_anchor or 1.0
     close = [
@@ -195,7 +195,7 @@ def require_result(
 
 def screening_verdict(trials: Iterable[AnyTrial], default: ConfigT, why: str) -> Result[ConfigT]:
     """Return the verdict when there are no finals: the default if it runs, since nothing was shown to be faster."""
-    times = {trial.config: trial.time_us or 0.0 for trial in ranked(trials)}
+    times = {trial.config: trial.time_us or 0.0 for trial in rank_trials(trials)}
     winner = default if default in times else next(iter(times))
     reason = f"{why}; {'the default stays' if winner == default else 'the default does not run here'}"
     return Result(verdict=Verdict(winner=winner, reason=reason, speedup=None), times_us=times, failures={})
@@ -203,7 +203,7 @@ def screening_verdict(trials: Iterable[AnyTrial], default: ConfigT, why: str) ->
 
 def interrupted_verdict(trials: Iterable[AnyTrial], default: ConfigT) -> Result[ConfigT]:
     """Return the best so far, by the search's own rounds against the anchor; its speed-up is not established."""
-    order = ranked(trials)
+    order = rank_trials(trials)
     times = {trial.config: trial.time_us or 0.0 for trial in order}
     reason = "interrupted before the finals: the fastest so far"
     return Result(verdict=Verdict(winner=order[0].config, reason=reason, speedup=None), times_us=times, failures={})
@@ -217,7 +217,7 @@ def _without_finals(
 ) -> Result[ConfigT]:
     """Return the first config that is confirmed, the default before all others."""
     failed = dict(failures)
-    remaining = [trial for trial in ranked(trials) if trial.config not in failed]
+    remaining = [trial for trial in rank_trials(trials) if trial.config not in failed]
     while remaining:
         result = screening_verdict(remaining, subject.contenders.default, "the finalists could not be timed together")
         confirmed = runner.confirm(result.verdict.winner)

@@ -26,7 +26,7 @@ def kept_proposals(
         StoreError: the storage cannot be opened, or it holds something else.
     """
     if place is None and sampler == IN_ORDER:
-        return Enumeration(dict.fromkeys((*assignment.named, *assignment.space.feasible)))
+        return Enumeration(dict.fromkeys((*assignment.feasible_first, *assignment.space.feasible)))
     if place is None:
         return make_proposals(assignment, sampler)
     from blocktune.tuner.sampling.parameters import Parameters

@@ -20,12 +20,12 @@ from blocktune.tuner.measure.device_choice import is_present
 from blocktune.tuner.measure.measurement import Terms
 from blocktune.tuner.measure.runner import Runner
 from blocktune.tuner.occupancy.calculator import occupancy
-from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, ranked, require_result
+from blocktune.tuner.search.finals import Result, hold_finals, interrupted_verdict, rank_trials, require_result
 from blocktune.tuner.search.history import Knowledge
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Proposals
 from blocktune.tuner.search.report import Limit, OnProgress, Progress, TuningReport, disturbance_notes
-from blocktune.tuner.search.verdict import decide_predicted
+from blocktune.tuner.search.verdict import decide_by_predictions
 from blocktune.tuner.subject.compiling import PreparingConfigCompiler
 from blocktune.tuner.subject.subject import Subject
 
@@ -110,7 +110,7 @@ class Run(Generic[ProblemT, ConfigT]):
         def wait(message: str) -> None:
             on_progress(Progress(phase="wait", done=0, total=0, message=message))
 
-        known = ranked(self._knowledge.trials)
+        known = rank_trials(self._knowledge.trials)
         anchor = next((trial.config for trial in known if trial.relative_to_anchor == 1.0), None)
         workers = default_workers()
         with tools.open_compiler() as compiler, tools.open_runner(anchor, wait) as runner:
@@ -151,7 +151,7 @@ class Run(Generic[ProblemT, ConfigT]):
             trials = list(search.trials.values())
             require_result(trials, self._subject, search.stopped_by_machine)
             if runner is None:
-                return self._predicted(trials)
+                return self._predicted_report(trials)
             on_progress(Progress(phase="finals", done=len(trials), total=len(trials)))
             result = hold_finals(runner, trials, self._subject, self._knowledge.incumbent, self._objective)
         except KeyboardInterrupt:
@@ -160,7 +160,7 @@ class Run(Generic[ProblemT, ConfigT]):
                 raise
             self._interrupted = True
             if runner is None:
-                return self._predicted(trials)
+                return self._predicted_report(trials)
             result = interrupted_verdict(trials, self._contenders.default)
         self._stopped_by_machine = bool(search.stopped_by_machine) or any(
             failure.transient for failure in result.failures.values()
@@ -170,7 +170,7 @@ class Run(Generic[ProblemT, ConfigT]):
             if not failure.transient:
                 self._recorder.record(failed)
             trials = [trial for trial in trials if trial.config != config] + [failed]
-        return self._measured(trials, result)
+        return self._measured_report(trials, result)
 
     def _confirming_ahead(
         self, show: OnProgress, compiler: PreparingConfigCompiler[ConfigT], workers: int
@@ -190,7 +190,7 @@ class Run(Generic[ProblemT, ConfigT]):
 
         return shown
 
-    def _measured(self, trials: Sequence[Trial[ProblemT, ConfigT]], result: Result[ConfigT]) -> TuningReport:
+    def _measured_report(self, trials: Sequence[Trial[ProblemT, ConfigT]], result: Result[ConfigT]) -> TuningReport:
         for trial in trials:
             if trial.config in result.energies.bursts:
                 self._recorder.record(result.with_energy(trial))
@@ -207,11 +207,11 @@ class Run(Generic[ProblemT, ConfigT]):
             return not (self._interrupted or self._stopped_by_machine)
         return not self._interrupted or self._knowledge.incumbent is None
 
-    def _predicted(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> TuningReport:
+    def _predicted_report(self, trials: Sequence[Trial[ProblemT, ConfigT]]) -> TuningReport:
         predicted = {trial.config: trial.predicted_us or 0.0 for trial in trials if trial.outcome is Outcome.PREDICTED}
         subject = self._subject
         expected = subject.expected(predicted)
-        winner = expected or decide_predicted(predicted, self._contenders.default)
+        winner = expected or decide_by_predictions(predicted, self._contenders.default)
         best = self._best(winner, Origin.PREDICTED, trials)
         other = measured_elsewhere(subject.device.key)
         measured = f"what was measured {f'on another device, {other}' if other else 'for other shapes'}"

@@ -87,7 +87,7 @@ def require_strategy(name: str) -> None:
         )
 
 
-def installed() -> list[str]:
+def installed_strategies() -> list[str]:
     """Return the strategies that lack no package."""
     return [name for name in STRATEGIES if not _missing(name)]
 

@@ -32,7 +32,7 @@ class _Preferring(Protocol):
     def prefer(self, study: Study, points: Sequence[Mapping[str, Any]]) -> int: ...
 
 
-def sampled(
+def sampler_proposals(
     study: Study, sampler: BaseSampler, space: ConfigSpace[ConfigT], order: Sequence[ConfigT], startup: int
 ) -> StudyProposals[ConfigT]:
     """Return a search by a sampler of Optuna's, after the first configs of an order."""
@@ -45,7 +45,7 @@ def sampled_by_tpe(
 ) -> StudyProposals[ConfigT]:
     """Return a search by Optuna's TPE, after the first configs of an order. It keeps proposals apart whose scores are
     still outstanding, and models the parameters together."""
-    return sampled(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
+    return sampler_proposals(study, TPESampler(n_startup_trials=startup, seed=seed), space, order, startup)
 
 
 def startup_of(trials: int, named: int = 0) -> int:
@@ -64,12 +64,12 @@ def by_class(path: str, assignment: Assignment[ConfigT], study: Study) -> StudyP
     return _from_model(assignment, study, found(**{"seed": assignment.seed} if seeded else {}))
 
 
-def _guided(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
+def _guided_proposals(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     """Propose what may well be best; of a budget for everything, only the order matters."""
     if assignment.trials > MOST_GUIDED:
         return _model(assignment, study)
     parameters = Parameters(assignment.space)
-    configs = dict.fromkeys((*assignment.named, *assignment.space.feasible))
+    configs = dict.fromkeys((*assignment.feasible_first, *assignment.space.feasible))
     useful = {frozenset(parameters.point(config).items()): config for config in configs}
     sampler = GuidedSampler(
         lambda point: assignment.usefulness(useful[frozenset(point.items())]),
@@ -81,22 +81,22 @@ def _guided(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[Con
         for config, predicted_us in ready.items():
             if predicted_us is not None:
                 sampler.revise(parameters.point(config), predicted_us)
-        return _preferred(sampler, study, parameters, ready)
+        return _prefer(sampler, study, parameters, ready)
 
     study.sampler = sampler
-    return StudyProposals(study, parameters, first=assignment.named, pick=pick)
+    return StudyProposals(study, parameters, first=assignment.feasible_first, pick=pick)
 
 
 def _coordinate(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    parameters, order = Parameters(assignment.space), assignment.shuffled
+    parameters, order = Parameters(assignment.space), assignment.random_order
     sampler = CoordinateSampler([parameters.point(config) for config in order], parameters.distributions)
     study.sampler = sampler
     return StudyProposals(
-        study, parameters, first=order[:1], pick=lambda ready: _preferred(sampler, study, parameters, ready)
+        study, parameters, first=order[:1], pick=lambda ready: _prefer(sampler, study, parameters, ready)
     )
 
 
-def _preferred(sampler: _Preferring, study: Study, parameters: Parameters[ConfigT], ready: Ready[ConfigT]) -> ConfigT:
+def _prefer(sampler: _Preferring, study: Study, parameters: Parameters[ConfigT], ready: Ready[ConfigT]) -> ConfigT:
     configs = list(ready)
     return configs[sampler.prefer(study, [parameters.point(config) for config in configs])]
 
@@ -113,15 +113,17 @@ def _model(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[Conf
 
 
 def _random(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    return _in_order(assignment, study, assignment.shuffled, None)
+    return _in_order(assignment, study, assignment.random_order, None)
 
 
 def _enumeration(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    return _in_order(assignment, study, list(dict.fromkeys((*assignment.named, *assignment.space.feasible))), None)
+    return _in_order(
+        assignment, study, list(dict.fromkeys((*assignment.feasible_first, *assignment.space.feasible))), None
+    )
 
 
 def _from_model(assignment: Assignment[ConfigT], study: Study, sampler: BaseSampler) -> StudyProposals[ConfigT]:
-    return sampled(study, sampler, assignment.space, assignment.by_usefulness, _startup(assignment))
+    return sampler_proposals(study, sampler, assignment.space, assignment.by_usefulness, _startup(assignment))
 
 
 def _tpe_from_model(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
@@ -129,13 +131,13 @@ def _tpe_from_model(assignment: Assignment[ConfigT], study: Study) -> StudyPropo
 
 
 def _tpe(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
-    return sampled_by_tpe(study, assignment.space, assignment.shuffled, _startup(assignment), assignment.seed)
+    return sampled_by_tpe(study, assignment.space, assignment.random_order, _startup(assignment), assignment.seed)
 
 
 def _gp(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
     startup = _startup(assignment)
     sampler = GPSampler(n_startup_trials=startup, seed=assignment.seed, warn_independent_sampling=False)
-    return sampled(study, sampler, assignment.space, assignment.by_usefulness, startup)
+    return sampler_proposals(study, sampler, assignment.space, assignment.by_usefulness, startup)
 
 
 def _cmaes(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[ConfigT]:
@@ -145,11 +147,11 @@ def _cmaes(assignment: Assignment[ConfigT], study: Study) -> StudyProposals[Conf
 
 
 def _startup(assignment: Assignment[ConfigT]) -> int:
-    return startup_of(assignment.trials, len(assignment.named))
+    return startup_of(assignment.trials, len(assignment.feasible_first))
 
 
 MAKERS: Mapping[str, Callable[[Assignment[Any], Study], StudyProposals[Any]]] = {
-    "guided": _guided,
+    "guided": _guided_proposals,
     "model": _model,
     "tpe_from_model": _tpe_from_model,
     "tpe": _tpe,

@@ -104,7 +104,7 @@ def _quantile(ordered: Sequence[float], fraction: float) -> float:
     return ordered[min(len(ordered) - 1, int(fraction * len(ordered)))]
 
 
-def decide_predicted(predicted_us: Mapping[ConfigT, float], default: ConfigT) -> ConfigT:
+def decide_by_predictions(predicted_us: Mapping[ConfigT, float], default: ConfigT) -> ConfigT:
     """Return the winner of predictions: the fastest, but the default where it is as good."""
     fastest = min(predicted_us, key=lambda config: predicted_us[config])
     is_tie = default in predicted_us and predicted_us[default] <= (1 + PREDICTED_TIE) * predicted_us[fastest]

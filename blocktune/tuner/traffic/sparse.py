@@ -131,7 +131,7 @@ def _keys_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Bloc
     def of_head(batch: int, head: int) -> list[range]:
         return list(_key_spans(blocks.of_head(batch, head), blocks, ends, block_m))
 
-    return _walked(shape, blocks, perfect_l2, of_head, shape.group_size)
+    return _walk_rows(shape, blocks, perfect_l2, of_head, shape.group_size)
 
 
 def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: Blocks, perfect_l2: bool) -> int:
@@ -140,10 +140,10 @@ def _queries_walked(shape: AttentionShape, block_m: int, block_n: int, blocks: B
     def of_head(batch: int, head: int) -> list[range]:
         return list(_query_spans(shape, blocks.of_head(batch, head), blocks, block_m, block_n))
 
-    return _walked(shape, blocks, perfect_l2, of_head, 1)
+    return _walk_rows(shape, blocks, perfect_l2, of_head, 1)
 
 
-def _walked(
+def _walk_rows(
     shape: AttentionShape, blocks: Blocks, perfect_l2: bool, of_head: Callable[[int, int], list[range]], sharing: int
 ) -> int:
     """Return the rows in the spans of all heads; with perfect_l2 the different ones of every `sharing` heads that read

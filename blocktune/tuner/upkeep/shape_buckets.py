@@ -45,15 +45,15 @@ class Bucket:
     def largest_loss(self) -> float:
         return max(member.loss for member in self.members)
 
-    def merged(self) -> list[Best]:
+    def merge_winners(self) -> list[Best]:
         """Return the winners that change: this config, with its time, in place of the shape's own.
 
         They have no speed-up over the default, since no finals established one.
         """
         now = datetime.now(UTC)
-        return [self._merged(member, now) for member in self.members if member.best.config != self.config]
+        return [self._merge_winner(member, now) for member in self.members if member.best.config != self.config]
 
-    def _merged(self, member: Member, now: datetime) -> Best:
+    def _merge_winner(self, member: Member, now: datetime) -> Best:
         return replace(
             member.best,
             config=self.config,

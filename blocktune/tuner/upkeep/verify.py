@@ -26,7 +26,7 @@ from blocktune.tuner.compile_server.background import PreparingCompiler
 from blocktune.tuner.compile_server.farm import default_workers
 from blocktune.tuner.measure.measurement import Measurement
 from blocktune.tuner.measure.runner import Runner
-from blocktune.tuner.search.finals import Result, hold_finals, ranked
+from blocktune.tuner.search.finals import Result, hold_finals, rank_trials
 from blocktune.tuner.search.loop import Search
 from blocktune.tuner.search.proposals import Enumeration
 from blocktune.tuner.search.report import Limit, Progress
@@ -105,7 +105,7 @@ def verify(
         seconds=0.0,
     )
     if not found.reason:
-        found = _settled(found, best, subject, again, store)
+        found = _settle(found, best, subject, again, store)
     return replace(found, seconds=time.monotonic() - started)
 
 
@@ -128,7 +128,7 @@ def _unverified_reason(best: Best, again: _Again) -> str:
     return "nothing that was timed again runs here" if again.result is None and not wrong else ""
 
 
-def _settled(
+def _settle(
     found: Verification, best: Best, subject: AttentionSubject, again: _Again, store: ResultStore
 ) -> Verification:
     """Store who wins now, or forget a wrong winner that nothing can replace, and return what was decided."""
@@ -145,7 +145,7 @@ def _settled(
 def _earlier_trials(best: Best, store: ResultStore) -> dict[KernelConfig, Trial]:
     """Return the trials among which the winner won, fastest first."""
     found = (trial for trial in store.trials(best.device, best.shape) if trial.environment == best.environment)
-    return {trial.config: trial for trial in ranked(found)}
+    return {trial.config: trial for trial in rank_trials(found)}
 
 
 def _roles(best: Best, contenders: Contenders, earlier: dict[KernelConfig, Trial]) -> dict[KernelConfig, str]:

@@ -12,7 +12,7 @@ from blocktune.runtime.autotuned.config import LaunchConfig, LaunchProblem
 from blocktune.runtime.autotuned.settings import Settings
 from blocktune.tuner.launches.launches import ConfigLaunch
 from blocktune.tuner.measure.clock import HookedLaunch
-from blocktune.tuner.measure.protocol import Rounds, rotated
+from blocktune.tuner.measure.protocol import Rounds, rotated_order
 
 FIRST, OTHER, THIRD = (LaunchConfig("m:f", (("BLOCK", block),)) for block in (1, 2, 3))
 
@@ -64,7 +64,7 @@ class KnownLaunchClock:
         """It is warm."""
 
     def rounds(self, launches: Sequence[Thunk], count: int) -> Rounds:
-        return tuple(self._round(launches, rotated(len(launches), number)) for number in range(count))
+        return tuple(self._round(launches, rotated_order(len(launches), number)) for number in range(count))
 
     def loaded_rounds(self, launches: Sequence[Thunk], seconds: float) -> Rounds:
         return self.rounds(launches, 1)

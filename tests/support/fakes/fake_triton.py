@@ -13,7 +13,7 @@ from triton.runtime.driver import driver
 
 from blocktune.kernels.base.kernel import Thunk
 from blocktune.tuner.measure.clock import HookedLaunch
-from blocktune.tuner.measure.protocol import Rounds, rotated
+from blocktune.tuner.measure.protocol import Rounds, rotated_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class FakeHookedClock:
 
     def _round(self, launches: Sequence[Thunk], number: int) -> tuple[float, ...]:
         times = {}
-        for index in rotated(len(launches), number):
+        for index in rotated_order(len(launches), number):
             launch = launches[index]
             assert isinstance(launch, HookedLaunch)
             launch.before()

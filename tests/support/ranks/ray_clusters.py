@@ -103,9 +103,9 @@ class RayFleet:
     @contextlib.contextmanager
     def driver(self) -> Iterator[None]:
         """Be a driver of the cluster in the block."""
-        from blocktune.tuner.cluster.connection import connected
+        from blocktune.tuner.cluster.connection import connect_cluster
 
-        with connected(self.cluster.address):
+        with connect_cluster(self.cluster.address):
             yield
 
     @property
@@ -157,7 +157,7 @@ class WatchedCode(CodeAhead):
 
     def keep_up(self, records: Iterable[TaskRecord], nodes: Sequence[Mapping[str, Any]]) -> None:
         super().keep_up(records, nodes)
-        if any(self._tasks.values()) and not self._unfinished():
+        if any(self._tasks.values()) and not self._pending_tasks():
             self.go.touch()
 
 

@@ -14,7 +14,7 @@ from blocktune.tuner.cluster.received_records import ReceivedRecords
 from blocktune.tuner.cluster.task_record import TaskRecord
 from blocktune.tuner.fleet.job import Job
 from blocktune.tuner.fleet.preparation import RefusedError, prepare, require_exclusion, require_welcome
-from blocktune.tuner.fleet.streamed_store import known_for, packed, store_of, unpacked
+from blocktune.tuner.fleet.streamed_store import known_for, pack_records, store_of, unpack_records
 from blocktune.tuner.fleet.time_shares import FINALS_SECONDS, TimeShares
 from tests.support.models import landscape
 
@@ -100,7 +100,7 @@ def test_what_killed_workers_counts_as_tried(store: ResultStore, monkeypatch: py
 
 def test_records_arrive_as_they_were() -> None:
     sent = trial(samples_us=(1.0, 2.0), created_at=trial().created_at)
-    (arrived,), bests = unpacked(packed(GPU, [sent]))
+    (arrived,), bests = unpack_records(pack_records(GPU, [sent]))
     assert (arrived, bests) == (sent, [])
 
 
@@ -114,7 +114,7 @@ def test_a_worker_s_own_store_begins_with_what_is_known_and_sends_what_is_new(st
         assert sent == []
         own.with_timeout(1).put_all([trial(SECOND)], ())
     (message,) = sent
-    assert unpacked(message["records"])[0][0].config == SECOND
+    assert unpack_records(message["records"])[0][0].config == SECOND
     assert known_for(store, dataclasses.replace(job(), device="nvidia x|9.0|1")) == ()
 
 
@@ -126,9 +126,9 @@ def test_what_a_locked_store_does_not_take_waits(store: ResultStore, monkeypatch
 
     with ReceivedRecords(store) as received:
         monkeypatch.setattr(store, "put_all", locked)
-        received.add(packed(GPU, [trial()]))
+        received.add(pack_records(GPU, [trial()]))
         received.flush()
-        received.add(packed(GPU, [trial(SECOND)]))
+        received.add(pack_records(GPU, [trial(SECOND)]))
         received.flush()
         assert store.trials() == []
         monkeypatch.setattr(store, "put_all", put_all)

@@ -112,7 +112,7 @@ def test_a_kernel_in_a_function_is_compiled_by_threads(compiler: CompileAhead, m
         offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         tl.store(x + offsets, 1.0, offsets < n)
 
-    monkeypatch.setattr(CompileAhead, "_prepared", None)
+    monkeypatch.setattr(CompileAhead, "_prepare_server", None)
     call = call_of(local_kernel, torch.ones(1000), 1000)
     assert [each.outcome for each in compiled(call, compiler).values()] == [Outcome.OK] * 2
     assert launched_from_cache(call) == [True] * 2
@@ -123,7 +123,7 @@ def test_a_worker_that_sees_another_source_leaves_it_to_this_process(compiler: C
     found = specialization_of(call, call.default, LIMITS.cc)
     assert found is not None
     job = {"kernel": call.name, "spec": found.document, "key": "0" * 64, "cc": list(LIMITS.cc)}
-    server = compiler._prepared(call.name)
+    server = compiler._prepare_server(call.name)
     for change in ({}, {"kernel": "no.such_module:kernel"}):
         assert server.submit(job | change, lambda answer: answer["resources"], lambda lost: lost).result() is None
 
@@ -230,7 +230,7 @@ def test_workers_compile_for_what_the_process_is_now(
 
 def test_a_process_that_is_lost_is_replaced(compiler: CompileAhead, caplog: pytest.LogCaptureFixture) -> None:
     call = call_of(scale_kernel, torch.ones(1000), 1000, 2.0)
-    server = compiler._prepared(call.name)
+    server = compiler._prepare_server(call.name)
     server._process.result().kill()
     server._listener.join()
     assert [each.outcome for each in compiler.compile(call.name, [fresh(call, 32)], LIMITS.cc).values()] == [Outcome.OK]

@@ -43,4 +43,4 @@ def test_it_has_minutes_and_says_when_they_were_not_enough(monkeypatch: pytest.M
     assert config is not None
     assert one_config.TIMEOUT_S > COMPILE_TIMEOUT_S
     with pytest.raises(NoFeasibleConfigError, match=rf"more than {one_config.TIMEOUT_S:g} s"):
-        one_config.compiled(config, shape, limits)
+        one_config.compile_config(config, shape, limits)

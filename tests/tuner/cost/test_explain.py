@@ -11,7 +11,7 @@ from blocktune.kernels.hardware.resources import KernelResources
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoFeasibleConfigError, UsageError
 from blocktune.runtime.selection.ladder import Rung
-from blocktune.tuner.compile_server.one_config import compiled
+from blocktune.tuner.compile_server.one_config import compile_config
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.cost.text import text_of_analysis
 from blocktune.tuner.occupancy.compiled_code import CompiledCode
@@ -32,7 +32,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[KernelConfig]]:
         configs.append(config)
         return CompiledCode(RESOURCES, None)
 
-    monkeypatch.setattr("blocktune.tuner.cost.explain.compiled", compiled_)
+    monkeypatch.setattr("blocktune.tuner.cost.explain.compile_config", compiled_)
     return configs
 
 
@@ -77,7 +77,7 @@ def test_print_says_it_in_words(asked: list[KernelConfig]) -> None:
 
 
 def test_one_config_is_compiled_without_a_gpu() -> None:
-    resources = compiled(CONFIG, SHAPE, H200.limits).resources
+    resources = compile_config(CONFIG, SHAPE, H200.limits).resources
     assert resources.tensor_cores == "wgmma"
     assert 0 < resources.registers <= 255
 
@@ -85,4 +85,4 @@ def test_one_config_is_compiled_without_a_gpu() -> None:
 def test_a_config_that_does_not_compile_says_why() -> None:
     impossible = replace(CONFIG, block_m=48)
     with pytest.raises(NoFeasibleConfigError, match=r"does not compile for compute capability 9\.0"):
-        compiled(impossible, SHAPE, H200.limits)
+        compile_config(impossible, SHAPE, H200.limits)

@@ -35,12 +35,12 @@ def test_ratios_are_taken_inside_a_round() -> None:
 
 
 def test_the_order_rotates() -> None:
-    assert [protocol.rotated(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
+    assert [protocol.rotated_order(3, start) for start in range(4)] == [(0, 1, 2), (1, 2, 0), (2, 0, 1), (0, 1, 2)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 6, 8])
 def test_everyone_follows_everyone_equally_often(count: int) -> None:
-    orders = [protocol.balanced(count, number) for number in range(count if count % 2 == 0 else 2 * count)]
+    orders = [protocol.balanced_order(count, number) for number in range(count if count % 2 == 0 else 2 * count)]
     assert all(sorted(order) == list(range(count)) for order in orders)
     pairs = Counter(pair for order in orders for pair in itertools.pairwise(order))
     assert set(pairs) == set(itertools.permutations(range(count), 2))

@@ -13,7 +13,7 @@ from blocktune.tuner.cost.roofline import ridge_point
 from blocktune.tuner.profile import ceilings as ceilings_module
 from blocktune.tuner.profile import probes
 from blocktune.tuner.profile.ceilings import catalogue_ceilings, measured_ceilings
-from blocktune.tuner.profile.machine_code import disassembled, product_loop
+from blocktune.tuner.profile.machine_code import disassemble, product_loop
 from blocktune.tuner.profile.probes import Probe, exp_probe, l2_probe
 from tests.support.triton_modes import DEVICE, compiled_here, runs
 
@@ -136,7 +136,7 @@ def test_the_compiled_loops_do_what_they_measure() -> None:
             target=GPUTarget("cuda", 90, 32),
             options={"num_warps": 8, "enable_fp_fusion": True},
         )
-        return [one.name for one in product_loop(disassembled(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))]
+        return [one.name for one in product_loop(disassemble(compiled.asm["cubin"], knobs.nvidia.nvdisasm.path))]
 
     exponentials = loop_of(probes.exp_kernel, ("Values",), (), STEPS=probes.EXP_STEPS, BLOCK=probes.EXP_BLOCK)
     assert exponentials.count("MUFU.EX2") > 0.45 * len(exponentials)

@@ -9,7 +9,7 @@ from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.profile.instruction_mix import KINDS, ORDER, InstructionMix, instruction_mix
-from blocktune.tuner.profile.machine_code import loops_of, parsed, product_loop
+from blocktune.tuner.profile.machine_code import loops_of, parse_listing, product_loop
 
 HOPPER = limits_for((9, 0))
 SHAPE = complete_shape(4096, 64)
@@ -43,14 +43,14 @@ kernel:
 
 
 def test_a_wait_that_is_written_far_away_belongs_to_its_loop() -> None:
-    code = parsed(LISTING)
+    code = parse_listing(LISTING)
     loops = sorted([one.address for one in loop] for loop in loops_of(code))
     assert loops == [[*range(0x10, 0x90, 0x10), 0xB0, 0xC0, 0xD0], [0xB0, 0xC0]]
     assert [one.address for one in product_loop(code)] == loops[0]
 
 
 def test_reloads_are_counted_by_line() -> None:
-    mix = InstructionMix.of(parsed(LISTING))
+    mix = InstructionMix.of(parse_listing(LISTING))
     assert mix.reloads == (("blocktune/kernels/a.py:9", 2), ("blocktune/kernels/a.py:7", 1))
     assert mix.stores == (("blocktune/kernels/a.py:9", 1),)
     assert {kind: count for kind, count in mix.loop.items() if count} == {
@@ -65,7 +65,7 @@ def test_reloads_are_counted_by_line() -> None:
 
 
 def test_a_branch_with_a_table_leads_to_all_of_its_places() -> None:
-    code = parsed(
+    code = parse_listing(
         """
         /*0000*/                   BRX R4 -0x10 (*"BRANCH_TARGETS .L_x_1,.L_x_2"*);
 .L_x_1:
@@ -84,7 +84,9 @@ def test_a_branch_with_a_table_leads_to_all_of_its_places() -> None:
 
 
 def test_code_without_loops_is_its_own_loop_and_lines_may_be_unknown() -> None:
-    code = parsed("        /*0000*/                   LDL R4, [R1] ;\n        /*0010*/                   EXIT ;\n")
+    code = parse_listing(
+        "        /*0000*/                   LDL R4, [R1] ;\n        /*0010*/                   EXIT ;\n"
+    )
     assert product_loop(code) == code
     assert InstructionMix.of(code).reloads == (("unknown line", 1),)
 

@@ -16,7 +16,7 @@ from blocktune.kernels.values.shape import AttentionShape
 from blocktune.tuner.candidates.shape_defaults import complete_shape
 from blocktune.tuner.profile.comparison import METRICS
 from blocktune.tuner.profile.counters import TIME, Counters
-from blocktune.tuner.profile.nsight_compute import read_counters, record_command, recorded
+from blocktune.tuner.profile.nsight_compute import read_counters, record_command, record_counters
 from tests.support.models.counters import raw_page
 
 pytestmark = pytest.mark.triton_free
@@ -44,7 +44,7 @@ def test_a_config_is_launched_with_the_metrics_and_the_clock_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = install(tmp_path, monkeypatch, CSV)
-    assert Counters.parse(recorded(SHAPE, CONFIG)).total(TIME) == 1.0
+    assert Counters.parse(record_counters(SHAPE, CONFIG)).total(TIME) == 1.0
     arguments = json.loads(told.read_text())
     assert tuple(arguments[arguments.index("--metrics") + 1].split(",")) == METRICS
     assert arguments[arguments.index("--clock-control") + 1] == "none"
@@ -65,7 +65,7 @@ def test_a_report_is_imported_and_a_csv_only_read(tmp_path: Path, monkeypatch: p
 
 def test_without_ncu_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for read in (lambda: recorded(SHAPE, CONFIG), lambda: read_counters(tmp_path / "a.ncu-rep")):
+    for read in (lambda: record_counters(SHAPE, CONFIG), lambda: read_counters(tmp_path / "a.ncu-rep")):
         with pytest.raises(NoDeviceError, match=r"`ncu` is not on the PATH.*--from counters\.csv"):
             read()
 
@@ -73,13 +73,13 @@ def test_without_ncu_the_way_out_is_said(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_driver_that_refuses_counters_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission\n", code=1)
     with pytest.raises(NoDeviceError, match=r"https://developer\.nvidia\.com/ERR_NVGPUCTRPERM"):
-        recorded(SHAPE, CONFIG)
+        record_counters(SHAPE, CONFIG)
 
 
 def test_a_failure_is_told_with_what_ncu_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, monkeypatch, "==ERROR== Failed to find metric colour\n", code=9)
     with pytest.raises(UsageError, match=r"failed with exit status 9: ==ERROR== Failed to find metric colour"):
-        recorded(SHAPE, CONFIG)
+        record_counters(SHAPE, CONFIG)
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:

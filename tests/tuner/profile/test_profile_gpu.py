@@ -8,11 +8,11 @@ from blocktune.kernels.hardware.device import current_device
 from blocktune.kernels.registry import get_kernel
 from blocktune.kernels.values.errors import NoDeviceError
 from blocktune.tuner.candidates.shape_defaults import complete_shape
-from blocktune.tuner.compile_server.one_config import compiled
+from blocktune.tuner.compile_server.one_config import compile_config
 from blocktune.tuner.cost.analysis import analyse
 from blocktune.tuner.profile.comparison import comparison, stalls_of
 from blocktune.tuner.profile.counters import Counters
-from blocktune.tuner.profile.nsight_compute import recorded
+from blocktune.tuner.profile.nsight_compute import record_counters
 
 pytestmark = [
     pytest.mark.gpu,
@@ -29,10 +29,10 @@ def test_every_counter_is_there_and_bytes_are_as_predicted(name: str) -> None:
     if reason is not None:
         pytest.skip(reason)
     config = kernel.default_config(SHAPE, device.limits)
-    code = compiled(config, SHAPE, device.limits)
+    code = compile_config(config, SHAPE, device.limits)
     analysis = analyse(kernel, config, SHAPE, device, code)
     try:
-        counters = Counters.parse(recorded(SHAPE, config))
+        counters = Counters.parse(record_counters(SHAPE, config))
     except NoDeviceError as error:
         pytest.skip(str(error))
     rows = {row.name: row for row in comparison(analysis, counters)}

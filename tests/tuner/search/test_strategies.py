@@ -10,7 +10,13 @@ from blocktune.kernels.values.errors import UsageError
 from blocktune.tuner.candidates.assignment import Assignment
 from blocktune.tuner.sampling.guided_sampler import GuidedSampler
 from blocktune.tuner.search.proposals import Proposals
-from blocktune.tuner.search.strategies import DEFAULT, STRATEGIES, installed, make_proposals, require_strategy
+from blocktune.tuner.search.strategies import (
+    DEFAULT,
+    STRATEGIES,
+    installed_strategies,
+    make_proposals,
+    require_strategy,
+)
 from blocktune.tuner.search.studies import MAKERS, MOST_GUIDED
 from tests.support.models import landscape
 
@@ -38,7 +44,7 @@ def tried(proposals: Proposals, count: int = 10_000, *, salt: int = 0) -> list[K
     return found
 
 
-INSTALLED = installed()
+INSTALLED = installed_strategies()
 
 
 def test_every_strategy_is_made_by_a_function() -> None:
@@ -164,6 +170,6 @@ def test_a_strategy_that_is_none_is_refused(name: str, said: str) -> None:
 def test_a_strategy_says_which_package_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("blocktune.tuner.search.strategies.find_spec", lambda name: None)
     assert "gp" in STRATEGIES
-    assert "gp" not in installed()
+    assert "gp" not in installed_strategies()
     with pytest.raises(UsageError, match="pip install scipy"):
         make_proposals(assignment(), "gp")

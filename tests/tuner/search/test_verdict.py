@@ -5,7 +5,7 @@ import random
 import pytest
 
 from blocktune.kernels.values.config import KernelConfig
-from blocktune.tuner.search.verdict import PREDICTED_TIE, decide, decide_predicted, speedup
+from blocktune.tuner.search.verdict import PREDICTED_TIE, decide, decide_by_predictions, speedup
 
 pytestmark = pytest.mark.triton_free
 
@@ -80,6 +80,6 @@ def test_a_few_disturbed_rounds_decide_nothing() -> None:
 
 
 def test_a_prediction_must_beat_the_default_by_more_than_the_model_can_tell() -> None:
-    assert decide_predicted({A: 100.0, DEFAULT: 100.0 * (1 + PREDICTED_TIE)}, DEFAULT) == DEFAULT
-    assert decide_predicted({A: 100.0, DEFAULT: 100.1 * (1 + PREDICTED_TIE)}, DEFAULT) == A
-    assert decide_predicted({B: 101.0, A: 100.0}, DEFAULT) == A
+    assert decide_by_predictions({A: 100.0, DEFAULT: 100.0 * (1 + PREDICTED_TIE)}, DEFAULT) == DEFAULT
+    assert decide_by_predictions({A: 100.0, DEFAULT: 100.1 * (1 + PREDICTED_TIE)}, DEFAULT) == A
+    assert decide_by_predictions({B: 101.0, A: 100.0}, DEFAULT) == A

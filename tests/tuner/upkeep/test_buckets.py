@@ -62,7 +62,7 @@ def test_neighbours_share_a_config_within_the_bound() -> None:
     assert [round(member.loss, 6) for member in first.members] == [0.02, 0.0, 0.025]
     assert first.largest_loss == pytest.approx(0.025)
     assert (second.config, second.largest_loss) == (CONFIGS[2], 0.0)
-    changed = first.merged()
+    changed = first.merge_winners()
     assert [(best.shape.seqlen_q, best.config, best.time_us) for best in changed] == [
         (512, CONFIGS[1], 102.0),
         (2048, CONFIGS[1], 102.5),
