@@ -35,7 +35,7 @@ def window_pair(window: tuple[int | None, int | None]) -> tuple[int, int]:
     return left, right
 
 
-def written(out: Tensor | None, result: Tensor) -> Tensor:
+def write_result(out: Tensor | None, result: Tensor) -> Tensor:
     """Return the result, in `out` where that is given.
 
     Raises:

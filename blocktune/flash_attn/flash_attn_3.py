@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from blocktune.flash_attn.arguments import attend_used, refuse, written
+from blocktune.flash_attn.arguments import attend_used, refuse, write_result
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.features import UNLIMITED
 from blocktune.runtime.api import flash_attn, kv_cache
@@ -53,7 +53,7 @@ def flash_attn_func(
     if q.dtype is EIGHT_BITS:
         refuse(softcap=softcap, return_attn_probs=return_attn_probs)
         refuse(window_size=None if tuple(window_size) == UNBOUNDED else window_size)
-        return written(out, _attend_in_8_bits(q, k, v, (q_descale, k_descale, v_descale), causal, softmax_scale))
+        return write_result(out, _attend_in_8_bits(q, k, v, (q_descale, k_descale, v_descale), causal, softmax_scale))
     refuse(q_descale=q_descale, k_descale=k_descale, v_descale=v_descale)
     found = flash_attn.flash_attn_func(
         q, k, v, 0.0, softmax_scale, causal, window_size, softcap,
@@ -179,8 +179,8 @@ def flash_attn_with_kvcache(
 def _results(found: Any, out: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
     """Return the output, or output and log-sum-exp, of a function of FlashAttention-2."""
     if isinstance(found, Tensor):
-        return written(out, found)
-    return written(out, found[0]), found[1]
+        return write_result(out, found)
+    return write_result(out, found[0]), found[1]
 
 
 def _attend_in_8_bits(

@@ -55,14 +55,14 @@ class CatalogueEntry:
 
 
 @lru_cache(maxsize=256)
-def normalised(name: str) -> str:
+def normalise_name(name: str) -> str:
     """Return a device name without its accidents: lower case, one space for every run of other signs."""
     return re.sub(r"[^a-z0-9]+", " ", name.casefold()).strip()
 
 
-def _squashed(name: str) -> str:
+def _lookup_key(name: str) -> str:
     """Return the key of the look-up, in which `RTX 2070`, `rtx-2070` and `rtx2070` are one name."""
-    return normalised(name).replace(" ", "")
+    return normalise_name(name).replace(" ", "")
 
 
 def _optional(cell: str) -> float | None:
@@ -100,24 +100,24 @@ def catalogue() -> tuple[CatalogueEntry, ...]:
 
 @cache
 def _by_any_name() -> dict[str, CatalogueEntry]:
-    return {_squashed(name): entry for entry in catalogue() for name in (entry.id, entry.name, *entry.aliases)}
+    return {_lookup_key(name): entry for entry in catalogue() for name in (entry.id, entry.name, *entry.aliases)}
 
 
 def entry_by_driver_name(name: str) -> CatalogueEntry | None:
     """Return the row whose driver name is exactly this one, or None. Aliases do not count: a device's own name is
     precise."""
-    entry = _by_any_name().get(_squashed(name))
-    return entry if entry is not None and _squashed(entry.name) == _squashed(name) else None
+    entry = _by_any_name().get(_lookup_key(name))
+    return entry if entry is not None and _lookup_key(entry.name) == _lookup_key(name) else None
 
 
-def entry_named(name: str) -> CatalogueEntry:
+def find_entry(name: str) -> CatalogueEntry:
     """Return the row with this id, driver name or alias, whatever its case and separators, or with the four digits that
     one id alone ends with, such as 4090. Never another substring: A10 is no A100.
 
     Raises:
         UnknownDeviceError: no row has this name; the message lists the nearest ones.
     """
-    entry = _by_any_name().get(_squashed(name)) or _entry_by_number(name)
+    entry = _by_any_name().get(_lookup_key(name)) or _entry_by_number(name)
     if entry is None:
         raise UnknownDeviceError(
             f"No such device: {name!r}. {_nearest(name)} `tune devices` lists all of them; a new one is a line in "
@@ -133,7 +133,7 @@ def _entry_by_number(name: str) -> CatalogueEntry | None:
 
 
 def _nearest(name: str) -> str:
-    asked = _squashed(name).removeprefix("nvidia")
+    asked = _lookup_key(name).removeprefix("nvidia")
     close = [key for key in _by_any_name() if asked and key.startswith(asked)]
     close += difflib.get_close_matches(asked, _by_any_name(), n=6, cutoff=0.5)
     ids = list(dict.fromkeys(_by_any_name()[key].id for key in close))[:6]

@@ -15,8 +15,8 @@ from blocktune.kernels.hardware.catalogue import (
     CatalogueEntry,
     catalogue,
     entry_by_driver_name,
-    entry_named,
-    normalised,
+    find_entry,
+    normalise_name,
 )
 from blocktune.kernels.hardware.driver import DriverReport, LiveDevice, read_driver, read_torch
 from blocktune.kernels.hardware.limits import WARP_SIZE, ComputeLimits, limits_for, parse_cc
@@ -91,7 +91,7 @@ class DeviceSpec:
     @property
     def key(self) -> str:
         """Which results belong together: normalised name, compute capability and SM count, `nvidia h200|9.0|132`."""
-        return f"{normalised(self.name)}|{self.limits.name}|{self.num_sms}"
+        return f"{normalise_name(self.name)}|{self.limits.name}|{self.num_sms}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the spec as plain values. `limits` holds only what differs from the table of its compute
@@ -148,7 +148,7 @@ def device_named(name: str) -> DeviceSpec:
         WrongTypeError: it is no name.
     """
     require_type("device", name, str, "Give a name such as 'h200', or a DeviceSpec; `tune devices` lists the names.")
-    entry = entry_named(name)
+    entry = find_entry(name)
     return DeviceSpec(
         name=entry.name,
         limits=limits_for(entry.cc),

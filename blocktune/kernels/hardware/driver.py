@@ -111,7 +111,7 @@ def read_driver(library: DriverLibrary | None = None) -> DriverReport:
         _check(library, "cuInit", 0)
         devices = tuple(_read_device(library, index) for index in range(_read_int(library, "cuDeviceGetCount")))
     except DriverCallError as error:
-        return DriverReport(cuda_version=version, problem=_explained(error))
+        return DriverReport(cuda_version=version, problem=_explain_error(error))
     if not devices:
         return DriverReport(cuda_version=version, problem=_NO_DEVICE)
     return DriverReport(devices=devices, cuda_version=version)
@@ -140,7 +140,7 @@ _PROBLEMS = {
 }
 
 
-def _explained(error: DriverCallError) -> str:
+def _explain_error(error: DriverCallError) -> str:
     known = _PROBLEMS.get(error.code, "The NVIDIA driver does not work.")
     return f"{known} ({error})"
 

@@ -129,14 +129,14 @@ class NvmlGpu:
 @cache
 def driver_version() -> str:
     """Return the driver's version; empty when unknown."""
-    with _opened() as nvml:
+    with _open_nvml() as nvml:
         return (nvml.driver_version() if nvml is not None else None) or ""
 
 
 @cache
 def power_limit_w(uuid: str | None) -> int:
     """Return the enforced power limit in watts of the GPU with this UUID; 0 when unknown, as for a slice of one."""
-    with _opened() as nvml:
+    with _open_nvml() as nvml:
         gpu = nvml.gpu(uuid) if nvml is not None and uuid is not None else None
         return round((gpu.power_limit_w if gpu is not None else None) or 0)
 
@@ -147,7 +147,7 @@ def canonical_uuid(uuid: str) -> str:
 
 
 @contextmanager
-def _opened() -> Iterator[Nvml | None]:
+def _open_nvml() -> Iterator[Nvml | None]:
     nvml = Nvml.open()
     try:
         yield nvml

@@ -15,6 +15,6 @@ def bind(homes: Mapping[str, str]) -> None:
     _homes.update(homes)
 
 
-def bound(name: str) -> Any:
+def bound_value(name: str) -> Any:
     """Return what a name was bound to; the first call imports its module."""
     return getattr(import_module(_homes[name]), name)

@@ -55,7 +55,7 @@ def attention_reference(
     q, k, v = (tensor.to(dtype) for tensor in (q, k, v))
     k, v = (tensor.repeat_interleave(group_size, dim=-3) for tensor in (k, v))
     if features.varlen:
-        return _packed(q, k, v, causal, scale, features, extras)
+        return _attend_packed(q, k, v, causal, scale, features, extras)
     return _attention(q, k, v, causal, scale, features, extras)
 
 
@@ -133,7 +133,7 @@ def _scores(scores: "torch.Tensor", causal: Causal, features: Features, extras: 
     return scores.masked_fill(~seen, float("-inf"))
 
 
-def _packed(
+def _attend_packed(
     q: "torch.Tensor",
     k: "torch.Tensor",
     v: "torch.Tensor",

@@ -90,10 +90,10 @@ class AttentionShape:
             "head_dim_v": head_dim if head_dim_v is None else head_dim_v,
         }
         _require_sizes(sizes)
-        mask, asked = _causal_named(causal), Features.parse(features) if isinstance(features, str) else features
+        mask, asked = _causal_member(causal), Features.parse(features) if isinstance(features, str) else features
         require_type("features", asked, Features, 'Write Features(softcap=True), or its label "softcap".')
         mask, asked = _canonical(mask, asked, sizes["seqlen_q"], sizes["seqlen_k"])
-        kind = {"dtype": _dtype_named(dtype), "causal": mask, "features": asked}
+        kind = {"dtype": _dtype_name(dtype), "causal": mask, "features": asked}
         for name, value in (sizes | kind | {"direction": _member(Direction, "direction", direction)}).items():
             object.__setattr__(self, name, value)
 
@@ -253,7 +253,7 @@ def _require_sizes(sizes: dict[str, Any]) -> None:
         )
 
 
-def _dtype_named(dtype: object) -> str:
+def _dtype_name(dtype: object) -> str:
     """Return the name of a data type that is given by its name, its short name or as PyTorch's own."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     name = _LONG_DTYPES.get(name, name)
@@ -265,7 +265,7 @@ def _dtype_named(dtype: object) -> str:
 _LONG_DTYPES = {short: name for name, short in SHORT_DTYPES.items()}
 
 
-def _causal_named(causal: Causal | str | bool) -> Causal:
+def _causal_member(causal: Causal | str | bool) -> Causal:
     if isinstance(causal, bool):
         return Causal.UPPER_LEFT if causal else Causal.NONE
     return _member(Causal, "causal", causal)

@@ -10,7 +10,7 @@ BOUNDS = {torch.float8_e4m3fn: (-448.0, 448.0), torch.int8: (-128.0, 127.0)}
 """The least and the largest number of a type."""
 
 
-def shortened(numbers: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
+def quantize(numbers: Tensor, scale: Tensor | float, dtype: torch.dtype) -> Tensor:
     """Return numbers / scale in an 8-bit type: the nearest there is, an even one of two, and the least or largest for
     what is beyond."""
     quotients = (numbers.float() / scale).clamp(*BOUNDS[dtype])

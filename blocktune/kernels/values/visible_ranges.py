@@ -73,7 +73,7 @@ def pairs_in(spans: Sequence[range], block: int, length: int) -> int:
     return sum(len(span) * min(block, length - number * block) for number, span in enumerate(spans))
 
 
-def rows_covered(spans: Sequence[range]) -> int:
+def count_rows(spans: Sequence[range]) -> int:
     """Return how many different rows are among them."""
     covered = reached = 0
     for span in sorted((span for span in spans if span), key=lambda span: span.start):

@@ -86,7 +86,7 @@ def _attend(
         found = dispatcher.serve(query, key, value, call, remember=remember)
         if not isinstance(found, TorchPlan):
             return found[0]
-    q, k, v = _widened(query, scale_q), _widened(key, scale_k), _widened(value, scale_v)
+    q, k, v = _widen(query, scale_q), _widen(key, scale_k), _widen(value, scale_v)
     return dispatcher(q, k, v, is_causal=is_causal, scale=scale, enable_gqa=bool(q.shape[1] != k.shape[1]))
 
 
@@ -136,6 +136,6 @@ def _rows(scale: Tensor) -> Tensor:
     return scale if scale.dim() == 2 else scale.reshape(1, -1)
 
 
-def _widened(tensor: Tensor, scale: Tensor | None) -> Tensor:
+def _widen(tensor: Tensor, scale: Tensor | None) -> Tensor:
     """Return the numbers that an 8-bit tensor stands for, in bfloat16, which holds every e4m3 exactly."""
     return tensor.bfloat16() if scale is None else (tensor.float() * scale[..., None, None]).bfloat16()

@@ -153,7 +153,7 @@ def transformers_attention(
         window = (left, 0) if is_windowed else (UNLIMITED, UNLIMITED)
         diagonal = _diagonal(queries, causal, is_windowed)
         way = ("transformers", str(diagonal), scaling, window, softcap, dropout)
-        out = _attended(dispatcher, way, (query, key, value, attention_mask, s_aux), diagonal)
+        out = _attend(dispatcher, way, (query, key, value, attention_mask, s_aux), diagonal)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -172,7 +172,7 @@ def _left_side(sliding_window: int | None) -> int:
     return bounded_side(keys - 1)
 
 
-def _attended(
+def _attend(
     dispatcher: Dispatcher,
     way: tuple[Any, ...],
     tensors: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],

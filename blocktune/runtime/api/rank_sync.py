@@ -78,8 +78,8 @@ def sync_configs(group: ProcessGroup = None, *, dispatcher: Dispatcher = attenti
         )
     decided = _decision(dispatcher) if dist.get_rank(group) == 0 else {}
     sent = _broadcast(decided, group)
-    synced, answer = _received(sent, dispatcher.strict)
-    _require_agreement(_gathered(answer, group))
+    synced, answer = _receive(sent, dispatcher.strict)
+    _require_agreement(_gather_answers(answer, group))
     assert synced is not None  # otherwise this rank would have reported its problem
     dispatcher.use(synced)
     take(sent["autotuned"])
@@ -101,7 +101,7 @@ def _decision(dispatcher: Dispatcher) -> dict[str, Any]:
         return {"problem": _error_text(error)}
 
 
-def _received(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
+def _receive(sent: dict[str, Any], strict: bool) -> tuple[SyncedConfigs | None, dict[str, str]]:
     """Return the recommendations of rank 0, and what this rank tells the others: their digest here, or its problem."""
     if "problem" in sent:
         return None, {"problem": sent["problem"], "digest": ""}
@@ -158,7 +158,7 @@ def _broadcast(sent: dict[str, Any], group: ProcessGroup) -> Any:
     return json.loads(bytes(content.tolist()))
 
 
-def _gathered(answer: dict[str, str], group: ProcessGroup) -> list[Any]:
+def _gather_answers(answer: dict[str, str], group: ProcessGroup) -> list[Any]:
     """Return the answers of all ranks, in their order."""
     own = _as_tensor(json.dumps(answer).encode().ljust(ANSWER_BYTES), group)
     answers = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]

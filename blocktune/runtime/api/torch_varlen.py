@@ -94,7 +94,7 @@ def used_keys(
     """
     bounds = torch.nn.functional.pad(_lengths(used, begins_q).cumsum(0, dtype=torch.int32), (1, 0))
     if table is None:
-        key, value = _used(key, value, begins_k, bounds)
+        key, value = _used_rows(key, value, begins_k, bounds)
     return key, value, bounds
 
 
@@ -113,7 +113,7 @@ def _lengths(used: Tensor, bounds: Tensor) -> Tensor:
     return used
 
 
-def _used(key: Tensor, value: Tensor, begins: Tensor | None, bounds: Tensor) -> tuple[Tensor, Tensor]:
+def _used_rows(key: Tensor, value: Tensor, begins: Tensor | None, bounds: Tensor) -> tuple[Tensor, Tensor]:
     """Return the keys and values that take part, one sequence right after the other, from sequences that begin
     elsewhere.
 

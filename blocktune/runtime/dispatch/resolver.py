@@ -116,7 +116,7 @@ class Resolver:
         except torch.OutOfMemoryError:
             raise  # PyTorch would need the same memory
         except Exception as error:
-            plan = TorchPlan(_failed(error, shape))
+            plan = TorchPlan(_failure_explanation(error, shape))
             plans = self._earlier if is_capturing(query) else self.plans
             plans[place] = plan  # without what counts misses, which may be what has failed
         return plan
@@ -160,7 +160,7 @@ class Resolver:
         try:
             found = self._climb(shape, device or self.device(None), None, lambda step: None, competes=True)
         except Exception as error:
-            return _failed(error, shape)
+            return _failure_explanation(error, shape)
         return found if isinstance(found, Explanation) else found[0]
 
     def _climb(
@@ -265,7 +265,7 @@ def _for_pytorch(
     )
 
 
-def _failed(error: Exception, shape: AttentionShape) -> Explanation:
+def _failure_explanation(error: Exception, shape: AttentionShape) -> Explanation:
     """Return why PyTorch computes a shape for which our own code has raised an error."""
     reason = reason_of(error, shape)
     return Explanation(rung=Rung.SDPA, reason=reason, shape=shape, warnings=(reason,))

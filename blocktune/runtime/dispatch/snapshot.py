@@ -58,12 +58,12 @@ class DeviceConfigs:
 
     def rows(self, seconds: float) -> LayerRows:
         """Return the rows that are there `seconds` after the reading began, and what is wrong or missing."""
-        return self._merged(self._layer_rows(seconds))
+        return self._merge_layers(self._layer_rows(seconds))
 
     def table(self, seconds: float) -> tuple[ConfigTable, tuple[str, ...]]:
         """Return `rows` as a table that is looked up by shape."""
         found = self._layer_rows(seconds)
-        rows, problems = self._merged(found)
+        rows, problems = self._merge_layers(found)
         there = tuple(layer is not None for layer in found)
         if there != self._there:
             self._there, self._table = there, ConfigTable(rows, self._untuned, self._rival)
@@ -72,7 +72,7 @@ class DeviceConfigs:
     def _layer_rows(self, seconds: float) -> list[LayerRows | None]:
         return [layer.value(seconds) if isinstance(layer, BackgroundRead) else layer for layer in self._layers]
 
-    def _merged(self, found: list[LayerRows | None]) -> LayerRows:
+    def _merge_layers(self, found: list[LayerRows | None]) -> LayerRows:
         rows: list[TunedConfig] = []
         problems: list[str] = []
         for name, layer in zip(self._names, found, strict=True):

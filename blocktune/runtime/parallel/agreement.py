@@ -68,7 +68,7 @@ def agree(
     answer: Description = {"problem": text, "call": description, "ranks": [dist.get_rank()]}
     try:
         for group in ranks.groups:
-            answer = _combined(_gathered(answer, group))
+            answer = _combine(_gather_descriptions(answer, group))
     except RankError as error:
         if problem is not None:
             raise problem from error
@@ -91,7 +91,7 @@ def _connect(group: ProcessGroup, device: torch.device) -> None:
         _connected.add(group)
 
 
-def _combined(answers: Sequence[Description]) -> Description:
+def _combine(answers: Sequence[Description]) -> Description:
     """Return what the ranks of a group have in common, or their problem."""
     first, problem = answers[0], None
     problems = [(answer["ranks"], answer["problem"]) for answer in answers if answer["problem"] is not None]
@@ -127,7 +127,7 @@ def _by_rank(texts: Sequence[tuple[list[int], str]]) -> str:
     )
 
 
-def _gathered(answer: Description, group: ProcessGroup) -> list[Description]:
+def _gather_descriptions(answer: Description, group: ProcessGroup) -> list[Description]:
     """Return what all ranks of a group answer, in their order.
 
     Raises:

@@ -101,11 +101,11 @@ def context_parallel_attention(
         agree(ranks, {}, error)
         raise
     agree(ranks, description_of(request, ranks, q, k, v), device=q.device)
-    out, lse = _attended(request, ranks, q, k, v, dispatcher, lse=return_lse)
+    out, lse = _attend(request, ranks, q, k, v, dispatcher, lse=return_lse)
     return (out, lse) if return_lse else out
 
 
-def _attended(
+def _attend(
     request: Request, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor, dispatcher: Dispatcher, *, lse: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the output and, if it is wanted, the log-sum-exp of this rank's tokens."""

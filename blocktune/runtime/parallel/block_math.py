@@ -93,7 +93,7 @@ def _tiles(query: Tensor, block: AttentionBlock) -> Iterator[tuple[slice, slice,
         for first in range(0, seqlen_q, most):
             count = min(most, seqlen_q - first)
             rows = torch.arange(first, first + count, device=query.device) + seqlen_k - seqlen_q
-            hidden = _hidden(rows, seqlen_k, block)
+            hidden = _hidden_pairs(rows, seqlen_k, block)
             yield slice(first_q + first, first_q + first + count), slice(first_k, first_k + seqlen_k), hidden
 
 
@@ -106,7 +106,7 @@ def _sequences(block: AttentionBlock) -> Iterator[tuple[int, int, tuple[int, int
         yield first_q, first_k, (last_q - first_q, last_k - first_k)
 
 
-def _hidden(rows: Tensor, seqlen_k: int, block: AttentionBlock) -> Tensor:
+def _hidden_pairs(rows: Tensor, seqlen_k: int, block: AttentionBlock) -> Tensor:
     """Return [queries, keys], True where the window hides the key from a query on this row of the diagonal."""
     distance = torch.arange(seqlen_k, device=rows.device) - rows[:, None]
     left, right = block.window

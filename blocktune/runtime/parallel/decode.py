@@ -78,7 +78,7 @@ def context_parallel_decode(
     numbers = {"dtype": str(q.dtype), "device": q.device.type, "scale": scale, "softcap": softcap}
     agree(ranks, sizes | numbers, device=q.device)
     for each in ranks.groups:
-        out, lse = _merged(out, lse, each)
+        out, lse = _merge_ranks(out, lse, each)
     if sinks is not None:
         out, lse = with_sinks(out, lse, sinks)
     out = out.transpose(1, 2).to(q.dtype)
@@ -96,17 +96,17 @@ def _own_part(q: Tensor, k_cache: Tensor, v_cache: Tensor, options: dict[str, An
     return found.transpose(1, 2), lse.float()
 
 
-def _merged(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+def _merge_ranks(out: Tensor, lse: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp in float32 over the rows of all ranks of a group.
 
     Raises:
         RankError: a rank took no part.
     """
     own = torch.cat([out, lse.unsqueeze(-1)], -1)  # float32 as the log-sum-exp is
-    return merge_gathered(_gathered(own, group) if own.is_cuda else _exchanged(own, group))
+    return merge_gathered(_gather_partials(own, group) if own.is_cuda else _exchange_partials(own, group))
 
 
-def _gathered(own: Tensor, group: ProcessGroup) -> Tensor:
+def _gather_partials(own: Tensor, group: ProcessGroup) -> Tensor:
     """Return the partial results [ranks, ...] of all ranks, by one launch on the GPU, which the host does not
     wait for unless TORCH_NCCL_BLOCKING_WAIT=1 is set."""
     together = own.new_empty(dist.get_world_size(group), *own.shape)
@@ -127,7 +127,7 @@ def _missing(group: ProcessGroup) -> str:
     return f"Rank {', '.join(map(str, silent))}, which does not answer," if silent else "Another rank"
 
 
-def _exchanged(own: Tensor, group: ProcessGroup) -> Tensor:
+def _exchange_partials(own: Tensor, group: ProcessGroup) -> Tensor:
     """Return the partial results [ranks, ...] of all ranks, by a message to each: where one is missing, the error names
     it, which that of a gather cannot."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from blocktune.runtime.parallel.messages import Messages, ProcessGroup
-from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout, coalesced, rows_of
+from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout, coalesce, rows_of
 from blocktune.runtime.parallel.ring import heads_first
 
 
@@ -94,7 +94,7 @@ class HeadsGathered(torch.autograd.Function):  # type: ignore[misc]
 
 def tokens_of(layout: SequenceLayout, ranks: range) -> tuple[tuple[tuple[Range, Range], ...], ...]:
     """Return for each of some ranks its rows, and where they stand among the tokens of all of these."""
-    together = coalesced(part for rank in ranks for part in layout.ranges[rank])
+    together = coalesce(part for rank in ranks for part in layout.ranges[rank])
     starts = list(zip(together, rows_of(together), strict=True))
     return tuple(
         tuple(

@@ -66,7 +66,7 @@ def key_of(problem: RankProblem, link: str, *, backward: bool) -> config.LaunchP
     )
 
 
-def measured(problem: RankProblem, link: str, *, backward: bool) -> Schedule | None:
+def measured_schedule(problem: RankProblem, link: str, *, backward: bool) -> Schedule | None:
     """Return the schedule that was measured fastest for a call on the current GPU, or None."""
     device = _device()
     winners = [] if device is None else frozen.frozen_winners(NAME, source_hash(), device)

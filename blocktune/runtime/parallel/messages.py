@@ -38,7 +38,7 @@ class Messages:
         try:
             self._works = dist.batch_isend_irecv(operations) if operations else []
         except RuntimeError as error:
-            raise self._failed(self._peers, error) from error
+            raise self._rank_error(self._peers, error) from error
 
     @property
     def are_under_way(self) -> bool:
@@ -57,14 +57,14 @@ class Messages:
             try:
                 work.wait()
             except RuntimeError as error:
-                raise self._failed([self._peers[number]] if alone else self._peers, error) from error
+                raise self._rank_error([self._peers[number]] if alone else self._peers, error) from error
         self._kept = []
 
     def _operation(self, way: Any, message: Message, tag: int) -> Any:
         rank, tensor = message
         return dist.P2POp(way, tensor, dist.get_global_rank(self._group, rank), group=self._group, tag=tag)
 
-    def _failed(self, peers: Sequence[int], error: Exception) -> RankError:
+    def _rank_error(self, peers: Sequence[int], error: Exception) -> RankError:
         names = ", ".join(str(dist.get_global_rank(self._group, rank)) for rank in sorted(set(peers)))
         return RankError(
             f"All ranks of a group must make the same call, but rank {dist.get_rank()} could not exchange "

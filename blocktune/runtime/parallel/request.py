@@ -19,10 +19,10 @@ from blocktune.runtime.dispatch.obstacles import needs_gradients
 from blocktune.runtime.dispatch.sdpa_arguments import scale_of
 from blocktune.runtime.parallel.agreement import digest
 from blocktune.runtime.parallel.block_attention import ScoreOptions
-from blocktune.runtime.parallel.measured_schedule import link, measured
+from blocktune.runtime.parallel.measured_schedule import link, measured_schedule
 from blocktune.runtime.parallel.plan.blocks import Sight
 from blocktune.runtime.parallel.plan.cost import fastest, machine_of
-from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named
+from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout, find_layout
 from blocktune.runtime.parallel.plan.schedule import RankProblem, Schedule, require_possible
 from blocktune.runtime.parallel.ranks import Ranks
 
@@ -100,7 +100,7 @@ def _schedule(name: str, problem: RankProblem, ranks: Ranks, device: torch.devic
         UsageError: there is no such schedule, or heads cannot be divided for it.
     """
     if name == AUTO:
-        known = measured(problem, link(ranks.column, device.type), backward=backward)
+        known = measured_schedule(problem, link(ranks.column, device.type), backward=backward)
         return fastest(problem, machine_of(device), backward=backward) if known is None else known
     if name not in tuple(Schedule):
         raise UsageError(f"`schedule` must be {AUTO} or one of {', '.join(Schedule)}, but got {name!r}.")
@@ -124,7 +124,7 @@ def _layout_argument(layout: SequenceLayout | str) -> SequenceLayout | str:
 
 @lru_cache(maxsize=64)
 def _layout(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> SequenceLayout:
-    return layout_named(layout, seqlen, num_ranks)
+    return find_layout(layout, seqlen, num_ranks)
 
 
 def _bounds(cu_seqlens: Bounds, batch: int) -> tuple[int, ...]:

@@ -121,7 +121,7 @@ class RingAttention(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: RankRing) -> Any:
-        out, lse = _attended(query, key, value, sinks, ring)
+        out, lse = _attend(query, key, value, sinks, ring)
         ctx.save_for_backward(query, key, value, sinks, out, lse)
         ctx.ring = ring
         ctx.set_materialize_grads(False)
@@ -156,7 +156,7 @@ def heads_first(rows: Tensor) -> Tensor:
     return rows.permute(1, 2, 0, 3)
 
 
-def _attended(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: RankRing) -> tuple[Tensor, Tensor]:
+def _attend(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, ring: RankRing) -> tuple[Tensor, Tensor]:
     """Return output and log-sum-exp over all keys."""
     sums = AttentionSums(query, value.shape[3], ring.queries, sinks)
     for step, arrived in ring.arriving(rows_first(key), rows_first(value)):

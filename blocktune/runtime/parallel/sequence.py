@@ -8,7 +8,7 @@ from torch import Tensor
 from blocktune.kernels.values.errors import UsageError
 from blocktune.runtime.parallel.agreement import agree, digest
 from blocktune.runtime.parallel.messages import Messages
-from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout, layout_named, rows_of
+from blocktune.runtime.parallel.plan.layout import ZIGZAG, SequenceLayout, find_layout, rows_of
 from blocktune.runtime.parallel.ranks import Ranks
 
 
@@ -25,7 +25,7 @@ def split_sequence(tensor: Tensor, *, dim: int, group: Any = None, layout: Seque
         UsageError: the layout is of another group or another number of tokens.
     """
     ranks = Ranks.of(group)
-    placed = layout_named(layout, tensor.shape[dim], ranks.size)
+    placed = find_layout(layout, tensor.shape[dim], ranks.size)
     if placed.seqlen != tensor.shape[dim]:
         raise UsageError(
             f"`layout` must be of the {tensor.shape[dim]} tokens in dimension {dim}, but got one of {placed.seqlen}. "
@@ -54,7 +54,7 @@ def join_sequence(tensor: Tensor, *, dim: int, group: Any = None, layout: Sequen
     ranks, length = Ranks.of(group), tensor.shape[dim]
     rows = tensor.movedim(dim, 0).contiguous()
     try:
-        placed = layout_named(layout, length * ranks.size, ranks.size)
+        placed = find_layout(layout, length * ranks.size, ranks.size)
         if placed.length(ranks.number) != length:
             raise UsageError(
                 f"`tensor` must have the {placed.length(ranks.number)} tokens of part {ranks.number} of "
@@ -65,10 +65,10 @@ def join_sequence(tensor: Tensor, *, dim: int, group: Any = None, layout: Sequen
         raise
     sizes = {"seqlen": placed.seqlen, "sizes": list(rows.shape[1:]), "join": digest(placed)}
     agree(ranks, sizes | {"dtype": str(rows.dtype), "device": rows.device.type}, device=rows.device)
-    return _whole(_gathered(rows, placed, ranks), placed).movedim(0, dim)
+    return _whole(_gather_rows(rows, placed, ranks), placed).movedim(0, dim)
 
 
-def _gathered(rows: Tensor, layout: SequenceLayout, ranks: Ranks) -> dict[int, Tensor]:
+def _gather_rows(rows: Tensor, layout: SequenceLayout, ranks: Ranks) -> dict[int, Tensor]:
     """Return the rows of every rank: those of the row of ranks travel first, then those of all rows."""
     known = {ranks.number: rows}
     ways = (

@@ -169,12 +169,12 @@ def backward_differences(
         )
         head = sample.entry, sample.kv_head, sample.keys.start
         earlier = totals.get(head)
-        totals[head] = summands if earlier is None else tuple(map(_joined, earlier, summands))
+        totals[head] = summands if earlier is None else tuple(map(_join_differences, earlier, summands))
     for pair in totals.values():
         yield from (OutputDifference(one.found, one.expected, one.bound + _STEPS * least) for one in pair)
 
 
-def _joined(first: OutputDifference, second: OutputDifference) -> OutputDifference:
+def _join_differences(first: OutputDifference, second: OutputDifference) -> OutputDifference:
     """Return the difference of gradients of the same keys, to which two query heads contribute."""
     return OutputDifference(first.found, first.expected + second.expected, first.bound + second.bound)
 

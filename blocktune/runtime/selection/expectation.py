@@ -151,7 +151,7 @@ class Estimator:
     def most_promising(self, kernel: str, count: int) -> list[RelativeConfig]:
         """Return the configs of a kernel that did best for near shapes, the best first."""
         ratios = self._ratios(kernel)
-        means = {config: self._combined(found, None, self._config_prior).mean for config, found in ratios.items()}
+        means = {config: self._combine(found, None, self._config_prior).mean for config, found in ratios.items()}
         return sorted(means, key=lambda config: means[config])[:count]
 
     def default_over_first(self, kernel: str, first: str, predicted: float) -> tuple[Guess, int]:
@@ -163,7 +163,7 @@ class Estimator:
             for away, measured in self._near
             if measured.first == first and kernel in measured.defaults
         ]
-        return self._combined(found, predicted, Guess(OTHER_KERNEL, OTHER_KERNEL**2)), len(found)
+        return self._combine(found, predicted, Guess(OTHER_KERNEL, OTHER_KERNEL**2)), len(found)
 
     def config_over_default(self, kernel: str, config: RelativeConfig, predicted: float) -> tuple[Guess, int]:
         """Guess a config over the default of its kernel, and say by how many shapes.
@@ -174,7 +174,7 @@ class Estimator:
             predicted: the logarithm of the ratio by the model.
         """
         found = self._ratios(kernel).get(config, [])
-        return self._combined(found, predicted, self._config_prior), len(found)
+        return self._combine(found, predicted, self._config_prior), len(found)
 
     def _ratios(self, kernel: str) -> dict[RelativeConfig, list[tuple[float, LogRatio]]]:
         """Return the ratios of a kernel's configs over its default, of all near shapes, with their variances."""
@@ -191,7 +191,7 @@ class Estimator:
         trust = self._trust
         return trust.noise**2 + away * trust.drift**2 + (trust.older**2 if older else 0.0)
 
-    def _combined(self, found: Iterable[tuple[float, LogRatio]], predicted: float | None, prior: Guess) -> Guess:
+    def _combine(self, found: Iterable[tuple[float, LogRatio]], predicted: float | None, prior: Guess) -> Guess:
         """Join what other shapes say with the prior: each with the change that the model predicts from there, or
         without any where no prediction is given."""
         shift = 0.0 if predicted is None else self._trust.shift

@@ -124,7 +124,7 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *,
     same = table.of_shape(None, shape)
     predicted = [] if same is None else [Candidate.of(Rung.PREDICTED, same)]
     defaults = [kernel.default_config(shape, limits) for kernel in kernels_for(shape, limits)]
-    expected = _expected(table, shape, defaults)
+    expected = _best_candidates(table, shape, defaults)
     if expected:
         if predicted:  # by the same decision, which knew the compiled code
             yield Offer(Rung.PREDICTED, predicted, "")
@@ -137,7 +137,7 @@ def _offers(table: ConfigTable, shape: AttentionShape, limits: ComputeLimits, *,
     yield Offer(Rung.DEFAULT, usual, "no kernel computes this shape on this device")
 
 
-def _expected(table: ConfigTable, shape: AttentionShape, defaults: Sequence[KernelConfig]) -> list[Candidate]:
+def _best_candidates(table: ConfigTable, shape: AttentionShape, defaults: Sequence[KernelConfig]) -> list[Candidate]:
     """Return the configs that are expected to be the fastest, the one to take first; none where that is not known."""
     try:
         compared = tuple(table.expected(shape))

@@ -19,7 +19,7 @@ def _line(miss: Miss, calls: int) -> dict[str, Any]:
     return {"calls": calls, "device": device, "shape": shape.to_json()}
 
 
-def _parsed(document: dict[str, Any]) -> tuple[Miss, int]:
+def _parse_miss(document: dict[str, Any]) -> tuple[Miss, int]:
     device, calls = document["device"], document["calls"]
     if not is_name(device) or not is_count(calls) or not calls:
         raise UsageError(f"A miss must have a device and a count, but got {device!r:.100} and {calls!r:.100}.")
@@ -30,7 +30,7 @@ _FILE: CountFile[Miss, int] = CountFile(
     variable=MISSES,
     noun="misses",
     to_json=_line,
-    from_json=_parsed,
+    from_json=_parse_miss,
     plus=lambda one, other: min(one + other, MAX_COUNT),
     frequency=int,
 )

@@ -66,7 +66,7 @@ class MissLog:
             if len(self._plans) > MAX_WATCHED:
                 self._count(self._plans.pop(next(iter(self._plans))))
             if self._thread is None and not self._closing.is_set():
-                self._thread = self._started()
+                self._thread = self._start_writer()
 
     def write(self) -> None:
         """Add what was counted since the last time to the file. A place that cannot be written ends the counting."""
@@ -89,7 +89,7 @@ class MissLog:
             self._thread.join(LAST_SECONDS)  # it may be writing
         self.write()
 
-    def _started(self) -> threading.Thread | None:
+    def _start_writer(self) -> threading.Thread | None:
         """Return the thread that writes; None if the process may not start one: then all is written at its end."""
         thread = threading.Thread(target=self._write_now_and_then, name="blocktune-misses", daemon=True)
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.hardware.device import ComputeLimits, DeviceSpec
 from blocktune.kernels.registry import kernels_for
-from blocktune.kernels.values.bindings import bound
+from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.shape import AttentionShape
 from blocktune.runtime.selection.correction import (
@@ -78,12 +78,12 @@ class Untuned:
         if not kernels:
             return []
         found: dict[KernelConfig, tuple[float, Expectation]] = {}
-        for one in self._expected(shape, kernels, near):
+        for one in self._expectations(shape, kernels, near):
             caution = self.correction.trust.caution * one.spread
             found.setdefault(one.config, (math.log(one.ratio) + caution, one))
         return [one for _, one in sorted(found.values(), key=lambda pair: pair[0])]
 
-    def _expected(
+    def _expectations(
         self, shape: AttentionShape, kernels: Sequence[AttentionKernel], near: Sequence[TunedConfig]
     ) -> Iterator[Expectation]:
         limits, further = self.device.limits, 0.0 if self.device.key == self.correction.device else OTHER_DEVICE
@@ -101,7 +101,7 @@ class Untuned:
             if over_first.mean - 2 * math.sqrt(over_first.variance) > HOPELESS:
                 continue
             most = MOST if kernel.name == first else MOST_OF_OTHERS
-            stored = self._stored(kernel, near)
+            stored = self._stored_winners(kernel, near)
             for config, relative in self._candidates(estimator, kernel, default, shape, stored, most):
                 change = math.log(self.predict(kernel, config, shape, self.device)) - predicted
                 for won in stored.get(relative, ()):
@@ -120,7 +120,7 @@ class Untuned:
     ) -> Iterator[tuple[KernelConfig, RelativeConfig]]:
         """Yield the configs of a kernel that may be faster than its default and can run, the most promising first."""
         relatives = dict.fromkeys(stored)
-        relatives |= dict.fromkeys(_stepped(kernel, default))
+        relatives |= dict.fromkeys(_split_steps(kernel, default))
         relatives |= dict.fromkeys(estimator.most_promising(kernel.name, most))
         seen = {default}
         for relative in relatives:
@@ -131,7 +131,7 @@ class Untuned:
                 seen.add(config)
                 yield config, relative
 
-    def _stored(
+    def _stored_winners(
         self, kernel: AttentionKernel, near: Iterable[TunedConfig]
     ) -> dict[RelativeConfig, list[AttentionShape]]:
         """Return the stored winners of a kernel, by their steps from the defaults, with the shapes that they won."""
@@ -154,10 +154,10 @@ def shipped_untuned(device: DeviceSpec) -> Untuned | None:
     correction = shipped_correction(device.key)
     if correction is None:
         return None
-    return Untuned(device, correction, bound("usefulness"))
+    return Untuned(device, correction, bound_value("usefulness"))
 
 
-def _stepped(kernel: AttentionKernel, default: KernelConfig) -> Iterator[RelativeConfig]:
+def _split_steps(kernel: AttentionKernel, default: KernelConfig) -> Iterator[RelativeConfig]:
     """Yield the default with other numbers of splits, where a kernel has such."""
     own = relative_config(kernel, default, default)
     if own is None or "splits" not in kernel.follows_shape:

@@ -64,7 +64,7 @@ def shipped_rows() -> Iterator[tuple[str, list[Row]]]:
     and other documents of a device have a longer ending."""
     for entry in sorted(resources.files(SHIPPED_RESULTS).iterdir(), key=lambda entry: entry.name):
         if entry.name.endswith(SUFFIX) and entry.name.count(".") == 1:
-            yield entry.name, _rows(entry.name, _parsed(entry.name, read_resource(entry)), autotuned=False)
+            yield entry.name, _rows(entry.name, _parse_document(entry.name, read_resource(entry)), autotuned=False)
 
 
 def seal_of(document: Mapping[str, Any]) -> str:
@@ -78,7 +78,7 @@ def seal_of(document: Mapping[str, Any]) -> str:
 def _document(path: str | Path, signed_by: Path | None) -> dict[str, Any]:
     """Return the document in a results file, whose seal is unbroken; signed by the owner of a key, if one is given."""
     name = str(path)
-    document = _parsed(name, _text(file_path(path)))
+    document = _parse_document(name, _text(file_path(path)))
     if signed_by is not None:
         require_signature(name, document, document.get(_SEAL) or "", signed_by)
     return document
@@ -94,7 +94,7 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _parsed(name: str, text: str) -> dict[str, Any]:
+def _parse_document(name: str, text: str) -> dict[str, Any]:
     """Return the document of results in a text.
 
     Raises:
@@ -144,7 +144,7 @@ def _rows(name: str, document: Mapping[str, Any], *, autotuned: bool) -> list[Ro
             {"device_key": device_key}
             | {field: environments[best["environment"]][field] for field in _ENVIRONMENT}
             | values_of(best)
-            for best in _unchanged(name, document["bests"], device_key, environments)
+            for best in _unchanged_winners(name, document["bests"], device_key, environments)
             if is_launch_problem(best["shape"]) is autotuned
         ]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
@@ -163,7 +163,7 @@ def exported_checksum(row: Mapping[str, Any], device_key: str, environment: Mapp
     return checksum_of(told | {"device": device_key, "environment": dict(environment)})
 
 
-def _unchanged(
+def _unchanged_winners(
     name: str, bests: list[dict[str, Any]], device_key: str, environments: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Return the winners that are as they were written, or have no checksum. The others are named in the log."""

@@ -86,7 +86,7 @@ class SqliteRows:
                 "another one by BLOCKTUNE_DB."
             ) from error
         except sqlite3.Error as error:
-            raise _explained(error, self.path) from error
+            raise _explain_error(error, self.path) from error
         except ValueError as error:  # what SQLite hands over is no text, or no JSON
             raise _corrupt(error, self.path) from error
         if changed:
@@ -159,7 +159,7 @@ class SqliteRows:
             connection.execute("BEGIN")  # so that columns, rows and their number belong together
             _require_known_schema(connection, self.path)
             columns = columns_of(connection, self.view, str(self.path))
-            rows = list(selection.fetched(connection, columns, MAX_ROWS + 1))
+            rows = list(selection.fetch_rows(connection, columns, MAX_ROWS + 1))
             if len(rows) > MAX_ROWS:
                 self._warn_of_more(selection.count(connection), selection.device)
             return rows[:MAX_ROWS]
@@ -192,7 +192,7 @@ def _require_known_schema(connection: sqlite3.Connection, path: Path) -> None:
         )
 
 
-def _explained(error: sqlite3.Error, path: Path) -> StoreError:
+def _explain_error(error: sqlite3.Error, path: Path) -> StoreError:
     """Return SQLite's error in the words of the house."""
     name = getattr(error, "sqlite_errorname", "")
     if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):

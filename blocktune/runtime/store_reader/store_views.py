@@ -112,10 +112,10 @@ class Selection:
     def parameters(self) -> dict[str, str]:
         return {"alike": f"%|{self.device.limits.name}|%", **self.values}
 
-    def fetched(self, connection: sqlite3.Connection, columns: tuple[str, ...], most: int) -> Iterator[Row]:
+    def fetch_rows(self, connection: sqlite3.Connection, columns: tuple[str, ...], most: int) -> Iterator[Row]:
         """Yield at most `most` rows, those of this very device first. Equal rows come in equal order."""
         names = [column.removesuffix("_json") for column in columns]
-        bounded = ", ".join(f"{_bounded(column)} AS {name}" for column, name in zip(columns, names, strict=True))
+        bounded = ", ".join(f"{_bounded_column(column)} AS {name}" for column, name in zip(columns, names, strict=True))
         values = ", ".join(names)
         query = f"""
             SELECT json_group_array(json_array({values})) FROM (
@@ -148,7 +148,7 @@ def unchanged_rows(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
     return kept, changed
 
 
-def _bounded(column: str) -> str:
+def _bounded_column(column: str) -> str:
     """Return SQL for a column's value, or NULL for one that we never write: bytes, which JSON lacks, or a long text."""
     bounded = f"CASE WHEN typeof({column}) = 'blob' OR length({column}) > {MAX_TEXT} THEN NULL ELSE {column} END"
     if column != "time_us":

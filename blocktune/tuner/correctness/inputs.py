@@ -15,7 +15,7 @@ from blocktune.kernels.values.block_mask import BlockMask
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import NO_FEATURES, MaskKind
 from blocktune.kernels.values.shape import FP8, AttentionShape
-from blocktune.kernels.values.short_numbers import BOUNDS, CACHE_TYPES, as_factor, shortened
+from blocktune.kernels.values.short_numbers import BOUNDS, CACHE_TYPES, as_factor, quantize
 from blocktune.kernels.values.tree_mask import tree_words
 
 SOFTCAP = 30.0
@@ -152,7 +152,7 @@ def _short_cache(shape: AttentionShape, k: Any, v: Any, extras: Extras) -> tuple
             of_heads = cache.float().abs().amax((0, 2, 3)) / BOUNDS[dtype][1]
             scale = of_heads.expand(shape.batch, -1).contiguous()
         factor = as_factor(scale if shape.features.token_scales else scale[:1])
-        found.append((shortened(cache, factor, dtype), scale))
+        found.append((quantize(cache, factor, dtype), scale))
     (k, scale_k), (v, scale_v) = found
     return k, v, replace(extras, scale_k=scale_k, scale_v=scale_v)
 

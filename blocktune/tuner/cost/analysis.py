@@ -17,10 +17,10 @@ from blocktune.kernels.base.kernel import AttentionKernel
 from blocktune.kernels.base.on_chip import OnChip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.limits import ComputeLimits
-from blocktune.kernels.values.bindings import bound
+from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.config import KernelConfig, Origin
 from blocktune.kernels.values.shape import AttentionShape, Direction
-from blocktune.kernels.values.text import counted, html_table
+from blocktune.kernels.values.text import html_table, tally
 from blocktune.tuner.cost.breakdown import CostBreakdown
 from blocktune.tuner.cost.model import density_of, folded_forward, predict_launches
 from blocktune.tuner.cost.roofline import (
@@ -122,7 +122,7 @@ class Analysis:
         return traffic.passes if isinstance(traffic, Passes) and len(traffic.passes) > 1 else ()
 
     def __str__(self) -> str:
-        return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{bound('text_of_analysis')(self)}"
+        return f"{self.shape.label} on {self.device.name}\n{self.config.label}\n{bound_value('text_of_analysis')(self)}"
 
     def __repr__(self) -> str:
         """Return the analysis in words, as `print` shows it."""
@@ -138,9 +138,9 @@ class Analysis:
         if self.breakdown is not None and self.is_explained:
             rows["bound by"] = terms_of(self.shape)[self.breakdown.binding]
         limits = " and ".join(str(name).replace("_", " ") for name in self.occupied.binding)
-        rows["occupancy"] = f"{counted(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
+        rows["occupancy"] = f"{tally(self.occupied.blocks_per_sm, 'block')}/SM, limited by {limits}"
         table = html_table(f"{self.shape.label} on {self.device.name}", rows)
-        return f"<div>{table}{bound('pictures_of')(self)}</div>"
+        return f"<div>{table}{bound_value('pictures_of')(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         waves = self.waves

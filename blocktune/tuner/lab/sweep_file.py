@@ -27,7 +27,7 @@ from blocktune.kernels.files.file_path import file_path, short_stem
 from blocktune.kernels.files.reading import DOCUMENT_BYTES, json_value, read_gzip
 from blocktune.kernels.hardware.device import DeviceSpec
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.bindings import bound
+from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.column_kinds import columns_of
 from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.errors import ImportRejectedError, UsageError
@@ -111,7 +111,7 @@ class Sweep:
             time_us = self.timed[best].time_us or 0.0
             rows["fastest"] = f"{best.label}: {time_us:,.1f} µs, {self.shape.flops / time_us / 1e6:.0f} TFLOP/s"
         table = html_table(f"{self.label} on {self.device.name}", rows)
-        return f"<div>{table}{bound('pictures_of')(self)}</div>"
+        return f"<div>{table}{bound_value('pictures_of')(self)}</div>"
 
     @property
     def file_name(self) -> str:

@@ -23,7 +23,7 @@ from blocktune.kernels.hardware.limits import (
     ComputeLimits,
 )
 from blocktune.kernels.hardware.resources import KernelResources
-from blocktune.kernels.values.bindings import bound
+from blocktune.kernels.values.bindings import bound_value
 from blocktune.kernels.values.errors import UsageError
 from blocktune.kernels.values.text import html_table
 
@@ -92,7 +92,7 @@ class Occupancy:
         return min((kib for kib in self.limits.carveouts_kib if kib * KIB >= needed), default=whole)
 
     def __str__(self) -> str:
-        return str(bound("text_of_occupancy")(self))
+        return str(bound_value("text_of_occupancy")(self))
 
     def __repr__(self) -> str:
         """Return the occupancy in words, as `print` shows it."""
@@ -107,7 +107,7 @@ class Occupancy:
         rows = {str(name).replace("_", " "): limit for name, limit in self.limit_blocks.items() if limit is not None}
         binding = {str(name).replace("_", " ") for name in self.binding}
         table = html_table(title, {name: str(limit) for name, limit in rows.items()}, bold=binding)
-        return f"<div>{table}{bound('pictures_of')(self)}</div>"
+        return f"<div>{table}{bound_value('pictures_of')(self)}</div>"
 
     def to_json(self) -> dict[str, Any]:
         warps = self.resources.num_warps

@@ -12,7 +12,7 @@ keeps what several of its blocks read or add to.
 from dataclasses import replace
 
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, query_spans, rows_covered, rows_in
+from blocktune.kernels.values.visible_ranges import count_rows, key_spans, pairs_in, query_spans, rows_in
 from blocktune.tuner.traffic.launches import (
     Pass,
     Passes,
@@ -144,7 +144,7 @@ def keys_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: 
     """Count blocks of block_n keys of a key head, which walk the queries of every query head of the group that see
     them."""
     spans = query_spans(shape, block_m, block_n)
-    walked = shape.batch * shape.num_heads * (rows_covered(spans) if perfect_l2 else rows_in(spans))
+    walked = shape.batch * shape.num_heads * (count_rows(spans) if perfect_l2 else rows_in(spans))
     pairs = pairs_in(spans, block_n, shape.seqlen_k)
     return keys_pass_of(shape, walked, mask_bytes=mask_traffic(shape, pairs, perfect_l2=perfect_l2))
 
@@ -167,7 +167,7 @@ def keys_pass_of(shape: AttentionShape, walked: int, *, mask_bytes: int = 0) -> 
 def queries_pass(shape: AttentionShape, block_m: int, block_n: int, *, perfect_l2: bool = False) -> Pass:
     """Count blocks of block_m queries of a query head, which walk the keys that they see."""
     spans = key_spans(shape, block_m, block_n)
-    by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
+    by_group, by_tile = shape.num_heads_kv * count_rows(spans), shape.num_heads * rows_in(spans)
     pairs = pairs_in(spans, block_m, shape.seqlen_q)
     walked = shape.batch * (by_group if perfect_l2 else by_tile)
     return queries_pass_of(shape, walked, mask_bytes=mask_traffic(shape, pairs, perfect_l2=perfect_l2))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from blocktune.kernels.values.shape import AttentionShape
-from blocktune.kernels.values.visible_ranges import key_spans, pairs_in, rows_covered, rows_in
+from blocktune.kernels.values.visible_ranges import count_rows, key_spans, pairs_in, rows_in
 from blocktune.tuner.traffic.launches import (
     Pass,
     Passes,
@@ -42,7 +42,7 @@ def general_traffic(
         lse: the log-sum-exp of every row is written too.
     """
     spans = key_spans(shape, block_m, block_n)
-    by_group, by_tile = shape.num_heads_kv * rows_covered(spans), shape.num_heads * rows_in(spans)
+    by_group, by_tile = shape.num_heads_kv * count_rows(spans), shape.num_heads * rows_in(spans)
     keys = shape.batch * (by_group if perfect_l2 else by_tile)
     rows = query_rows(shape)
     pairs = pairs_in(spans, block_m, shape.seqlen_q)

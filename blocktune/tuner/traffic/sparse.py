@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.kernels.values.visible_ranges import rows_covered, rows_in
+from blocktune.kernels.values.visible_ranges import count_rows, rows_in
 from blocktune.tuner.traffic.backward import delta_pass, fused_around, keys_pass_of, queries_pass_of
 from blocktune.tuner.traffic.launches import Pass, Passes, query_rows
 from blocktune.tuner.traffic.model import STATISTIC_BYTES
@@ -157,7 +157,7 @@ def _walk_rows(
             continue
         shared = spans * (shape.num_heads // heads)
         total += sum(
-            rows_covered([span for head in shared[first : first + sharing] for span in head])
+            count_rows([span for head in shared[first : first + sharing] for span in head])
             for first in range(0, shape.num_heads, sharing)
         )
     return total * (shape.batch // batches)

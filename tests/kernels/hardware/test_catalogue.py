@@ -4,11 +4,11 @@ import pytest
 
 from blocktune.kernels.hardware.catalogue import (
     CatalogueEntry,
-    _squashed,
+    _lookup_key,
     catalogue,
     entry_by_driver_name,
-    entry_named,
-    normalised,
+    find_entry,
+    normalise_name,
 )
 from blocktune.kernels.hardware.limits import KIB, limits_for
 from blocktune.kernels.values.errors import UnknownDeviceError
@@ -46,7 +46,7 @@ def test_every_name_means_one_row() -> None:
     owners: dict[str, str] = {}
     for entry in catalogue():
         for name in (entry.id, entry.name, *entry.aliases):
-            assert owners.setdefault(_squashed(name), entry.id) == entry.id
+            assert owners.setdefault(_lookup_key(name), entry.id) == entry.id
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_every_name_means_one_row() -> None:
     ],
 )
 def test_names_that_are_found(name: str, row: str) -> None:
-    assert entry_named(name).id == row
+    assert find_entry(name).id == row
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_names_that_are_found(name: str, row: str) -> None:
 )
 def test_no_name_matches_by_substring(name: str) -> None:
     with pytest.raises(UnknownDeviceError):
-        entry_named(name)
+        find_entry(name)
 
 
 def test_a_number_of_four_digits_is_enough_where_one_row_ends_with_it() -> None:
-    assert entry_named("4090").id == "rtx4090"
+    assert find_entry("4090").id == "rtx4090"
     for name in ("090", "a100 4090", "2024"):
         with pytest.raises(UnknownDeviceError):
-            entry_named(name)
+            find_entry(name)
 
 
 def test_a_model_of_several_rows_names_them_first() -> None:
     with pytest.raises(UnknownDeviceError, match="The nearest names are a100_sxm4_40, a100_sxm4_80, "):
-        entry_named("NVIDIA A100")
+        find_entry("NVIDIA A100")
 
 
 def test_the_error_lists_near_names_and_the_file() -> None:
     with pytest.raises(UnknownDeviceError, match=r"'h20'.*h200_sxm.*kernels/hardware/gpus\.csv"):
-        entry_named("h20")
+        find_entry("h20")
     with pytest.raises(UnknownDeviceError, match=r"rtxpro6000_ws, rtxpro6000_srv"):
-        entry_named("rtx pro 6000")
+        find_entry("rtx pro 6000")
     with pytest.raises(UnknownDeviceError, match="No name there is close"):
-        entry_named("§§§")
+        find_entry("§§§")
 
 
 def test_a_driver_name_is_no_alias() -> None:
@@ -104,9 +104,9 @@ def test_a_driver_name_is_no_alias() -> None:
 
 
 def test_normalised() -> None:
-    assert normalised("  NVIDIA A100-SXM4-80GB ") == "nvidia a100 sxm4 80gb"
+    assert normalise_name("  NVIDIA A100-SXM4-80GB ") == "nvidia a100 sxm4 80gb"
 
 
 def test_json_is_plain() -> None:
-    data = entry_named("h200").to_json()
+    data = find_entry("h200").to_json()
     assert (data["id"], data["cc"], data["num_sms"], data["aliases"]) == ("h200_sxm", "9.0", 132, ["h200"])

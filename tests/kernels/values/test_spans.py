@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blocktune.kernels.values.features import Features
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.kernels.values.visible_ranges import rows_covered, rows_in, whole_key_tiles
+from blocktune.kernels.values.visible_ranges import count_rows, rows_in, whole_key_tiles
 from blocktune.tuner.traffic.visited_tiles import visits_of
 
 pytestmark = pytest.mark.triton_free
@@ -91,4 +91,4 @@ def test_a_window_of_a_long_sequence_is_a_band() -> None:
     ],
 )
 def test_rows_are_counted_with_and_without_repetition(spans: tuple[range, ...], total: int, covered: int) -> None:
-    assert (rows_in(spans), rows_covered(spans)) == (total, covered)
+    assert (rows_in(spans), count_rows(spans)) == (total, covered)

@@ -11,7 +11,7 @@ from blocktune import Dispatcher, flash_attn_with_kvcache
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
 from blocktune.kernels.values.features import CacheType, Features
 from blocktune.kernels.values.shape import Causal, Direction
-from blocktune.kernels.values.short_numbers import BOUNDS, shortened
+from blocktune.kernels.values.short_numbers import BOUNDS, quantize
 from blocktune.runtime.dispatch.call import Call
 from tests.runtime.api.test_flash_api import DEVICES, assert_ours, no_plans, random
 
@@ -46,7 +46,7 @@ def factor(scale: Tensor, entries: Tensor) -> Tensor:
 
 def caches(*sizes: int, dtype: torch.dtype, device: str) -> list[Tensor]:
     found = [40 * torch.randn(*sizes, 2, 64) for _ in range(2)]
-    return [shortened(numbers, 1.0, dtype).to(device) for numbers in found]
+    return [quantize(numbers, 1.0, dtype).to(device) for numbers in found]
 
 
 def assert_same(found: Any, wanted: Any, device: str) -> None:
@@ -176,7 +176,7 @@ def test_a_decoder_appends_a_row_in_every_step(device: str, dtype: torch.dtype, 
             (k, v), news, (named.get("k_descale", 1.0), named.get("v_descale", 1.0)), strict=True
         ):
             own = factor(torch.as_tensor(scale, device=device), entries)
-            assert torch.equal(cache[entries, lengths.long()].float(), shortened(new, own, dtype)[:, 0].float())
+            assert torch.equal(cache[entries, lengths.long()].float(), quantize(new, own, dtype)[:, 0].float())
             wide.append(cache.double() * own.double())
         lengths = lengths + 1
         wanted = flash_attn_with_kvcache(q.double(), *wide, cache_seqlens=lengths, causal=True, dispatcher=REFERENCE)

@@ -4,7 +4,7 @@ import pytest
 
 from blocktune import SequenceLayout, UsageError, split_sequence
 from blocktune.runtime.parallel.head_trade import heads_of, tokens_of
-from blocktune.runtime.parallel.plan.layout import layout_named
+from blocktune.runtime.parallel.plan.layout import find_layout
 
 pytestmark = pytest.mark.triton_free
 
@@ -41,9 +41,9 @@ def test_unknown_names_and_other_groups_are_refused() -> None:
     with pytest.raises(
         UsageError, match="`layout` must be 'zigzag', 'contiguous' or a SequenceLayout, but got 'spiral'"
     ):
-        layout_named("spiral", 8, 2)
+        find_layout("spiral", 8, 2)
     with pytest.raises(UsageError, match="as many ranks as the group, but got 2 and 3"):
-        layout_named(SequenceLayout.zigzag(8, 2), 8, 3)
+        find_layout(SequenceLayout.zigzag(8, 2), 8, 3)
 
 
 def test_without_a_process_group_the_way_out_is_named() -> None:

@@ -153,7 +153,7 @@ def ends_a_failed_gather_with_an_absent_rank() -> Answer:
         raise RuntimeError("the gather timed out\nin a watchdog")
 
     decode._gather = fails
-    return ends_with_an_absent_rank(lambda: decode._gathered(torch.zeros(2), dist.group.WORLD))
+    return ends_with_an_absent_rank(lambda: decode._gather_partials(torch.zeros(2), dist.group.WORLD))
 
 
 def splits_and_joins() -> Answer:

@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from blocktune.kernels.values.short_numbers import shortened
+from blocktune.kernels.values.short_numbers import quantize
 from tools.differential.cases.caches import Cache
 from tools.differential.cases.case import Case
 from tools.differential.cases.classes import NO_SCALES
@@ -47,11 +47,11 @@ class ShortCache:
         """Keys and values [batch, heads, rows, columns] as the nearest numbers that 8 bits stand for."""
         scales = (own.transpose(1, 2) for own in self.own)
         pairs = zip(rows, scales, strict=True)
-        return _pair([(shortened(each, scale, self.dtype).float() * scale).to(each.dtype) for each, scale in pairs])
+        return _pair([(quantize(each, scale, self.dtype).float() * scale).to(each.dtype) for each, scale in pairs])
 
     def stored(self, *caches: Tensor) -> list[Tensor]:
         """Caches of such numbers, in 8 bits."""
-        return [shortened(cache, scale, self.dtype) for cache, scale in zip(caches, self.placed, strict=True)]
+        return [quantize(cache, scale, self.dtype) for cache, scale in zip(caches, self.placed, strict=True)]
 
 
 def _pair(tensors: list[Tensor]) -> tuple[Tensor, Tensor]:

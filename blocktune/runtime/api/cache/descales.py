@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from blocktune.kernels.values.errors import UsageError, WrongTypeError
-from blocktune.kernels.values.short_numbers import CACHE_TYPES, shortened
+from blocktune.kernels.values.short_numbers import CACHE_TYPES, quantize
 from blocktune.runtime.api.cache.rows import CacheRows
 
 Descale: TypeAlias = Tensor | float | None
@@ -94,7 +94,7 @@ class Descales:
     def shortened(self, new: tuple[Tensor, Tensor], caches: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return new keys and values [batch, new, num_heads_kv, dim] as the caches have them."""
         found = (
-            shortened(rows, 1.0 if scale is None else scale[:, None, :, None], cache.dtype)
+            quantize(rows, 1.0 if scale is None else scale[:, None, :, None], cache.dtype)
             for rows, scale, cache in zip(new, (self.k, self.v), caches, strict=True)
         )
         k, v = found

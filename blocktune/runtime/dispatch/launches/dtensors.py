@@ -82,7 +82,7 @@ def attend_locally(
         UsageError: key or value is no DTensor on the query's mesh.
     """
     _check_mesh(query, key, value)
-    shared = _shared(query, key, value, packed=tensors.get("cu_seqlens_q") is not None)
+    shared = _shared_dimensions(query, key, value, packed=tensors.get("cu_seqlens_q") is not None)
     paged, given = tensors.get("block_table") is not None, {"query": query, "key": key, "value": value, **tensors}
     own = {
         name: _own_part(tensor, query.device_mesh, shared, _dimensions(name, tensor, paged=paged))
@@ -114,7 +114,7 @@ def _check_mesh(query: Any, key: Any, value: Any) -> None:
         )
 
 
-def _shared(query: Any, key: Any, value: Any, *, packed: bool) -> Shared:
+def _shared_dimensions(query: Any, key: Any, value: Any, *, packed: bool) -> Shared:
     """Return what ranks share: heads where they get whole groups of them, and batch entries, of which packed sequences
     have one."""
     mesh, heads, heads_kv = query.device_mesh, query.shape[HEADS], key.shape[HEADS]

@@ -18,13 +18,13 @@ New = Callable[[], Tensor]
 def new_like(tensor: Tensor, fill: float | None = None) -> New:
     """Return what makes memory with the sizes, strides, data type and device of a tensor, filled with a number or
     not."""
-    new = _uninitialized(tensor)
+    new = _uninitialized_maker(tensor)
     if fill is None:
         return new
     return (lambda: new().fill_(fill)) if fill else (lambda: new().zero_())
 
 
-def _uninitialized(tensor: Tensor) -> New:
+def _uninitialized_maker(tensor: Tensor) -> New:
     sizes, strides, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
     ordinary: New = partial(torch.empty_strided, sizes, strides, dtype=dtype, device=device)
     make = _makes(device.type)

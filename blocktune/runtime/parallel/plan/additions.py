@@ -31,7 +31,7 @@ def additions_of(length: int, blocks: tuple[Range, ...]) -> tuple[tuple[Addition
             Addition(part, any(_covers(one, part) for one in before), any(_covers(one, part) for one in after))
             for part in segments
         ]
-        found.append(() if is_whole and number == 0 else _joined(additions))
+        found.append(() if is_whole and number == 0 else _join_adjacent(additions))
     return tuple(found)
 
 
@@ -39,7 +39,7 @@ def _covers(rows: Range, part: Range) -> bool:
     return rows[0] <= part[0] and part[1] <= rows[1]
 
 
-def _joined(additions: Sequence[Addition]) -> tuple[Addition, ...]:
+def _join_adjacent(additions: Sequence[Addition]) -> tuple[Addition, ...]:
     """Return the additions with adjacent ones of a kind as one."""
     found: list[Addition] = []
     for addition in additions:

@@ -92,13 +92,13 @@ def blocks_of(queries: Sequence[Range], keys: Sequence[Range], sight: Sight) -> 
     for own, rows in zip(queries, rows_of(queries), strict=True):
         of_queries: list[AttentionBlock] = []
         for their, their_rows in zip(keys, rows_of(keys), strict=True):
-            of_pair = _grouped(list(_parts(own, their, sight)), rows[0] - own[0], their_rows[0] - their[0])
-            of_queries = _united([*of_queries, *of_pair])
-        found = _united([*found, *of_queries])
+            of_pair = _group_parts(list(_parts(own, their, sight)), rows[0] - own[0], their_rows[0] - their[0])
+            of_queries = _unite_blocks([*of_queries, *of_pair])
+        found = _unite_blocks([*found, *of_queries])
     return tuple(found)
 
 
-def needed(queries: Sequence[Range], keys: Range, sight: Sight) -> Range | None:
+def visible_range(queries: Sequence[Range], keys: Range, sight: Sight) -> Range | None:
     """Return the smallest range of keys with all that the queries see of these keys; None if they see none."""
     seen = [part.keys for own in queries for part in _parts(own, keys, sight)]
     return (min(start for start, _ in seen), max(stop for _, stop in seen)) if seen else None
@@ -127,7 +127,7 @@ def _within(queries: Range, keys: Range, document: Range, sight: Sight) -> _Part
     return _Part((first_q, last_q), (first_k, last_k), sight.left + last_k - last_q, sight.right + last_q - last_k)
 
 
-def _grouped(parts: list[_Part], shift_q: int, shift_k: int) -> list[AttentionBlock]:
+def _group_parts(parts: list[_Part], shift_q: int, shift_k: int) -> list[AttentionBlock]:
     """Return the calls for parts of successive documents: as packed sequences where rows and windows allow it.
 
     shift_q and shift_k make rows of positions.
@@ -179,7 +179,7 @@ def _side(reach: float, length: int) -> int:
     return UNLIMITED if reach >= length - 1 else int(reach)
 
 
-def _united(blocks: list[AttentionBlock]) -> list[AttentionBlock]:
+def _unite_blocks(blocks: list[AttentionBlock]) -> list[AttentionBlock]:
     """Return the calls with those as one in which every query sees every key, where the rows allow it."""
     found: list[AttentionBlock] = []
     for block in blocks:

@@ -39,17 +39,17 @@ class SequenceLayout:
         work."""
         bounds = _bounds(seqlen, 2 * num_ranks)
         parts = list(pairwise(bounds))
-        return cls(tuple(coalesced((parts[rank], parts[-1 - rank])) for rank in range(num_ranks)))
+        return cls(tuple(coalesce((parts[rank], parts[-1 - rank])) for rank in range(num_ranks)))
 
     @classmethod
     def contiguous(cls, seqlen: int, num_ranks: int) -> Self:
         """Return the layout in which rank r of n has part r of n."""
-        return cls(tuple(coalesced((part,)) for part in pairwise(_bounds(seqlen, num_ranks))))
+        return cls(tuple(coalesce((part,)) for part in pairwise(_bounds(seqlen, num_ranks))))
 
     @classmethod
     def of_lengths(cls, lengths: Sequence[int]) -> Self:
         """Return the layout in which each rank has this many tokens, one rank after the other."""
-        return cls(tuple(coalesced((part,)) for part in pairwise((0, *accumulate(lengths)))))
+        return cls(tuple(coalesce((part,)) for part in pairwise((0, *accumulate(lengths)))))
 
     @property
     def _all(self) -> list[Range]:
@@ -72,10 +72,10 @@ class SequenceLayout:
     def joined(self, size: int) -> Self:
         """Return the layout of groups of `size` successive ranks, each with the tokens of all its members."""
         groups = (self.ranges[first : first + size] for first in range(0, self.num_ranks, size))
-        return type(self)(tuple(coalesced(part for own in group for part in own) for group in groups))
+        return type(self)(tuple(coalesce(part for own in group for part in own) for group in groups))
 
 
-def layout_named(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> SequenceLayout:
+def find_layout(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> SequenceLayout:
     """Return the layout with a name, `zigzag` or `contiguous`; a layout as it is.
 
     Raises:
@@ -98,7 +98,7 @@ def layout_named(layout: SequenceLayout | str, seqlen: int, num_ranks: int) -> S
     )
 
 
-def coalesced(parts: Iterable[Range]) -> tuple[Range, ...]:
+def coalesce(parts: Iterable[Range]) -> tuple[Range, ...]:
     """Return the ranges in ascending order without empty ones, adjacent ones as one."""
     found: list[Range] = []
     for start, stop in sorted(parts):

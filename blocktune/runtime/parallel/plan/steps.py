@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight, blocks_of, needed, own_blocks
-from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout, coalesced, rows_of
+from blocktune.runtime.parallel.plan.blocks import AttentionBlock, Sight, blocks_of, own_blocks, visible_range
+from blocktune.runtime.parallel.plan.layout import Range, SequenceLayout, coalesce, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def _step(layout: SequenceLayout, sight: Sight, rank: int, distances: Sequence[i
         (keys, source)
         for source in ((rank - distance) % size for distance in distances)
         for part in layout.ranges[source]
-        if (keys := needed(own, part, sight)) is not None
+        if (keys := visible_range(own, part, sight)) is not None
     )
     ranges = [keys for keys, _ in arriving]
     rows = rows_of(ranges)
@@ -64,16 +64,16 @@ def _step(layout: SequenceLayout, sight: Sight, rank: int, distances: Sequence[i
     sent = tuple(
         transfer
         for distance in distances
-        for transfer in _sent(own, layout.ranges[(rank + distance) % size], sight, (rank + distance) % size)
+        for transfer in _rows_to_send(own, layout.ranges[(rank + distance) % size], sight, (rank + distance) % size)
     )
-    return RankStep(rows[-1][1] if rows else 0, received, sent, blocks_of(own, coalesced(ranges), sight))
+    return RankStep(rows[-1][1] if rows else 0, received, sent, blocks_of(own, coalesce(ranges), sight))
 
 
-def _sent(own: Sequence[Range], queries: Sequence[Range], sight: Sight, target: int) -> list[Transfer]:
+def _rows_to_send(own: Sequence[Range], queries: Sequence[Range], sight: Sight, target: int) -> list[Transfer]:
     """Return the rows of a rank's keys that the queries of another rank see."""
     found = []
     for part, rows in zip(own, rows_of(own), strict=True):
-        keys = needed(queries, part, sight)
+        keys = visible_range(queries, part, sight)
         if keys is not None:
             shift = rows[0] - part[0]
             found.append(Transfer(target, (keys[0] + shift, keys[1] + shift)))

@@ -8,7 +8,7 @@ import torch
 from blocktune.kernels.base.specialize import TensorArgument, specialize
 from blocktune.kernels.portable.decode8.append import Append8Launch, append8_kernel, append8_obstacle
 from blocktune.kernels.values.shape import FP8
-from blocktune.kernels.values.short_numbers import BOUNDS, shortened
+from blocktune.kernels.values.short_numbers import BOUNDS, quantize
 from blocktune.runtime.api.cache.appending import positions_from
 from blocktune.runtime.api.cache.rows import CacheRows
 from blocktune.tuner.compile.compiler import compiled_code, resources_of
@@ -37,7 +37,7 @@ def test_rows_are_rounded_and_come_after_those_that_are_there(
     wanted, after = [cache.clone() for cache in caches], torch.empty_like(lengths)
     for cache, new, scale in zip(wanted, (k, v), scales, strict=True):
         factor = 1.0 if scale is None else scale[:, None, :, None]
-        short = shortened(new, factor, dtype).view(torch.int8)
+        short = quantize(new, factor, dtype).view(torch.int8)
         CacheRows(table=table).write(cache, short, positions_from(lengths, 5))
     k_cache, v_cache = (cache.view(dtype) for cache in caches)
     launch = Append8Launch(32, 16 if paged else 0)

@@ -13,7 +13,7 @@ from blocktune.kernels.values.config import KernelConfig
 from blocktune.kernels.values.feature_tensors import Extras
 from blocktune.kernels.values.features import Features, MaskKind
 from blocktune.kernels.values.shape import AttentionShape, Causal
-from blocktune.kernels.values.short_numbers import BOUNDS, CACHE_TYPES, as_factor, shortened
+from blocktune.kernels.values.short_numbers import BOUNDS, CACHE_TYPES, as_factor, quantize
 from tests.kernels.portable.decode.test_flash_decode import (
     HOPPER,
     NINE_TOKENS,
@@ -76,7 +76,7 @@ def short_of(
     for tensor in (case.k, case.v):
         numbers = tensor.float().nan_to_num(nan=0.0)
         scale = scale_of(numbers, scales, BOUNDS[dtype][1])
-        short = shortened(numbers, as_factor(scale), dtype)
+        short = quantize(numbers, as_factor(scale), dtype)
         scale = scale * times
         found.append((short, scale, (short.float() * as_factor(scale)).double()))
     (k, scale_k, wide_k), (v, scale_v, wide_v) = found
